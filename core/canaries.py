@@ -1,0 +1,60 @@
+"""Canaries: a few documents whose vectors a query encoder must be able to find.
+
+Names of embedding spaces can be wrong; vectors cannot. A query encoder that shares the
+index's space places a document's own text nearest to that document's vector. One that
+does not finds it by chance only, once in the number of canaries.
+"""
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.errors import EmbeddingSpaceError
+from core.types import Canary, Encoder, FloatArray
+
+MAX_CANARIES = 32
+# A distilled query encoder may confuse two near-duplicates; a foreign one finds 1 in 32.
+MIN_FOUND = 0.75
+
+
+def canary_rows(count: int) -> list[int]:
+    """Returns up to 32 row numbers spread evenly over `count` documents."""
+    number = min(count, MAX_CANARIES)
+    return [i * count // number for i in range(number)]
+
+
+def make_canaries(texts: Sequence[str], vectors: FloatArray) -> list[Canary]:
+    """Packs texts and their document vectors, float32 [n, dimension]."""
+    return [
+        Canary(text=text, vector=base64.b64encode(vector.astype("<f4").tobytes()).decode())
+        for text, vector in zip(texts, vectors, strict=True)
+    ]
+
+
+def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
+    """Returns float32 [n, dimension], the document vectors of the canaries."""
+    return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
+
+
+def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
+    """Encodes each canary as a query and looks for its vector among all canaries.
+
+    Raises:
+        EmbeddingSpaceError: If fewer than three in four find themselves.
+    """
+    vectors = canary_vectors(canaries)
+    if vectors.shape[1] != encoder.spec.dimension:
+        raise EmbeddingSpaceError(
+            f"the index has {vectors.shape[1]} dimensions, "
+            f"the query encoder {encoder.spec.dimension}"
+        )
+    queries = np.concatenate([encoder.encode([canary.text]).vectors for canary in canaries])
+    scores = queries @ vectors.T
+    own = scores.diagonal()
+    found = float((own >= scores.max(axis=1)).mean())
+    if found < MIN_FOUND:
+        raise EmbeddingSpaceError(
+            f"only {found:.0%} of the index's canaries are found by the query encoder "
+            f"{encoder.spec.model}: it does not share the index's embedding space"
+        )

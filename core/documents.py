@@ -1,0 +1,114 @@
+"""`documents.arrow`: the documents of an index, memory-mapped; row i belongs to vector i."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from core.errors import IndexVersionError
+from core.types import Document
+
+FILE_NAME = "documents.arrow"
+
+# Every batch but the last has this many rows, so that a row's place is a division.
+_BATCH_ROWS = 4096
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("title", pa.string()),
+        ("text", pa.large_string()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+class DocumentWriter:
+    """Writes documents in the order of their rows; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._file, _SCHEMA)
+        self._rows: list[dict[str, str]] = []
+
+    def write(self, document: Document) -> None:
+        """Appends one document."""
+        self._rows.append(
+            {
+                "id": document.id,
+                "title": document.title,
+                "text": document.text,
+                "metadata": json.dumps(document.metadata, ensure_ascii=False),
+            }
+        )
+        if len(self._rows) == _BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=_SCHEMA))
+        self._rows.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            if self._rows:
+                self._flush()
+            self._writer.close()
+        self._file.close()
+
+
+class DocumentReader:
+    """Random access to the documents of an index without reading the file into memory.
+
+    Raises:
+        IndexVersionError: If the file is missing, truncated or of another schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (OSError, pa.ArrowInvalid) as error:
+            raise IndexVersionError(f"{path} is not a readable Arrow file") from error
+        if reader.schema != _SCHEMA:
+            raise IndexVersionError(f"{path} does not hold the columns {', '.join(_SCHEMA.names)}")
+        if any(len(batch) != _BATCH_ROWS for batch in batches[:-1]):
+            raise IndexVersionError(f"{path} is not cut into batches of {_BATCH_ROWS} rows")
+        self._batches = batches
+        self._count = sum(len(batch) for batch in batches)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: int) -> Document:
+        batch, offset = self._locate(row)
+        return _document(batch, offset)
+
+    def __iter__(self) -> Iterator[Document]:
+        for batch in self._batches:
+            for offset in range(len(batch)):
+                yield _document(batch, offset)
+
+    def id(self, row: int) -> str:
+        """Returns the id of the document in `row`."""
+        batch, offset = self._locate(row)
+        return str(batch.column(0)[offset].as_py())
+
+    def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        if not 0 <= row < self._count:
+            raise IndexError(f"row {row} of {self._count}")
+        return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
+
+
+def _document(batch: pa.RecordBatch, offset: int) -> Document:
+    id_, title, text, metadata = (batch.column(i)[offset].as_py() for i in range(4))
+    return Document(id=id_, title=title, text=text, metadata=json.loads(metadata))

@@ -1,0 +1,33 @@
+"""Errors that a user can act on: each is one sentence that names the file, line or field."""
+
+
+class CareError(Exception):
+    """Base of all errors whose message is meant for the user."""
+
+
+class CorpusError(CareError):
+    """A corpus cannot be read, or too much of it was rejected."""
+
+
+class PairError(CareError):
+    """A pair of encoders is unknown, incomplete or does not match its description."""
+
+
+class VectorError(CareError):
+    """An encoder returned vectors that cannot be used."""
+
+
+class IndexVersionError(CareError):
+    """An index version is missing, incomplete, corrupt or of another schema."""
+
+
+class EmbeddingSpaceError(IndexVersionError):
+    """An index was made in another embedding space than the query encoder's."""
+
+
+class QueryError(CareError):
+    """A query asks for what the index cannot answer; carries the field at fault."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field

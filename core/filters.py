@@ -1,0 +1,151 @@
+"""`filters.arrow`: for each metadata field and value the rows that carry it.
+
+One Arrow table sorted by field and value, memory-mapped and searched by bisection, so
+that opening it costs nothing however many values a field has.
+"""
+
+import json
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from core.errors import IndexVersionError, QueryError
+from core.types import Filter, FilterValue, RowArray
+
+FILE_NAME = "filters.arrow"
+
+_SCHEMA = pa.schema(
+    [("field", pa.string()), ("value", pa.string()), ("rows", pa.large_list(pa.int64()))]
+)
+_BATCH_ROWS = 65_536
+
+
+def _encode(value: FilterValue) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+class FilterWriter:
+    """Collects the rows of each metadata value.
+
+    Text, whole numbers, booleans and lists of them can be filtered by; other values
+    (fractions, objects, null) are kept with the document and not indexed.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
+
+    def add(self, row: int, metadata: Mapping[str, Any]) -> None:
+        """Notes the values of one document; rows must come in ascending order."""
+        for field, value in metadata.items():
+            values = value if isinstance(value, list) else [value]
+            for item in {_encode(v) for v in values if isinstance(v, str | int | bool)}:
+                self._rows[field, item].append(row)
+
+    def fields(self) -> dict[str, int]:
+        """Returns the number of distinct values of each field."""
+        counts: dict[str, int] = defaultdict(int)
+        for field, _ in sorted(self._rows):
+            counts[field] += 1
+        return dict(counts)
+
+    def write(self, path: Path) -> None:
+        """Writes the table."""
+        keys = sorted(self._rows)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+            for start in range(0, len(keys), _BATCH_ROWS):
+                part = keys[start : start + _BATCH_ROWS]
+                rows = [np.frombuffer(self._rows[key], dtype=np.int64) for key in part]
+                offsets = np.cumsum([0, *(len(r) for r in rows)], dtype=np.int64)
+                writer.write_batch(
+                    pa.RecordBatch.from_arrays(
+                        [
+                            pa.array([field for field, _ in part], pa.string()),
+                            pa.array([value for _, value in part], pa.string()),
+                            pa.LargeListArray.from_arrays(
+                                pa.array(offsets), pa.array(np.concatenate(rows))
+                            ),
+                        ],
+                        schema=_SCHEMA,
+                    )
+                )
+
+
+class FilterReader:
+    """Finds the rows that a filter lets through.
+
+    Raises:
+        IndexVersionError: If the file is missing, truncated or of another schema.
+    """
+
+    def __init__(self, path: Path, fields: Mapping[str, int]) -> None:
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise IndexVersionError(f"{path} is not a readable Arrow file") from error
+        if table.schema != _SCHEMA or len(table) != sum(fields.values()):
+            raise IndexVersionError(f"{path} does not hold the values that the manifest counts")
+        self._table = table
+        self._starts: dict[str, int] = {}
+        start = 0
+        for field in sorted(fields):
+            self._starts[field] = start
+            start += fields[field]
+        self.fields = dict(fields)
+
+    def check(self, filter_: Filter) -> None:
+        """Checks that documents of this index have the fields of a filter.
+
+        Raises:
+            QueryError: If none has one of them.
+        """
+        for field in filter_:
+            if field not in self.fields:
+                known = ", ".join(sorted(self.fields)) or "none"
+                raise QueryError(
+                    f"filter.{field[:64]}", f"unknown filter field; this index has: {known}"
+                )
+
+    def rows(self, filter_: Filter) -> RowArray | None:
+        """Returns the rows that carry an accepted value in every field, ascending.
+
+        None stands for all rows: the filter is empty.
+
+        Raises:
+            QueryError: If no document of the index has such a field.
+        """
+        self.check(filter_)
+        found: RowArray | None = None
+        for field, values in filter_.items():
+            rows = self._union(field, values)
+            found = rows if found is None else np.intersect1d(found, rows, assume_unique=True)
+        return found
+
+    def values(self, field: str, limit: int) -> list[FilterValue]:
+        """Returns up to `limit` values of `field`, the most frequent first."""
+        start = self._starts[field]
+        part = self._table.slice(start, self.fields[field])
+        counts = pc.list_value_length(part["rows"]).to_numpy()
+        order = np.argsort(-counts, kind="stable")[:limit]
+        return [json.loads(part["value"][int(i)].as_py()) for i in order]
+
+    def _union(self, field: str, values: Sequence[FilterValue]) -> RowArray:
+        rows = [self._lookup(field, value) for value in values]
+        return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
+
+    def _lookup(self, field: str, value: FilterValue) -> RowArray:
+        start = self._starts[field]
+        end = start + self.fields[field]
+        column = self._table["value"]
+        key = _encode(value)
+        at = bisect_left(range(start, end), key, key=lambda i: column[i].as_py()) + start
+        if at == end or column[at].as_py() != key:
+            return np.empty(0, np.int64)
+        rows: RowArray = self._table["rows"][at].values.to_numpy()
+        return rows

@@ -1,0 +1,218 @@
+"""The words that all rooms share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+FloatArray = NDArray[np.float32]
+RowArray = NDArray[np.int64]
+
+Role = Literal["query", "document"]
+Pooling = Literal["cls", "mean", "last_token"]
+FilterValue = str | int | bool
+Filter = Mapping[str, Sequence[FilterValue]]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A passage of the corpus."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question to the index.
+
+    Attributes:
+        text: The question as the user typed it.
+        top_k: The number of hits wanted.
+        filter: For each metadata field the accepted values; all fields must match.
+        min_score: The lowest cosine similarity of a hit, or None for no limit.
+    """
+
+    text: str
+    top_k: int = 10
+    filter: Filter = field(default_factory=dict)
+    min_score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document found for a query; rank counts from 1, score is the cosine similarity."""
+
+    id: str
+    score: float
+    rank: int
+    title: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What an encoder returns for n texts.
+
+    Attributes:
+        vectors: float32 [n, dimension], each of unit L2 norm.
+        token_counts: int32 [n], tokens that the model read, special tokens included.
+        truncated: bool [n], whether the text was longer than the encoder reads.
+    """
+
+    vectors: FloatArray
+    token_counts: NDArray[np.int32]
+    truncated: NDArray[np.bool_]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EncoderSpec(_Frozen):
+    """All facts of one side of a pair; nothing else in the project repeats one.
+
+    Attributes:
+        model: The model that the weights come from.
+        revision: The model's revision.
+        weights: Path of the weights, relative to the file that describes the pair.
+        weights_sha256: Checksum of the weights file.
+        tokenizer: Path of `tokenizer.json`, relative likewise.
+        tokenizer_sha256: Checksum of the tokenizer file.
+        role: The side that this encoder serves.
+        dimension: Dimensions of the vectors after truncation.
+        native_dimension: Dimensions that the model computes.
+        max_length: Tokens that the model reads, special tokens included.
+        pooling: How token vectors become one vector.
+        normalize: Whether vectors are scaled to unit L2 norm.
+        prompt: Text put before each input.
+        embedding_space: Identity of the space that both sides of a pair share.
+    """
+
+    model: str
+    revision: str
+    weights: str
+    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tokenizer: str
+    tokenizer_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    role: Role
+    dimension: int = Field(gt=0)
+    native_dimension: int = Field(gt=0)
+    max_length: int = Field(gt=2)
+    pooling: Pooling
+    normalize: Literal[True]
+    prompt: str
+    embedding_space: str = Field(min_length=1)
+
+
+class Pair(_Frozen):
+    """A query encoder and a document encoder that share one embedding space.
+
+    Attributes:
+        name: The pair's name in the registry.
+        description: One sentence.
+        folder: Where the file lies that describes the pair; weights are relative to it.
+        query: The online side.
+        document: The offline side.
+    """
+
+    name: str
+    description: str
+    folder: Path
+    query: EncoderSpec
+    document: EncoderSpec
+
+    @property
+    def embedding_space(self) -> str:
+        """Identity of the space that both sides share."""
+        return self.query.embedding_space
+
+
+class Encoder(Protocol):
+    """Either side of a pair."""
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """The facts of this encoder."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        """Encodes texts as one batch; the prompt is added by the encoder."""
+        ...
+
+
+class FileRecord(_Frozen):
+    """Size [bytes] and checksum of one file of an index version."""
+
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class CorpusRecord(_Frozen):
+    """Where an index's documents came from."""
+
+    checksum: str
+    files: list[str]
+    documents: int = Field(ge=0)
+    unique_texts: int = Field(ge=0)
+    rejected: int = Field(ge=0)
+    truncated: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+
+
+class RecallReport(_Frozen):
+    """How the search parameters were chosen.
+
+    Attributes:
+        k: Depth at which recall is measured.
+        queries: Number of held-out queries.
+        source: Where those queries came from.
+        target: The recall asked for.
+        recall: Mean recall@k against exact search, with the chosen parameters.
+        tried: Recall@k of each parameter value that was tried.
+    """
+
+    k: int
+    queries: int
+    source: str
+    target: float
+    recall: float
+    tried: dict[str, float]
+
+
+class Canary(_Frozen):
+    """A document's text and its vector (float32, little-endian, base64)."""
+
+    text: str
+    vector: str
+
+
+class IndexManifest(_Frozen):
+    """Description of one immutable index version; written last, as `manifest.json`."""
+
+    schema_version: int
+    name: str
+    version: str
+    encoder: EncoderSpec
+    metric: Literal["cosine"]
+    factory: str
+    search_parameters: dict[str, int]
+    count: int = Field(gt=0)
+    filter_fields: dict[str, int]
+    files: dict[str, FileRecord]
+    corpus: CorpusRecord
+    recall: RecallReport
+    canaries: list[Canary] = Field(min_length=1)
+    created_at: datetime
+    build_seconds: float
+    libraries: dict[str, str]

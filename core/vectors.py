@@ -1,0 +1,60 @@
+"""The vector rules: pool, then keep the first d dimensions, then scale to unit norm."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import VectorError
+from core.types import FloatArray, Pooling
+
+
+def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> FloatArray:
+    """Reduces token vectors to one vector a text.
+
+    Args:
+        tokens: float32 [n, length, dimension].
+        mask: [n, length], 1 for a token, 0 for padding on the right.
+        pooling: The first token, the mean over tokens, or the last token.
+
+    Returns:
+        float32 [n, dimension].
+
+    Raises:
+        VectorError: If a text has no token.
+    """
+    lengths = mask.sum(axis=1)
+    if not (lengths > 0).all():
+        raise VectorError("a text without tokens has no vector")
+    if pooling == "cls":
+        return np.ascontiguousarray(tokens[:, 0])
+    if pooling == "last_token":
+        return np.ascontiguousarray(tokens[np.arange(len(tokens)), lengths - 1])
+    total = (tokens * mask[:, :, None]).sum(axis=1)
+    mean: FloatArray = (total / lengths[:, None]).astype(np.float32)
+    return mean
+
+
+def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
+    """Keeps the first `dimension` dimensions, then scales to unit L2 norm.
+
+    Truncating a Matryoshka embedding (arXiv 2205.13147) leaves a shorter vector, so the
+    scaling comes last.
+
+    Args:
+        vectors: float32 [n, m] with m ≥ dimension.
+        dimension: Dimensions to keep.
+
+    Returns:
+        float32 [n, dimension], C-contiguous, each row of unit norm.
+
+    Raises:
+        VectorError: If the vectors are too short, hold NaN or infinity, or are zero.
+    """
+    if vectors.ndim != 2 or vectors.shape[1] < dimension:
+        raise VectorError(f"vectors of shape {vectors.shape} cannot be cut to {dimension}")
+    kept = np.ascontiguousarray(vectors[:, :dimension], dtype=np.float32)
+    norms = np.linalg.norm(kept, axis=1, keepdims=True)
+    bad = ~(np.isfinite(norms) & (norms > 0)).ravel()
+    if bad.any():
+        raise VectorError(f"vector {int(bad.argmax())} of {len(bad)} is zero, NaN or infinite")
+    unit: FloatArray = kept / norms
+    return unit

@@ -1,0 +1,224 @@
+"""`python -m indexer`: build, look after and switch the versions of an index."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from core.cpus import available_cpus
+from core.errors import CareError
+from core.types import IndexManifest, Pair
+from core.versions import current_version, index_folder, list_versions, read_manifest
+from indexer.build import BuildOptions, Encoded, build, encode
+from indexer.staging import REJECTS
+from indexer.verify import verify_version
+from indexer.versions import activate, prune, rollback
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import DEFAULT_PAIR, load_pair
+
+_DEFAULTS = BuildOptions(corpus="", name="")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command and returns the exit status: 0, 1 for a user's error, 130 if interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except CareError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename or 'disk'}: {error.strerror}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    else:
+        return 0
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m indexer", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, text in (
+        ("build", _build, "encode a corpus, build an index, verify and publish it"),
+        ("encode", _encode, "encode a corpus into shards, and stop there"),
+    ):
+        command = commands.add_parser(
+            name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        _add_build_options(command)
+        command.set_defaults(run=run)
+    for name, run, text in (
+        ("list", _list, "list the versions of an index, or of all"),
+        ("verify", _verify, "check a version through and through"),
+        ("activate", _activate, "make a version the active one"),
+        ("rollback", _rollback, "make the version before the active one active"),
+        ("prune", _prune, "delete old versions"),
+    ):
+        command = commands.add_parser(
+            name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
+        command.add_argument("--index", required=name != "list", help="name of the index")
+        if name in ("verify", "activate"):
+            command.add_argument("--version", required=name == "activate", help="id of a version")
+        if name == "prune":
+            command.add_argument("--keep", type=_whole, default=3, help="newest versions to keep")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _add_build_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--corpus", required=True, help="a JSONL or Parquet file, a folder, or a glob")
+    add("--index", required=True, help="name of the index")
+    add("--pair", default=DEFAULT_PAIR, help="name of a registered pair, or a .toml file")
+    add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
+    add("--builds", type=Path, default=_DEFAULTS.builds, help="where builds keep their shards")
+    add("--factory", help="FAISS factory: Flat, HNSW32, HNSW32,SQ8 … (default: by size)")
+    add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
+    add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
+    add(
+        "--max-reject-rate",
+        type=_share,
+        default=_DEFAULTS.max_reject_rate,
+        help="share of records that may be rejected",
+    )
+    add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
+    add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
+    add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError(text)
+    return number
+
+
+def _options(options: argparse.Namespace) -> BuildOptions:
+    return BuildOptions(
+        corpus=options.corpus,
+        name=options.index,
+        indexes=options.indexes,
+        builds=options.builds,
+        factory=options.factory,
+        recall=options.recall,
+        queries=options.queries,
+        max_reject_rate=options.max_reject_rate,
+        shard_size=options.shard_size,
+        batch_size=options.batch_size,
+        threads=options.threads,
+    )
+
+
+def _document_encoder(pair: Pair, threads: int) -> OnnxEncoder:
+    return OnnxEncoder(pair.document, pair.folder, threads)
+
+
+def _build(options: argparse.Namespace) -> None:
+    pair = load_pair(options.pair)
+    manifest, encoded = build(
+        _options(options),
+        _document_encoder(pair, options.threads),
+        OnnxEncoder(pair.query, pair.folder, options.threads),
+    )
+    _print_encoded(encoded)
+    _print_version(manifest)
+    print(f"active  {options.indexes / manifest.name / manifest.version}")
+
+
+def _encode(options: argparse.Namespace) -> None:
+    pair = load_pair(options.pair)
+    encoded = encode(_options(options), _document_encoder(pair, options.threads))
+    _print_encoded(encoded)
+    print(f"shards  {encoded.folder}")
+
+
+def _print_encoded(encoded: Encoded) -> None:
+    staged, summary = encoded.staged, encoded.summary
+    new = summary.texts - summary.resumed_texts
+    print(
+        f"corpus  {staged.documents:,} documents, {staged.unique_texts:,} different texts, "
+        f"{summary.tokens:,} tokens; {staged.rejected:,} rejected, "
+        f"{summary.truncated:,} cut at the encoder's length"
+    )
+    if staged.rejected:
+        print(f"        rejects are listed in {encoded.folder / REJECTS}")
+    if summary.resumed_texts:
+        print(f"        {summary.resumed_texts:,} vectors were there from an earlier run")
+    if new:
+        print(
+            f"encode  {new:,} texts in {summary.seconds:.1f} s, "
+            f"{new / summary.seconds:,.1f} documents/s; the encoder worked "
+            f"{summary.encoder_seconds / summary.seconds:.0%} of the time"
+        )
+
+
+def _print_version(manifest: IndexManifest) -> None:
+    parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
+    size = sum(record.bytes for record in manifest.files.values())
+    print(
+        f"index   {manifest.factory}{' ' if parameters else ''}{parameters}, "
+        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
+        f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
+        f"on {manifest.recall.queries} queries ({manifest.recall.source})"
+    )
+
+
+def _list(options: argparse.Namespace) -> None:
+    root: Path = options.indexes
+    names = (
+        [options.index] if options.index else sorted(p.parent.name for p in root.glob("*/CURRENT"))
+    )
+    if not names:
+        print(f"no index in {root}")
+    for name in names:
+        current = current_version(root, name)
+        print(name)
+        for version in list_versions(root, name):
+            manifest = read_manifest(index_folder(root, name) / version)
+            print(
+                f"  {'*' if version == current else ' '} {version}  {manifest.count:,} documents  "
+                f"{manifest.factory}  {manifest.encoder.embedding_space}  "
+                f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
+            )
+
+
+def _verify(options: argparse.Namespace) -> None:
+    version = options.version or current_version(options.indexes, options.index)
+    manifest = verify_version(index_folder(options.indexes, options.index) / version)
+    _print_version(manifest)
+    print(f"whole   {version}")
+
+
+def _activate(options: argparse.Namespace) -> None:
+    activate(options.indexes, options.index, options.version)
+    print(f"active  {options.version}: reload the service to search it")
+
+
+def _rollback(options: argparse.Namespace) -> None:
+    version = rollback(options.indexes, options.index)
+    print(f"active  {version}: reload the service to search it")
+
+
+def _prune(options: argparse.Namespace) -> None:
+    for version in prune(options.indexes, options.index, keep=options.keep):
+        print(f"deleted {version}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""The main job: corpus → vectors → FAISS → verified, published version."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version as library_version
+from pathlib import Path
+
+import numpy as np
+
+from core import documents, filters
+from core.canaries import canary_rows, check_canaries, make_canaries
+from core.documents import DocumentReader
+from core.errors import CareError, CorpusError
+from core.files import exclusive, sha256_file, sync, write_text
+from core.text import document_text, normalize_text
+from core.types import (
+    SCHEMA_VERSION,
+    Canary,
+    CorpusRecord,
+    Encoder,
+    FileRecord,
+    FloatArray,
+    IndexManifest,
+    RecallReport,
+    RowArray,
+)
+from core.versions import MANIFEST, VECTORS, index_folder, set_current
+from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
+from indexer.encoding import EncodingSummary, encode_corpus
+from indexer.faiss_index import (
+    RECALL_K,
+    build_index,
+    check_factory,
+    choose_factory,
+    choose_search,
+    write_index,
+)
+from indexer.shards import ShardedVectors
+from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
+from indexer.verify import verify_version
+
+_HELD_OUT_QUERIES = 200
+_LIBRARIES = ("faiss-cpu", "numpy", "onnxruntime", "pyarrow", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What the user asks for; the defaults are the command's.
+
+    Attributes:
+        corpus: A file, folder or glob.
+        name: The index.
+        indexes: Where indexes are published.
+        builds: Where builds keep what a resumed one reads.
+        factory: A FAISS factory string, or None to choose by size.
+        recall: The recall@10 that search parameters must reach.
+        queries: A JSONL file of held-out queries, or None to take first sentences.
+        max_reject_rate: The share of records that may be rejected.
+        shard_size: Texts in a shard.
+        batch_size: Texts in a batch.
+        threads: Threads of the encoder and of FAISS.
+        progress: Whether to show bars.
+    """
+
+    corpus: str
+    name: str
+    indexes: Path = Path("indexes")
+    builds: Path = Path("builds")
+    factory: str | None = None
+    recall: float = 0.99
+    queries: Path | None = None
+    max_reject_rate: float = 0.01
+    shard_size: int = 4096
+    batch_size: int = 32
+    threads: int = 1
+    progress: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A corpus that is staged and encoded."""
+
+    folder: Path
+    staged: StagedCorpus
+    summary: EncodingSummary
+
+
+def encode(options: BuildOptions, encoder: Encoder) -> Encoded:
+    """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
+
+    Raises:
+        CareError: If the corpus or the vectors are bad, or another build is at work on them.
+    """
+    index_folder(options.indexes, options.name)
+    files = corpus_files(options.corpus)
+    checksum = corpus_checksum(files)
+    folder = options.builds / options.name / _build_key(checksum, encoder, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        staged = stage(
+            files,
+            checksum,
+            folder,
+            max_reject_rate=options.max_reject_rate,
+            progress=options.progress,
+        )
+        summary = encode_corpus(
+            folder,
+            encoder,
+            shard_size=options.shard_size,
+            batch_size=options.batch_size,
+            progress=options.progress,
+        )
+    return Encoded(folder, staged, summary)
+
+
+def build(
+    options: BuildOptions, document_encoder: Encoder, query_encoder: Encoder
+) -> tuple[IndexManifest, Encoded]:
+    """Builds a version, verifies it and makes it the active one.
+
+    The active version stays what it was until the new one is whole and verified.
+
+    Args:
+        options: What to build.
+        document_encoder: Encodes the corpus.
+        query_encoder: Encodes the held-out queries and the canaries, as the service will.
+
+    Raises:
+        CareError: If anything fails; nothing is published then.
+    """
+    started = time.perf_counter()
+    if options.factory:
+        check_factory(options.factory)
+    encoded = encode(options, document_encoder)
+    reader = DocumentReader(encoded.folder / documents.FILE_NAME)
+    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
+    queries, source = _held_out_queries(options, reader, encoded.folder, query_encoder)
+
+    factory = options.factory or choose_factory(len(vectors))
+    index = build_index(vectors, factory, options.threads, progress=options.progress)
+    choice = choose_search(index, vectors, queries, options.recall)
+
+    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
+    check_canaries(query_encoder, canaries)
+
+    version = _new_version(options.indexes, options.name, encoded.folder.name)
+    with _unpublished(options.indexes, options.name, version) as folder:
+        write_index(index, folder / VECTORS)
+        for name in (documents.FILE_NAME, filters.FILE_NAME):
+            shutil.copyfile(encoded.folder / name, folder / name)
+            sync(folder / name)
+        manifest = IndexManifest(
+            schema_version=SCHEMA_VERSION,
+            name=options.name,
+            version=version,
+            encoder=document_encoder.spec,
+            metric="cosine",
+            factory=factory,
+            search_parameters=choice.parameters,
+            count=len(vectors),
+            filter_fields=encoded.staged.filter_fields,
+            files={path.name: _record(path) for path in sorted(folder.iterdir())},
+            corpus=CorpusRecord(
+                checksum=encoded.staged.checksum,
+                files=encoded.staged.files,
+                documents=encoded.staged.documents,
+                unique_texts=encoded.staged.unique_texts,
+                rejected=encoded.staged.rejected,
+                truncated=encoded.summary.truncated,
+                tokens=encoded.summary.tokens,
+            ),
+            recall=RecallReport(
+                k=RECALL_K,
+                queries=len(queries),
+                source=source,
+                target=options.recall,
+                recall=choice.recall,
+                tried=choice.tried,
+            ),
+            canaries=canaries,
+            created_at=datetime.now(UTC),
+            build_seconds=round(time.perf_counter() - started, 3),
+            libraries={name: library_version(name) for name in _LIBRARIES},
+        )
+        write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+        verify_version(folder)
+    set_current(options.indexes, options.name, version)
+    return manifest, encoded
+
+
+def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
+    facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _held_out_queries(
+    options: BuildOptions, reader: DocumentReader, folder: Path, encoder: Encoder
+) -> tuple[FloatArray, str]:
+    if options.queries:
+        texts = []
+        for place, record in read_corpus(corpus_files(str(options.queries))):
+            if isinstance(record, Reject):
+                raise CorpusError(f"{place}: {record.reason}")
+            texts.append(record.text)
+        source = options.queries.name
+    else:
+        rows = unique_text_rows(folder)
+        number = min(len(rows), _HELD_OUT_QUERIES)
+        # Offset by half a step: not the rows that become canaries.
+        sample = [int(rows[(2 * i + 1) * len(rows) // (2 * number)]) for i in range(number)]
+        texts = [_first_sentence(reader[row].text) for row in sample]
+        source = "first sentences of documents"
+    vectors = [encoder.encode([normalize_text(text)]).vectors for text in texts]
+    return np.concatenate(vectors), source
+
+
+def _canaries(reader: DocumentReader, vectors: ShardedVectors, text_rows: RowArray) -> list[Canary]:
+    rows = text_rows[canary_rows(len(text_rows))]
+    texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in rows)]
+    return make_canaries(texts, vectors.take(rows))
+
+
+def _first_sentence(text: str) -> str:
+    text = normalize_text(text)
+    ends = [at for mark in "。？！?!；;" if (at := text.find(mark)) > 0]
+    return text[: min(ends)] if ends else text
+
+
+def _new_version(indexes: Path, name: str, build_key: str) -> str:
+    version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:8]}"
+    if (index_folder(indexes, name) / version).exists():
+        raise CareError(f"index '{name}' already has a version '{version}'")
+    return version
+
+
+@contextmanager
+def _unpublished(indexes: Path, name: str, version: str) -> Iterator[Path]:
+    """Yields a hidden folder that becomes the version when the block succeeds."""
+    parent = index_folder(indexes, name)
+    folder = parent / f".{version}.tmp"
+    parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(parent):
+        folder.mkdir()
+        try:
+            yield folder
+            sync(folder)
+            folder.rename(parent / version)
+            sync(parent)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _record(path: Path) -> FileRecord:
+    return FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))

@@ -1,0 +1,203 @@
+"""Reading a corpus: JSONL or Parquet, one record at a time, with the place of each fault."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from core.errors import CorpusError
+from core.files import sha256_file
+from core.text import normalize_text
+from core.types import Document
+
+MAX_TEXT_CHARS = 100_000
+MAX_ID_CHARS = 512
+# A longer line is not a document; reading it whole could exhaust the memory.
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+_SUFFIXES = (".jsonl", ".parquet")
+_PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file and, from 1, the line (JSONL) or row (Parquet) in it."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Why a record cannot be indexed."""
+
+    reason: str
+
+
+Record = tuple[Place, Document | Reject]
+
+
+def corpus_files(corpus: str) -> list[Path]:
+    """Returns the files that a path, a folder or a glob names, sorted.
+
+    Raises:
+        CorpusError: If there are none, or one is neither JSONL nor Parquet.
+    """
+    path = Path(corpus)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    elif path.is_file():
+        files = [path]
+    else:
+        files = sorted(p for p in _glob(corpus) if p.is_file())
+    if not files:
+        raise CorpusError(
+            f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet"
+        )
+    for file in files:
+        if file.suffix not in _SUFFIXES:
+            raise CorpusError(f"{file} is neither .jsonl nor .parquet")
+    return files
+
+
+def _glob(pattern: str) -> Iterator[Path]:
+    path = Path(pattern)
+    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+
+
+def corpus_checksum(files: list[Path]) -> str:
+    """Returns the SHA-256 over the contents of all files in order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(bytes.fromhex(sha256_file(file)))
+    return digest.hexdigest()
+
+
+def read_corpus(files: list[Path]) -> Iterator[Record]:
+    """Yields each record of the files with its place, as a document or a reject.
+
+    Raises:
+        CorpusError: If a file cannot be read at all.
+    """
+    for file in files:
+        try:
+            yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise CorpusError(f"{file} cannot be read: {error}") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            place = Place(str(path), number)
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE_BYTES)
+                yield place, Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
+            elif line.strip():
+                yield place, _parse_line(line, first=number == 1)
+
+
+def _parse_line(line: bytes, *, first: bool) -> Document | Reject:
+    try:
+        text = line.decode("utf-8-sig" if first else "utf-8")
+        return _parse_record(json.loads(text, parse_constant=_no_constant))
+    except UnicodeDecodeError as error:
+        return Reject(f"the line is not UTF-8 (byte {error.start + 1})")
+    except json.JSONDecodeError as error:
+        return Reject(f"the line is not JSON: {error.msg} (column {error.colno})")
+    except RecursionError:
+        return Reject("the line is not JSON: nested too deeply")
+    except _RecordError as fault:
+        return Reject(str(fault))
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    number = 0
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
+        for row in batch.to_pylist():
+            number += 1
+            try:
+                yield Place(str(path), number), _parse_record(row)
+            except _RecordError as fault:
+                yield Place(str(path), number), Reject(str(fault))
+
+
+class _RecordError(ValueError):
+    """A fault of one record."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _RecordError(f"the line is not JSON: {name} is no JSON number")
+
+
+def _parse_record(record: Any) -> Document:
+    if not isinstance(record, dict):
+        raise _RecordError("the line is not a JSON object")
+    document = Document(
+        id=_id(record),
+        title=_string(record, "title", default=""),
+        text=_string(record, "text"),
+        metadata=_metadata(record),
+    )
+    if not normalize_text(document.text):
+        raise _RecordError("text is empty")
+    if len(document.text) > MAX_TEXT_CHARS:
+        raise _RecordError(
+            f"text has {len(document.text)} characters; the limit is {MAX_TEXT_CHARS}: split it"
+        )
+    return document
+
+
+def _id(record: dict[str, Any]) -> str:
+    value = record.get("_id", record.get("id"))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise _RecordError("_id is missing" if value in (None, "") else "_id is not a string")
+    if len(value) > MAX_ID_CHARS or not value.isprintable():
+        raise _RecordError(f"_id is longer than {MAX_ID_CHARS} characters or not printable")
+    return value
+
+
+def _string(record: dict[str, Any], field: str, default: str | None = None) -> str:
+    value = record.get(field)
+    if value is None:
+        if default is None:
+            raise _RecordError(f"{field} is missing")
+        return default
+    if not isinstance(value, str):
+        raise _RecordError(f"{field} is not a string")
+    return _encodable(field, value)
+
+
+def _metadata(record: dict[str, Any]) -> dict[str, Any]:
+    value = record.get("metadata")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _RecordError("metadata is not an object")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _RecordError(f"metadata cannot be written as JSON: {error}") from error
+    _encodable("metadata", text)
+    return value
+
+
+def _encodable(field: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _RecordError(f"{field} holds half a surrogate pair") from error
+    return value

@@ -1,0 +1,161 @@
+"""First pass of a build: check the corpus and lay it out by rows.
+
+corpus.json      what was read; written last
+documents.arrow  the documents, row by row
+filters.arrow    rows by metadata value
+texts.npy        int64 [unique texts], the first row that has the text
+vectors.npy      int64 [documents], which unique text is the row's
+rejects.jsonl    file, line and reason of each record left out
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from core import documents, filters
+from core.documents import DocumentReader, DocumentWriter
+from core.errors import CorpusError
+from core.files import write_text
+from core.filters import FilterWriter
+from core.text import document_text
+from core.types import RowArray
+from indexer.corpus import Place, Reject, read_corpus
+from indexer.progress import progress_bar
+
+SUMMARY = "corpus.json"
+REJECTS = "rejects.jsonl"
+
+_TEXTS = "texts.npy"
+_VECTORS = "vectors.npy"
+# 128 bits: a hundred million texts collide with a probability below 1e-22.
+_DIGEST_BYTES = 16
+
+
+class StagedCorpus(BaseModel):
+    """What the first pass found."""
+
+    checksum: str
+    files: list[str]
+    documents: int
+    unique_texts: int
+    rejected: int
+    filter_fields: dict[str, int]
+
+
+def stage(
+    files: list[Path], checksum: str, folder: Path, *, max_reject_rate: float, progress: bool
+) -> StagedCorpus:
+    """Checks a corpus and lays it out in `folder`, or reads what an earlier run laid out.
+
+    Args:
+        files: The corpus files, in order.
+        checksum: Their checksum.
+        folder: The build folder.
+        max_reject_rate: The share of records that may be left out.
+        progress: Whether to show a bar.
+
+    Raises:
+        CorpusError: If ids are duplicated, too many records are rejected, or none is left.
+    """
+    summary = folder / SUMMARY
+    if summary.exists():
+        return StagedCorpus.model_validate_json(summary.read_bytes())
+
+    ids, texts = bytearray(), bytearray()
+    places: list[Place] = []
+    by_value = FilterWriter()
+    rejected: list[tuple[Place, Reject]] = []
+    with (
+        DocumentWriter(folder / documents.FILE_NAME) as writer,
+        (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
+        progress_bar("read", show=progress) as bar,
+    ):
+        for place, record in read_corpus(files):
+            bar.update()
+            if isinstance(record, Reject):
+                line = {"file": place.file, "line": place.line, "reason": record.reason}
+                reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                rejected.append((place, record))
+                continue
+            by_value.add(len(places), record.metadata)
+            ids += _digest(record.id)
+            texts += _digest(document_text(record.title, record.text))
+            places.append(place)
+            writer.write(record)
+
+    _check_rejects(rejected, len(places), folder / REJECTS, max_reject_rate)
+    _check_ids(ids, places, folder)
+    first_rows, vector_of = _unique(texts)
+    by_value.write(folder / filters.FILE_NAME)
+    np.save(folder / _TEXTS, first_rows)
+    np.save(folder / _VECTORS, vector_of)
+    staged = StagedCorpus(
+        checksum=checksum,
+        files=[file.name for file in files],
+        documents=len(places),
+        unique_texts=len(first_rows),
+        rejected=len(rejected),
+        filter_fields=by_value.fields(),
+    )
+    write_text(summary, staged.model_dump_json(indent=2))
+    return staged
+
+
+def unique_text_rows(folder: Path) -> RowArray:
+    """Returns int64 [unique texts]: the first row that has each text."""
+    rows: RowArray = np.load(folder / _TEXTS, mmap_mode="r")
+    return rows
+
+
+def vector_of_row(folder: Path) -> RowArray:
+    """Returns int64 [documents]: which unique text, and so which vector, is each row's."""
+    rows: RowArray = np.load(folder / _VECTORS, mmap_mode="r")
+    return rows
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _as_array(digests: bytearray) -> NDArray[np.bytes_]:
+    return np.frombuffer(digests, dtype=f"S{_DIGEST_BYTES}")
+
+
+def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
+    _, first, inverse = np.unique(_as_array(digests), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order].astype(np.int64), rank[inverse].astype(np.int64)
+
+
+def _check_rejects(
+    rejected: list[tuple[Place, Reject]], accepted: int, file: Path, max_rate: float
+) -> None:
+    if not rejected and not accepted:
+        raise CorpusError("the corpus is empty")
+    rate = len(rejected) / (len(rejected) + accepted)
+    if rejected and (rate > max_rate or not accepted):
+        place, reject = rejected[0]
+        raise CorpusError(
+            f"{len(rejected)} of {len(rejected) + accepted} records are rejected "
+            f"({rate:.1%}, allowed {max_rate:.1%}); the first is {place}: {reject.reason}; "
+            f"all are listed in {file}"
+        )
+
+
+def _check_ids(digests: bytearray, places: list[Place], folder: Path) -> None:
+    first, row_of = _unique(digests)
+    if len(first) == len(places):
+        return
+    repeats = np.flatnonzero(first[row_of] != np.arange(len(places)))
+    row = int(repeats[0])
+    id_ = DocumentReader(folder / documents.FILE_NAME).id(row)
+    raise CorpusError(
+        f"{places[row]}: _id '{id_}' is a duplicate of {places[int(first[row_of[row]])]}; "
+        f"{len(repeats)} ids are duplicates"
+    )

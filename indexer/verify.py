@@ -1,0 +1,39 @@
+from pathlib import Path
+
+from core import documents, filters
+from core.canaries import canary_vectors
+from core.documents import DocumentReader
+from core.errors import IndexVersionError
+from core.filters import FilterReader
+from core.types import IndexManifest
+from core.versions import VECTORS, read_manifest, verify_files
+from indexer.faiss_index import read_index
+
+# SQ8 storage returns a canary with a cosine of about .9999 to itself.
+_MIN_CANARY_SCORE = 0.99
+
+
+def verify_version(folder: Path) -> IndexManifest:
+    """Checks a version through and through: files, counts, dimensions, canaries.
+
+    Raises:
+        IndexVersionError: At the first thing that is wrong.
+    """
+    manifest = read_manifest(folder)
+    verify_files(folder, manifest)
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+    index = read_index(folder / VECTORS)
+    if not index.ntotal == len(reader) == manifest.count:
+        raise IndexVersionError(
+            f"{folder} holds {index.ntotal} vectors and {len(reader)} documents; "
+            f"the manifest counts {manifest.count}"
+        )
+    if index.d != manifest.encoder.dimension:
+        raise IndexVersionError(
+            f"{folder} has {index.d} dimensions instead of {manifest.encoder.dimension}"
+        )
+    scores, _ = index.search(canary_vectors(manifest.canaries), 1)
+    if not (scores >= _MIN_CANARY_SCORE).all():
+        raise IndexVersionError(f"{folder}: its canaries are not among its vectors")
+    return manifest

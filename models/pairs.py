@@ -1,0 +1,56 @@
+"""The registry of pairs: one TOML file each, in `models/registry/` or anywhere."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from core.errors import PairError
+from core.types import EncoderSpec, Pair, Role
+
+REGISTRY = Path(__file__).parent / "registry"
+DEFAULT_PAIR = "care-mini"
+
+
+def list_pairs() -> list[str]:
+    """Returns the names of the registered pairs."""
+    return sorted(path.stem for path in REGISTRY.glob("*.toml"))
+
+
+def load_pair(name: str) -> Pair:
+    """Loads a pair by its registered name or from the path of a TOML file.
+
+    Paths of weights and tokenizers in the file are relative to the file.
+
+    Raises:
+        PairError: If there is no such pair or a field of it is wrong.
+    """
+    path = Path(name) if name.endswith(".toml") else REGISTRY / f"{name}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(list_pairs())
+        raise PairError(
+            f"unknown pair '{name}': registered are {known}; or give the path of a .toml file"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PairError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return Pair(
+            name=data["name"],
+            description=data["description"],
+            folder=path.parent,
+            query=_spec(data, "query"),
+            document=_spec(data, "document"),
+        )
+    except KeyError as error:
+        raise PairError(f"{path}: {error.args[0]} is missing") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise PairError(f"{path}: {error.title}.{field}: {first['msg']}") from error
+
+
+def _spec(data: dict[str, Any], role: Role) -> EncoderSpec:
+    return EncoderSpec(role=role, embedding_space=data["embedding_space"], **data[role])

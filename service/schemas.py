@@ -1,0 +1,145 @@
+"""The HTTP contract: what requests and responses hold."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+)
+from pydantic_core import PydanticCustomError
+
+from core.types import RecallReport
+
+Include = Literal["text", "metadata"]
+_INCLUDE: tuple[Include, ...] = ("text", "metadata")
+
+
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("unicode", "holds half a surrogate pair") from error
+    return text
+
+
+Text = Annotated[StrictStr, AfterValidator(_check_unicode)]
+FilterItem = Text | StrictInt | StrictBool
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SearchRequest(_Request):
+    """One query."""
+
+    query: Text = Field(description="The question, in the user's words.")
+    top_k: StrictInt = Field(10, ge=1, description="Hits wanted.")
+    filter: dict[Text, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Accepted values by metadata field; every field must match.",
+        examples=[{"department": ["心血管科"]}],
+    )
+    min_score: float | None = Field(
+        None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
+    )
+    include: list[Include] = Field(
+        default_factory=lambda: list(_INCLUDE), description="What hits carry besides titles."
+    )
+
+
+class BatchRequest(_Request):
+    """Several queries, answered in order."""
+
+    queries: list[SearchRequest] = Field(min_length=1)
+
+
+class HitResponse(BaseModel):
+    """A document that was found."""
+
+    id: str
+    score: float = Field(description="Cosine similarity.")
+    rank: int = Field(description="From 1.")
+    title: str
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class IndexReference(BaseModel):
+    """The index version that answered."""
+
+    name: str
+    version: str
+
+
+class Timings(BaseModel):
+    """Time in each stage [ms]; encoding is shared by the queries of a batch."""
+
+    encode: float
+    search: float
+    fetch: float
+    total: float
+
+
+class SearchResponse(BaseModel):
+    """The hits for one query, best first."""
+
+    hits: list[HitResponse]
+    index: IndexReference
+    timings_ms: Timings
+    cached: bool
+
+
+class BatchResponse(BaseModel):
+    """One response for each query, in order."""
+
+    results: list[SearchResponse]
+
+
+class IndexResponse(BaseModel):
+    """The active index version."""
+
+    name: str
+    version: str
+    pair: str
+    embedding_space: str
+    dimension: int
+    count: int
+    factory: str
+    search_parameters: dict[str, int]
+    recall: RecallReport
+    filters: dict[str, list[FilterItem]] = Field(
+        description="Values of each filter field, most frequent first, at most 100."
+    )
+    created_at: datetime
+
+
+class Health(BaseModel):
+    """The state of the service."""
+
+    status: Literal["live", "ready"]
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field of a request."""
+
+    field: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 `application/problem+json`."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    request_id: str
+    errors: list[FieldError] = Field(default_factory=list)

@@ -1,0 +1,64 @@
+"""A deterministic encoder for tests of what is not about models."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.types import EncoderSpec, Encoding, FloatArray, Role
+from core.vectors import truncate_normalize
+
+DIMENSION = 64
+_MAX_CHARS = 200
+
+
+def make_spec(role: Role = "query", space: str = "bigrams-1") -> EncoderSpec:
+    return EncoderSpec(
+        model="bigrams",
+        revision="1",
+        weights="none",
+        weights_sha256="0" * 64,
+        tokenizer="none",
+        tokenizer_sha256="0" * 64,
+        role=role,
+        dimension=DIMENSION,
+        native_dimension=DIMENSION,
+        max_length=_MAX_CHARS,
+        pooling="mean",
+        normalize=True,
+        prompt="",
+        embedding_space=space,
+    )
+
+
+class BigramEncoder:
+    """Hashes characters and pairs of characters: texts that share words are near each other.
+
+    Args:
+        role: The side that the encoder stands for.
+        space: The embedding space that it claims, and that seeds its hash.
+        claims: The space that its spec names, if it lies.
+    """
+
+    def __init__(self, role: Role = "query", space: str = "bigrams-1", claims: str = "") -> None:
+        self.spec = make_spec(role, claims or space)
+        self._seed = space.encode()[:16]
+        self.texts_seen = 0
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        self.texts_seen += len(texts)
+        return Encoding(
+            vectors=truncate_normalize(np.stack([self._vector(t) for t in texts]), DIMENSION),
+            token_counts=np.array([min(len(t), _MAX_CHARS) for t in texts], dtype=np.int32),
+            truncated=np.array([len(t) > _MAX_CHARS for t in texts]),
+        )
+
+    def _vector(self, text: str) -> FloatArray:
+        text = text[:_MAX_CHARS]
+        vector = np.full(DIMENSION, 1e-3, dtype=np.float32)
+        for size in (1, 2):
+            for start in range(len(text) - size + 1):
+                gram = text[start : start + size].encode()
+                digest = hashlib.blake2b(gram, key=self._seed, digest_size=8).digest()
+                vector[digest[0] % DIMENSION] += 1.0 if digest[1] % 2 else -1.0
+        return vector
