@@ -8,7 +8,7 @@ from core.cpus import available_cpus
 from core.errors import CareError
 from core.types import IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
-from indexer.build import BuildOptions, Encoded, build, encode
+from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
 from indexer.staging import REJECTS
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
@@ -46,6 +46,10 @@ def _parser() -> argparse.ArgumentParser:
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         _add_build_options(command)
+        if name == "build":
+            command.add_argument(
+                "--reuse", action="store_true", help="keep an active version that is up to date"
+            )
         command.set_defaults(run=run)
     for name, run, text in (
         ("list", _list, "list the versions of an index, or of all"),
@@ -131,6 +135,9 @@ def _document_encoder(pair: Pair, threads: int) -> OnnxEncoder:
 
 def _build(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
+    if options.reuse and (current := up_to_date(_options(options), pair.document)):
+        print(f"active  {options.indexes / current.name / current.version}: it is up to date")
+        return
     manifest, encoded = build(
         _options(options),
         _document_encoder(pair, options.threads),

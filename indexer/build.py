@@ -16,7 +16,7 @@ import numpy as np
 from core import documents, filters
 from core.canaries import canary_rows, check_canaries, make_canaries
 from core.documents import DocumentReader
-from core.errors import CareError, CorpusError
+from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import exclusive, sha256_file, sync, write_text
 from core.text import document_text, normalize_text
 from core.types import (
@@ -24,13 +24,14 @@ from core.types import (
     Canary,
     CorpusRecord,
     Encoder,
+    EncoderSpec,
     FileRecord,
     FloatArray,
     IndexManifest,
     RecallReport,
     RowArray,
 )
-from core.versions import MANIFEST, VECTORS, index_folder, set_current
+from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_current
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, encode_corpus
 from indexer.faiss_index import (
@@ -89,6 +90,26 @@ class Encoded:
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
+
+
+def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
+    """Returns the active version if a build would only repeat it, else None.
+
+    Raises:
+        CorpusError: If the corpus cannot be read.
+    """
+    try:
+        version = current_version(options.indexes, options.name)
+        manifest = verify_version(index_folder(options.indexes, options.name) / version)
+    except IndexVersionError:
+        return None
+    factory = options.factory or choose_factory(manifest.count)
+    same = (
+        manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
+        and manifest.encoder == spec
+        and manifest.factory == factory
+    )
+    return manifest if same else None
 
 
 def encode(options: BuildOptions, encoder: Encoder) -> Encoded:

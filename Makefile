@@ -1,0 +1,96 @@
+# Variables that a command line may set: make demo CARE_PORT=8001
+PYTHON ?= python3
+# The torch that is installed for training and its tests; a machine with a GPU names its own.
+TORCH ?= torch==2.13.0
+PAIR ?= care-mini
+INDEX ?= sample
+CORPUS ?= data/sample/corpus.jsonl
+QUERIES ?= data/sample/queries.jsonl
+QRELS ?= data/sample/qrels.tsv
+FACTORY ?=
+INDEX_ARGS ?=
+CARE_PORT ?= 8000
+CARE_PAIR ?= $(PAIR)
+CARE_INDEX ?= $(INDEX)
+USERS ?= 8
+DURATION ?= 30s
+IMAGE ?= care-retrieval
+
+BASE := .venv/.base
+EVAL := .venv/.eval
+TEST := .venv-test/.complete
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+export CARE_PORT CARE_PAIR CARE_INDEX
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest format docs image clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PORT=8000
+	@.venv/bin/python deploy/demo.py
+
+test: $(TEST) ## Check format, lint, types and import rules, then run all tests
+	deploy/install-chromium.sh
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/ruff check .
+	.venv-test/bin/mypy
+	.venv-test/bin/lint-imports
+	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
+
+build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS=
+	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
+	  $(if $(FACTORY),--factory '$(FACTORY)') $(INDEX_ARGS)
+
+serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT=, and every CARE_* of docs/operations.md
+	.venv/bin/python -m service
+
+evaluate: $(EVAL) ## Score an index over HTTP beside BM25: INDEX= PAIR= QUERIES= QRELS=
+	.venv/bin/python -m models.evaluation --index '$(INDEX)' --pair '$(PAIR)' \
+	  --queries '$(QUERIES)' --qrels '$(QRELS)'
+
+care-mini: $(TEST) ## Make the embedded pair again from its source
+	.venv-test/bin/python -m models.conversion --out models/care-mini \
+	  --spec models/registry/care-mini.toml
+
+care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in builds/care-mini-fp32
+	.venv-test/bin/python -m models.conversion --out builds/care-mini-fp32 \
+	  --spec builds/care-mini-fp32/pair.toml --precision fp32
+
+loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT=
+	.venv-test/bin/locust -f loadtest/locustfile.py --headless --users $(USERS) \
+	  --spawn-rate $(USERS) --run-time $(DURATION) --host http://127.0.0.1:$(CARE_PORT)
+
+format: $(TEST) ## Format the code and mend what lint can mend
+	.venv-test/bin/ruff format .
+	.venv-test/bin/ruff check --fix .
+
+docs: $(BASE) ## Write the settings table of docs/operations.md from the code
+	.venv/bin/python docs/settings_table.py
+
+image: ## Build the container image: IMAGE=
+	docker build --tag $(IMAGE) .
+
+clean: ## Delete the environments, caches and builds; indexes stay
+	rm -rf .venv .venv-test builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BASE): pyproject.toml constraints.txt
+	@echo "Installing into .venv …"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@.venv/bin/python $(PIP_INSTALL) -e .
+	@touch $@
+
+$(EVAL): $(BASE)
+	@echo "Installing what evaluation needs into .venv …"
+	@.venv/bin/python $(PIP_INSTALL) -e '.[eval]'
+	@touch $@
+
+$(TEST): pyproject.toml constraints.txt
+	@echo "Installing into .venv-test (with torch; some minutes) …"
+	@test -x .venv-test/bin/python || $(PYTHON) -m venv .venv-test
+	@.venv-test/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	@.venv-test/bin/python $(PIP_INSTALL) -e '.[dev,eval,loadtest,train]'
+	@touch $@

@@ -1,0 +1,15 @@
+#!/bin/sh
+# The browser tests need Chromium: install Debian's where that is allowed, say so where it is not.
+set -eu
+
+if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then
+    exit 0
+fi
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing chromium for the browser tests …"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
+else
+    echo "Chromium is not installed and cannot be installed by this user: the browser tests will be" \
+        "skipped. To run them: sudo apt-get install chromium" >&2
+fi

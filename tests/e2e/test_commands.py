@@ -1,0 +1,114 @@
+"""The commands that the README names, as a newcomer runs them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from models.evaluation import __main__ as evaluation
+from tests.e2e.conftest import ROOT, SAMPLE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_demo(folder: Path, port: int) -> "subprocess.Popen[str]":
+    variables = {"CARE_PORT": str(port), "CARE_INDEX": "sample", "CARE_PAIR": "care-mini"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "deploy" / "demo.py")],
+        cwd=folder,
+        env=os.environ | variables | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def read_until_up(demo: "subprocess.Popen[str]") -> str:
+    assert demo.stdout
+    lines = []
+    for line in demo.stdout:
+        lines.append(line)
+        if line.startswith("Stop"):
+            break
+    return "".join(lines)
+
+
+def test_demo_answers_three_questions_stays_up_and_reuses_its_index(tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    for run in range(2):
+        port = free_port()
+        demo = start_demo(tmp_path, port)
+        output = read_until_up(demo)
+        assert output.count("问：") == 3
+        assert f"http://127.0.0.1:{port}/" in output
+        assert "curl" in output
+        assert ("it is up to date" in output) == (run == 1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as response:
+            assert response.status == 200
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(timeout=20) == 0
+
+
+def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        demo = start_demo(tmp_path, taken.getsockname()[1])
+        output, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 1
+    assert "CARE_PORT=" in output
+
+
+def test_evaluate_prints_the_pair_beside_bm25(
+    indexes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = tmp_path / "scores.json"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            *("evaluation", "--indexes", str(indexes), "--index", "sample"),
+            *("--queries", str(SAMPLE / "queries.jsonl"), "--qrels", str(SAMPLE / "qrels.tsv")),
+            *("--output", str(result)),
+        ],
+    )
+    assert evaluation.main() == 0
+    output = capsys.readouterr().out
+    for name in ("nDCG@10", "MRR@10", "Recall@10", "Recall@100", "care-mini", "BM25"):
+        assert name in output
+    scores = json.loads(result.read_text("utf-8"))["scores"]
+    pair, bm25 = scores.values()
+    assert pair["nDCG@10"] > bm25["nDCG@10"] > 0.2
+
+
+def test_locust_drives_the_service_without_a_failure(url: str) -> None:
+    command = ["-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--users", "2"]
+    limits = ["--spawn-rate", "2", "--run-time", "3s", "--host", url, "--json"]
+    result = subprocess.run(
+        [sys.executable, *command, *limits], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    entries = {entry["name"]: entry for entry in json.loads(result.stdout)}
+    assert entries["/search"]["num_requests"] > 0
+    assert not any(entry["num_failures"] for entry in entries.values())
+
+
+def test_make_alone_lists_the_targets() -> None:
+    output = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for target in ("demo", "test", "build-index", "evaluate"):
+        assert f"make {target} " in output

@@ -1,0 +1,105 @@
+"""The search page in a real browser."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = next(filter(None, map(shutil.which, names)), None)
+    if executable is None:
+        reason = "Chromium is not installed: apt-get install chromium"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """The page on a phone, with every error in it collected."""
+    context = browser.new_context(viewport={"width": 360, "height": 740}, locale="zh-CN")
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "console",
+        lambda message: faults.append(message.text) if "Policy" in message.text else None,
+    )
+    page.goto(url)
+    yield page
+    assert faults == []
+    context.close()
+
+
+def ask(page: Page, question: str) -> None:
+    page.fill("#query", question)
+    page.press("#query", "Enter")
+
+
+def test_a_question_shows_hits_with_scores_and_stage_times(page: Page) -> None:
+    ask(page, "血压高的人平时吃饭要注意什么")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    first = page.locator("#hits li[data-id]").first
+    expect(first.locator(".score")).to_contain_text(re.compile(r"0\.\d+"))
+    expect(first).to_contain_text("血压")
+    expect(page.locator("#status")).to_contain_text("10")
+    expect(page.locator("#timings")).to_contain_text("编码")
+
+
+def test_a_department_chip_filters_the_hits(page: Page) -> None:
+    ask(page, "发烧怎么办")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    page.locator('button[data-department="儿科"]').click()
+    expect(page.locator('button[data-department="儿科"]')).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#hits li[data-id]:not(:has-text('儿科'))")).to_have_count(0)
+    expect(page.locator("#hits li[data-id]:has-text('儿科')")).to_have_count(10)
+
+
+def test_an_example_question_can_be_clicked(page: Page) -> None:
+    page.locator(".example").first.click()
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+
+
+def test_an_error_is_shown_with_its_reason(page: Page) -> None:
+    ask(page, "长" * 2500)
+    expect(page.locator("#error")).to_be_visible()
+    expect(page.locator("#error")).to_contain_text("2000")
+
+
+def test_markup_in_a_question_is_not_run(page: Page) -> None:
+    ask(page, "<img src=x onerror=\"document.title='run'\">")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    assert page.title() != "run"
+
+
+def test_the_page_fits_a_phone_and_keeps_the_question_out_of_the_address(page: Page) -> None:
+    ask(page, "咳嗽一直不好")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert "咳嗽" not in page.evaluate("decodeURIComponent(location.href)")
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+
+
+def test_the_footer_names_the_index(page: Page) -> None:
+    expect(page.locator("#index-info")).to_contain_text("sample")
+    expect(page.locator("#index-info")).to_contain_text("care-mini")

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+
+from core.errors import PairError
+from models.pairs import list_pairs, load_pair
+
+SPEC = """
+model = "m"
+revision = "1"
+weights = "m.onnx"
+weights_sha256 = "{zeros}"
+tokenizer = "tokenizer.json"
+tokenizer_sha256 = "{zeros}"
+dimension = 4
+native_dimension = 8
+max_length = 16
+pooling = "cls"
+normalize = true
+prompt = ""
+""".format(zeros="0" * 64)
+PAIR = f"""
+name = "p"
+description = "d"
+embedding_space = "space-1"
+[query]{SPEC}
+[document]{SPEC}
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "pair.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_each_registered_pair_loads_with_one_space_and_two_roles() -> None:
+    assert "care-mini" in list_pairs()
+    for name in list_pairs():
+        pair = load_pair(name)
+        assert pair.name == name
+        assert (pair.query.role, pair.document.role) == ("query", "document")
+        assert pair.query.embedding_space == pair.document.embedding_space
+        assert pair.query.dimension == pair.document.dimension
+
+
+def test_a_pair_is_loaded_from_a_file_beside_its_weights(tmp_path: Path) -> None:
+    pair = load_pair(write(tmp_path, PAIR))
+    assert (pair.name, pair.embedding_space, pair.folder) == ("p", "space-1", tmp_path)
+
+
+def test_an_unknown_pair_is_refused_and_the_known_are_named() -> None:
+    with pytest.raises(PairError, match=r"unknown pair 'none'.*care-mini"):
+        load_pair("none")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "p"', "", "name is missing"),
+        ("[document]", "[documents]", "document is missing"),
+        ('embedding_space = "space-1"', "", "embedding_space is missing"),
+        ("dimension = 4", "dimension = 0", "dimension"),
+        ('pooling = "cls"', 'pooling = "max"', "pooling"),
+        ('prompt = ""', 'prompt = ""\nprompts = ""', "prompts"),
+        ("max_length = 16", "", "max_length"),
+        ('name = "p"', "name = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_description_is_refused_by_field(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(PairError, match=message):
+        load_pair(write(tmp_path, PAIR.replace(old, new)))
