@@ -145,6 +145,14 @@ def _build(options: argparse.Namespace) -> None:
     )
     _print_encoded(encoded)
     _print_version(manifest)
+    new = encoded.summary.texts - encoded.summary.resumed_texts
+    if new:
+        seconds = manifest.build_seconds
+        share = encoded.summary.encoder_seconds / seconds
+        print(
+            f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s, "
+            f"{share:.0%} of what the encoder alone reaches"
+        )
     print(f"active  {options.indexes / manifest.name / manifest.version}")
 
 
@@ -169,9 +177,9 @@ def _print_encoded(encoded: Encoded) -> None:
         print(f"        {summary.resumed_texts:,} vectors were there from an earlier run")
     if new:
         print(
-            f"encode  {new:,} texts in {summary.seconds:.1f} s, "
-            f"{new / summary.seconds:,.1f} documents/s; the encoder worked "
-            f"{summary.encoder_seconds / summary.seconds:.0%} of the time"
+            f"encode  {new:,} texts in {summary.seconds:.1f} s: "
+            f"{new / summary.seconds:,.1f} texts/s; "
+            f"the encoder alone {new / summary.encoder_seconds:,.1f} texts/s"
         )
 
 
