@@ -1,8 +1,10 @@
 """`python -m service`: the search service, configured by `CARE_*` variables."""
 
 import os
+import signal
 import socket
 import sys
+from types import FrameType
 
 # Before faiss is imported: threads of OpenMP that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,7 +18,9 @@ from service.settings import Settings
 
 
 def main() -> int:
-    """Serves until SIGINT or SIGTERM; returns 1 if the service cannot start."""
+    """Serves until SIGINT or SIGTERM ends it with status 0; returns 1 if it cannot start."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     try:
         settings = Settings()
         listener = _listen(settings)
@@ -34,6 +38,11 @@ def main() -> int:
         uvicorn.Server(config).run(sockets=[listener])
         return 0
     return 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends the process; uvicorn calls it once the requests in work are answered."""
+    sys.exit(0)
 
 
 def _listen(settings: Settings) -> socket.socket:
