@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.errors import EmbeddingSpaceError
+from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.types import Canary, Encoder, FloatArray
 
 MAX_CANARIES = 32
@@ -33,8 +33,15 @@ def make_canaries(texts: Sequence[str], vectors: FloatArray) -> list[Canary]:
 
 
 def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
-    """Returns float32 [n, dimension], the document vectors of the canaries."""
-    return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
+    """Returns float32 [n, dimension], the document vectors of the canaries.
+
+    Raises:
+        IndexVersionError: If they are not base64 of float32 vectors of one length.
+    """
+    try:
+        return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
+    except ValueError as error:
+        raise IndexVersionError(f"the index's canaries are damaged: {error}") from error
 
 
 def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:

@@ -62,3 +62,17 @@ def exclusive(folder: Path) -> Iterator[None]:
                 f"another command is at work in {folder}: wait for it to end"
             ) from error
         yield
+
+
+@contextmanager
+def writing_in(folder: Path) -> Iterator[None]:
+    """Says in one sentence where the disk failed; the errors of libraries name no file.
+
+    Raises:
+        CareError: In place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or f"a file cannot be written whole ({error})"
+        raise CareError(f"{error.filename or folder}: {reason}") from error

@@ -25,6 +25,7 @@ _SCHEMA = pa.schema(
     [("field", pa.string()), ("value", pa.string()), ("rows", pa.large_list(pa.int64()))]
 )
 _BATCH_ROWS = 65_536
+_NO_ROWS: RowArray = np.empty(0, np.int64)
 
 
 def _encode(value: FilterValue) -> str:
@@ -137,7 +138,7 @@ class FilterReader:
 
     def _union(self, field: str, values: Sequence[FilterValue]) -> RowArray:
         rows = [self._lookup(field, value) for value in values]
-        return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
+        return rows[0] if len(rows) == 1 else np.unique(np.concatenate([_NO_ROWS, *rows]))
 
     def _lookup(self, field: str, value: FilterValue) -> RowArray:
         start = self._starts[field]
@@ -146,6 +147,6 @@ class FilterReader:
         key = _encode(value)
         at = bisect_left(range(start, end), key, key=lambda i: column[i].as_py()) + start
         if at == end or column[at].as_py() != key:
-            return np.empty(0, np.int64)
+            return _NO_ROWS
         rows: RowArray = self._table["rows"][at].values.to_numpy()
         return rows

@@ -52,9 +52,10 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
     if vectors.ndim != 2 or vectors.shape[1] < dimension:
         raise VectorError(f"vectors of shape {vectors.shape} cannot be cut to {dimension}")
     kept = np.ascontiguousarray(vectors[:, :dimension], dtype=np.float32)
-    norms = np.linalg.norm(kept, axis=1, keepdims=True)
+    # In float32 the squares of a finite vector can overflow, or vanish.
+    norms = np.linalg.norm(kept.astype(np.float64), axis=1, keepdims=True)
     bad = ~(np.isfinite(norms) & (norms > 0)).ravel()
     if bad.any():
         raise VectorError(f"vector {int(bad.argmax())} of {len(bad)} is zero, NaN or infinite")
-    unit: FloatArray = kept / norms
+    unit: FloatArray = (kept / norms).astype(np.float32)
     return unit

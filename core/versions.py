@@ -8,7 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from core.errors import IndexVersionError
 from core.files import sha256_file, write_text
@@ -19,6 +19,12 @@ VECTORS = "vectors.faiss"
 
 _CURRENT = "CURRENT"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class _Schema(BaseModel):
+    """What manifests of every schema version have; read before the rest."""
+
+    schema_version: int
 
 
 def index_folder(root: Path, name: str) -> Path:
@@ -78,19 +84,20 @@ def read_manifest(folder: Path) -> IndexManifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = IndexManifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        schema_version = _Schema.model_validate_json(content).schema_version
+        if schema_version != SCHEMA_VERSION:
+            raise IndexVersionError(
+                f"{path} has schema version {schema_version}; this program reads "
+                f"{SCHEMA_VERSION}: build the index again"
+            )
+        return IndexManifest.model_validate_json(content)
     except OSError as error:
         raise IndexVersionError(f"{path} is missing: {folder} is no index version") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         raise IndexVersionError(f"{path} is not valid: {field}: {first['msg']}") from error
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise IndexVersionError(
-            f"{path} has schema version {manifest.schema_version}; this program reads "
-            f"{SCHEMA_VERSION}: build the index again"
-        )
-    return manifest
 
 
 def verify_files(folder: Path, manifest: IndexManifest) -> None:

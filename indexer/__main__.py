@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     except CareError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"error: {error.filename or 'disk'}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'disk'}: {error.strerror or error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
         return 130

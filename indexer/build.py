@@ -17,7 +17,7 @@ from core import documents, filters
 from core.canaries import canary_rows, check_canaries, make_canaries
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, IndexVersionError
-from core.files import exclusive, sha256_file, sync, write_text
+from core.files import exclusive, sha256_file, sync, write_text, writing_in
 from core.text import document_text, normalize_text
 from core.types import (
     SCHEMA_VERSION,
@@ -123,7 +123,7 @@ def encode(options: BuildOptions, encoder: Encoder) -> Encoded:
     checksum = corpus_checksum(files)
     folder = options.builds / options.name / _build_key(checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder):
+    with exclusive(folder), writing_in(folder):
         staged = stage(
             files,
             checksum,
@@ -162,14 +162,13 @@ def build(
     encoded = encode(options, document_encoder)
     reader = DocumentReader(encoded.folder / documents.FILE_NAME)
     vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
+    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
+    check_canaries(query_encoder, canaries)
     queries, source = _held_out_queries(options, reader, encoded.folder, query_encoder)
 
     factory = options.factory or choose_factory(len(vectors))
     index = build_index(vectors, factory, options.threads, progress=options.progress)
     choice = choose_search(index, vectors, queries, options.recall)
-
-    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
-    check_canaries(query_encoder, canaries)
 
     version = _new_version(options.indexes, options.name, encoded.folder.name)
     with _unpublished(options.indexes, options.name, version) as folder:
@@ -230,6 +229,8 @@ def _held_out_queries(
             if isinstance(record, Reject):
                 raise CorpusError(f"{place}: {record.reason}")
             texts.append(record.text)
+        if not texts:
+            raise CorpusError(f"{options.queries} holds no queries")
         source = options.queries.name
     else:
         rows = unique_text_rows(folder)
@@ -267,7 +268,7 @@ def _unpublished(indexes: Path, name: str, version: str) -> Iterator[Path]:
     parent = index_folder(indexes, name)
     folder = parent / f".{version}.tmp"
     parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(parent):
+    with exclusive(parent), writing_in(parent):
         folder.mkdir()
         try:
             yield folder

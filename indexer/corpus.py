@@ -17,6 +17,7 @@ from core.types import Document
 
 MAX_TEXT_CHARS = 100_000
 MAX_ID_CHARS = 512
+MAX_METADATA_DEPTH = 32
 # A longer line is not a document; reading it whole could exhaust the memory.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
@@ -52,6 +53,8 @@ def corpus_files(corpus: str) -> list[Path]:
         CorpusError: If there are none, or one is neither JSONL nor Parquet.
     """
     path = Path(corpus)
+    if not corpus:
+        raise CorpusError("no corpus is named: give a file, a folder or a glob")
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
     elif path.is_file():
@@ -70,7 +73,10 @@ def corpus_files(corpus: str) -> list[Path]:
 
 def _glob(pattern: str) -> Iterator[Path]:
     path = Path(pattern)
-    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    try:
+        yield from Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    except ValueError as error:
+        raise CorpusError(f"{pattern} is not a glob: {error}") from error
 
 
 def corpus_checksum(files: list[Path]) -> str:
@@ -90,7 +96,7 @@ def read_corpus(files: list[Path]) -> Iterator[Record]:
     for file in files:
         try:
             yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise CorpusError(f"{file} cannot be read: {error}") from error
 
 
@@ -110,7 +116,7 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
 
 def _parse_line(line: bytes, *, first: bool) -> Document | Reject:
     try:
-        text = line.decode("utf-8-sig" if first else "utf-8")
+        text = line.rstrip().decode("utf-8-sig" if first else "utf-8")
         return _parse_record(json.loads(text, parse_constant=_no_constant))
     except UnicodeDecodeError as error:
         return Reject(f"the line is not UTF-8 (byte {error.start + 1})")
@@ -120,6 +126,8 @@ def _parse_line(line: bytes, *, first: bool) -> Document | Reject:
         return Reject("the line is not JSON: nested too deeply")
     except _RecordError as fault:
         return Reject(str(fault))
+    except ValueError:  # Python's limit on the digits of a whole number
+        return Reject("the line is not JSON: a number has too many digits")
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
@@ -191,8 +199,17 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _RecordError(f"metadata cannot be written as JSON: {error}") from error
+    if _is_deeper(value, MAX_METADATA_DEPTH):
+        raise _RecordError(f"metadata is nested more than {MAX_METADATA_DEPTH} levels deep")
     _encodable("metadata", text)
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _encodable(field: str, value: str) -> str:

@@ -59,7 +59,7 @@ def encode_corpus(
                 before = time.perf_counter()
                 encoding = encoder.encode([texts[i] for i in batch])
                 encoder_seconds += time.perf_counter() - before
-                _check(encoding.vectors, [shard_documents[i].id for i in batch])
+                _check(encoding.vectors, vectors.shape[1], [shard_documents[i].id for i in batch])
                 vectors[batch] = encoding.vectors
                 tokens += int(encoding.token_counts.sum())
                 truncated += int(encoding.truncated.sum())
@@ -89,7 +89,12 @@ def encode_corpus(
     )
 
 
-def _check(vectors: FloatArray, ids: list[str]) -> None:
+def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
+    if vectors.shape != (len(ids), dimension):
+        raise VectorError(
+            f"the encoder returned an array of shape {vectors.shape} for {len(ids)} documents "
+            f"from '{ids[0]}' on, instead of {dimension} dimensions each"
+        )
     norms = np.linalg.norm(vectors, axis=1)
     bad = ~(np.abs(norms - 1) < 1e-3)
     if bad.any():

@@ -17,7 +17,8 @@ RECALL_K = 10
 
 # Below this an exact scan takes about a millisecond, and nothing can be missed.
 _FLAT_BELOW = 50_000
-_FACTORY = re.compile(r"Flat|HNSW(\d+)(,(Flat|SQ8|SQfp16))?")
+# FAISS aborts the process on fewer than two links and computes infinite levels with one.
+_FACTORY = re.compile(r"Flat|HNSW([4-9]|[1-9]\d{1,2})(,(Flat|SQ8|SQfp16))?")
 _EF_CONSTRUCTION = 200
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _TRAINING_ROWS = 100_000
@@ -48,8 +49,8 @@ def check_factory(factory: str) -> None:
     """
     if not _FACTORY.fullmatch(factory):
         raise CareError(
-            f"factory '{factory}' is not supported: use Flat, HNSW32 (or another number of "
-            "links), HNSW32,SQ8 or HNSW32,SQfp16"
+            f"factory '{factory}' is not supported: use Flat, HNSW32 (or 4 to 999 links), "
+            "HNSW32,SQ8 or HNSW32,SQfp16"
         )
 
 
@@ -87,7 +88,7 @@ def choose_search(
     """
     exact = _exact_kth_score(vectors, queries, RECALL_K)
     if not isinstance(index, faiss.IndexHNSW):
-        return SearchChoice({}, _recall(index, vectors, queries, exact, None), {})
+        return SearchChoice({}, _recall(index, vectors, queries, exact, 0), {})
     tried: dict[str, float] = {}
     for ef_search in _EF_SEARCH:
         recall = _recall(index, vectors, queries, exact, ef_search)
@@ -125,6 +126,19 @@ def read_index(path: Path) -> faiss.Index:
         raise IndexVersionError(f"{path} is not a readable FAISS index") from error
 
 
+def best_scores(index: faiss.Index, queries: FloatArray) -> FloatArray:
+    """Returns float32 [q], the score of each query's best hit, searched for widely."""
+    scores, _ = index.search(queries, 1, params=_parameters(index, _EF_SEARCH[-1]))
+    best: FloatArray = scores[:, 0]
+    return best
+
+
+def _parameters(index: faiss.Index, ef_search: int) -> faiss.SearchParameters | None:
+    if not isinstance(index, faiss.IndexHNSW):
+        return None
+    return faiss.SearchParametersHNSW(efSearch=ef_search)
+
+
 def _exact_kth_score(vectors: ShardedVectors, queries: FloatArray, k: int) -> FloatArray:
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     for _, chunk in vectors.chunks(_CHUNK_ROWS):
@@ -139,11 +153,10 @@ def _recall(
     vectors: ShardedVectors,
     queries: FloatArray,
     kth_score: FloatArray,
-    ef_search: int | None,
+    ef_search: int,
 ) -> float:
-    parameters = faiss.SearchParametersHNSW(efSearch=ef_search) if ef_search else None
     k = min(RECALL_K, len(vectors))
-    _, rows = index.search(queries, k, params=parameters)
+    _, rows = index.search(queries, k, params=_parameters(index, ef_search))
     hits = 0
     for query, found, bound in zip(queries, rows, kth_score, strict=True):
         scores = vectors.take(found[found >= 0]) @ query

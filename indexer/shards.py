@@ -63,7 +63,8 @@ def write_shard(
         ids_sha256=sha256_file(ids_path(folder, shard)),
     )
     with (folder / _JOURNAL).open("a", encoding="utf-8") as journal:
-        journal.write(record.model_dump_json() + "\n")
+        # A kill or a full disk may have cut the line before off: begin a new one.
+        journal.write(f"\n{record.model_dump_json()}\n")
         journal.flush()
         os.fsync(journal.fileno())
     return record
@@ -78,7 +79,7 @@ def whole_shards(folder: Path) -> list[ShardRecord]:
         try:
             record = ShardRecord.model_validate(json.loads(line))
         except (json.JSONDecodeError, ValidationError):
-            continue  # the line that a kill cut off
+            continue  # blank, or cut off by a kill
         records[record.shard] = record
     whole: list[ShardRecord] = []
     while (following := records.get(len(whole))) and _is_whole(folder, following):

@@ -63,7 +63,9 @@ def stage(
     """
     summary = folder / SUMMARY
     if summary.exists():
-        return StagedCorpus.model_validate_json(summary.read_bytes())
+        staged = StagedCorpus.model_validate_json(summary.read_bytes())
+        if staged.rejected / (staged.rejected + staged.documents) <= max_reject_rate:
+            return staged
 
     ids, texts = bytearray(), bytearray()
     places: list[Place] = []

@@ -1,13 +1,13 @@
 from pathlib import Path
 
 from core import documents, filters
-from core.canaries import canary_vectors
+from core.canaries import MIN_FOUND, canary_vectors
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.types import IndexManifest
 from core.versions import VECTORS, read_manifest, verify_files
-from indexer.faiss_index import read_index
+from indexer.faiss_index import best_scores, read_index
 
 # SQ8 storage returns a canary with a cosine of about .9999 to itself.
 _MIN_CANARY_SCORE = 0.99
@@ -33,7 +33,13 @@ def verify_version(folder: Path) -> IndexManifest:
         raise IndexVersionError(
             f"{folder} has {index.d} dimensions instead of {manifest.encoder.dimension}"
         )
-    scores, _ = index.search(canary_vectors(manifest.canaries), 1)
-    if not (scores >= _MIN_CANARY_SCORE).all():
+    canaries = canary_vectors(manifest.canaries)
+    if canaries.shape[1] != index.d:
+        raise IndexVersionError(
+            f"{folder}: its canaries have {canaries.shape[1]} dimensions instead of {index.d}"
+        )
+    # An approximate index may miss a vector that it holds.
+    found = float((best_scores(index, canaries) >= _MIN_CANARY_SCORE).mean())
+    if found < MIN_FOUND:
         raise IndexVersionError(f"{folder}: its canaries are not among its vectors")
     return manifest

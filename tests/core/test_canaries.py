@@ -1,0 +1,70 @@
+import base64
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.canaries import canary_rows, canary_vectors, check_canaries, make_canaries
+from core.errors import EmbeddingSpaceError, IndexVersionError
+from core.types import Canary
+from tests.conftest import make_records
+from tests.encoders import BigramEncoder
+
+TEXTS = [record["text"] for record in make_records(32)]
+
+
+def canaries_of(encoder: BigramEncoder) -> list[Canary]:
+    return make_canaries(TEXTS, encoder.encode(TEXTS).vectors)
+
+
+@given(st.integers(1, 10**9))
+def test_rows_are_different_spread_evenly_and_inside(count: int) -> None:
+    rows = canary_rows(count)
+    assert len(rows) == min(count, 32)
+    assert rows[0] == 0
+    assert rows[-1] < count
+    steps = np.diff([*rows, count])
+    assert steps.min() >= 1
+    assert steps.max() - steps.min() <= 1
+
+
+def test_vectors_come_back_bit_by_bit() -> None:
+    vectors = BigramEncoder().encode(TEXTS).vectors
+    np.testing.assert_array_equal(canary_vectors(make_canaries(TEXTS, vectors)), vectors)
+
+
+def test_the_right_encoder_finds_the_canaries() -> None:
+    check_canaries(BigramEncoder("query"), canaries_of(BigramEncoder("document")))
+
+
+def test_an_encoder_of_another_space_is_refused_whatever_it_claims() -> None:
+    liar = BigramEncoder(space="other-9", claims="bigrams-1")
+    with pytest.raises(EmbeddingSpaceError, match="does not share the index's embedding space"):
+        check_canaries(liar, canaries_of(BigramEncoder("document")))
+
+
+@pytest.mark.parametrize(("foreign", "accepted"), [(8, True), (9, False)])
+def test_three_in_four_canaries_must_be_found(foreign: int, accepted: bool) -> None:
+    encoder = BigramEncoder()
+    vectors = encoder.encode(TEXTS).vectors
+    vectors[:foreign] = -vectors[:foreign]
+    canaries = make_canaries(TEXTS, vectors)
+    if accepted:
+        check_canaries(encoder, canaries)
+    else:
+        with pytest.raises(EmbeddingSpaceError, match="only 72% of the index's canaries"):
+            check_canaries(encoder, canaries)
+
+
+def test_other_dimensions_are_refused() -> None:
+    canaries = make_canaries(["a"], np.ones((1, 3), dtype=np.float32))
+    with pytest.raises(EmbeddingSpaceError, match="has 3 dimensions, the query encoder 64"):
+        check_canaries(BigramEncoder(), canaries)
+
+
+@pytest.mark.parametrize("vector", ["a", "AAAA", base64.b64encode(bytes(8)).decode()])
+def test_damaged_canaries_are_refused(vector: str) -> None:
+    canaries = [*canaries_of(BigramEncoder()), Canary(text="a", vector=vector)]
+    with pytest.raises(IndexVersionError, match="canaries are damaged"):
+        canary_vectors(canaries)

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from core.documents import DocumentReader, DocumentWriter
+from core.errors import IndexVersionError
+from core.types import Document
+
+SPECIAL = [
+    Document("a", "文字", "标题", {"n": 1, "deep": {"list": [True, None, 0.5, "值"]}}),
+    Document("id with spaces", "a\x00b\nc", "", {}),
+    Document("😀", "𠀀" * 1000, "", {"字段": "值"}),
+]
+
+
+def write(path: Path, documents: list[Document]) -> Path:
+    with DocumentWriter(path) as writer:
+        for document in documents:
+            writer.write(document)
+    return path
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 8192, 10_000])
+def test_documents_come_back_by_row_over_any_number_of_batches(tmp_path: Path, count: int) -> None:
+    documents = [Document(f"d{i}", f"text {i}", metadata={"i": i}) for i in range(count)]
+    reader = DocumentReader(write(tmp_path / "d.arrow", documents))
+    assert len(reader) == count
+    assert list(reader) == documents
+    for row in {0, 4095, 4096, 4097, count - 1} & set(range(count)):
+        assert reader[row] == documents[row]
+        assert reader.id(row) == documents[row].id
+
+
+def test_any_text_and_metadata_come_back(tmp_path: Path) -> None:
+    assert list(DocumentReader(write(tmp_path / "d.arrow", SPECIAL))) == SPECIAL
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_a_row_that_is_not_there_is_an_index_error(tmp_path: Path, row: int) -> None:
+    reader = DocumentReader(write(tmp_path / "d.arrow", SPECIAL))
+    with pytest.raises(IndexError, match=f"row {row} of 3"):
+        reader[row]
+
+
+def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "d.arrow", SPECIAL[:2]).read_bytes()
+    path = tmp_path / "cut.arrow"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(IndexVersionError, match=r"cut\.arrow is not a readable Arrow file"):
+            DocumentReader(path)
+
+
+def test_a_writer_that_fails_leaves_no_readable_file(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), DocumentWriter(tmp_path / "d.arrow") as writer:
+        writer.write(SPECIAL[0])
+        raise RuntimeError
+    with pytest.raises(IndexVersionError, match="not a readable Arrow file"):
+        DocumentReader(tmp_path / "d.arrow")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IndexVersionError, match=r"none\.arrow is not a readable Arrow file"):
+        DocumentReader(tmp_path / "none.arrow")
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"id": ["a"], "text": ["b"]})
+    path = tmp_path / "foreign.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(IndexVersionError, match="columns id, title, text, metadata"):
+        DocumentReader(path)
+
+
+def test_batches_of_another_size_are_refused(tmp_path: Path) -> None:
+    source = pa.ipc.open_file(str(write(tmp_path / "d.arrow", SPECIAL)))
+    path = tmp_path / "uneven.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, source.schema) as writer:
+        for _ in range(2):
+            writer.write_batch(source.get_batch(0))
+    with pytest.raises(IndexVersionError, match="batches of 4096 rows"):
+        DocumentReader(path)

@@ -1,0 +1,60 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from core.errors import CareError
+from core.files import atomic, exclusive, sha256_file, write_text, writing_in
+
+
+def test_the_checksum_is_sha256_of_the_content(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "f").write_bytes(content)
+    assert sha256_file(tmp_path / "f") == hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    with atomic(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_stays_what_it_was_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_is_written_as_utf8(tmp_path: Path) -> None:
+    write_text(tmp_path / "f", "血压\n")
+    assert (tmp_path / "f").read_bytes() == "血压\n".encode()
+
+
+def test_a_folder_is_held_against_others_until_the_block_ends(tmp_path: Path) -> None:
+    message = f"another command is at work in {tmp_path}"
+    with exclusive(tmp_path), pytest.raises(CareError, match=message), exclusive(tmp_path):
+        pass
+    with exclusive(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "builds: No space left on device"),
+        (OSError(28, "No space left on device", "builds/a"), "builds/a: No space left on device"),
+        (OSError("9 requested and 5 written"), "builds: a file cannot be written whole (9 req"),
+    ],
+)
+def test_a_failure_of_the_disk_is_said_with_its_place(error: OSError, message: str) -> None:
+    with pytest.raises(CareError) as caught, writing_in(Path("builds")):
+        raise error
+    assert str(caught.value).startswith(message)

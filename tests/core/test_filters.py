@@ -1,0 +1,129 @@
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import IndexVersionError, QueryError
+from core.filters import FilterReader, FilterWriter
+from core.types import Filter
+
+# Few of each, so that documents share them; "1", 1 and True are three values.
+FIELDS = st.sampled_from(["a", "b", "科室"])
+VALUES = st.sampled_from(["1", 1, True, "true", 0, False, "", "内科", -1, 2**70])
+UNFILTERED = st.none() | st.just(0.5) | st.just({"x": 1})
+METADATA = st.dictionaries(FIELDS, VALUES | UNFILTERED | st.lists(VALUES | UNFILTERED, max_size=3))
+FILTERS = st.dictionaries(FIELDS, st.lists(VALUES | st.just("absent"), max_size=4))
+
+
+def write(path: Path, metadata: Sequence[Mapping[str, Any]]) -> FilterWriter:
+    writer = FilterWriter()
+    for row, values in enumerate(metadata):
+        writer.add(row, values)
+    writer.write(path)
+    return writer
+
+
+def open_reader(path: Path, metadata: Sequence[Mapping[str, Any]]) -> FilterReader:
+    return FilterReader(path, write(path, metadata).fields())
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[int]:
+    def typed(values: Sequence[Any]) -> set[tuple[type, Any]]:
+        return {(type(v), v) for v in values if isinstance(v, str | int)}
+
+    return [
+        row
+        for row, values in enumerate(metadata)
+        if all(typed(as_list(values.get(f))) & typed(accepted) for f, accepted in filter_.items())
+    ]
+
+
+@given(st.lists(METADATA, max_size=12), FILTERS)
+def test_rows_are_those_that_a_look_at_each_document_finds(
+    metadata: list[dict[str, Any]], filter_: Filter
+) -> None:
+    with TemporaryDirectory() as folder:
+        reader = open_reader(Path(folder) / "f.arrow", metadata)
+        known = {field: accepted for field, accepted in filter_.items() if field in reader.fields}
+        rows = reader.rows(known)
+    if known:
+        assert rows is not None
+        assert rows.tolist() == naive_rows(metadata, known)
+    else:
+        assert rows is None
+
+
+@pytest.mark.parametrize(("value", "row"), [("1", 0), (1, 1), (True, 2), ("true", 3)])
+def test_values_of_different_types_are_different(
+    tmp_path: Path, value: str | int | bool, row: int
+) -> None:
+    metadata = [{"f": "1"}, {"f": 1}, {"f": True}, {"f": "true"}]
+    rows = open_reader(tmp_path / "f.arrow", metadata).rows({"f": [value]})
+    assert rows is not None
+    assert rows.tolist() == [row]
+
+
+def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
+    metadata = [{"n": i, "s": f"值{i}", "parity": i % 2} for i in range(70_000)]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    assert reader.fields == {"n": 70_000, "parity": 2, "s": 70_000}
+    for row in (0, 1, 9999, 65_535, 65_536, 69_999):
+        rows = reader.rows({"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]})
+        assert rows is not None
+        assert rows.tolist() == [row]
+
+
+def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
+    metadata = [{"f": v, "g": 0} for v in ["b", "a", "c", "a", "b", "a", True]]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    assert reader.values("f", limit=2) == ["a", "b"]
+    assert set(reader.values("f", limit=9)) == {"a", "b", "c", True}
+
+
+def test_an_unknown_field_is_refused_and_the_known_are_named(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "f.arrow", [{"year": 1, "department": "a"}])
+    with pytest.raises(QueryError, match="this index has: department, year") as caught:
+        reader.rows({"department": ["a"], "doctor": ["b"]})
+    assert caught.value.field == "filter.doctor"
+
+
+def test_an_index_without_metadata_says_so(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "f.arrow", [{}, {"only": 0.5}])
+    with pytest.raises(QueryError, match="this index has: none"):
+        reader.check({"only": [1]})
+
+
+def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.arrow"
+    fields = write(path, [{"a": 1, "b": ["x", "y"]}]).fields()
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(IndexVersionError, match=r"f\.arrow is not a readable Arrow file"):
+            FilterReader(path, fields)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IndexVersionError, match=r"none\.arrow is not a readable Arrow file"):
+        FilterReader(tmp_path / "none.arrow", {})
+
+
+@pytest.mark.parametrize("fields", [{}, {"a": 2}, {"a": 1, "b": 1}])
+def test_a_file_of_another_index_is_refused(tmp_path: Path, fields: dict[str, int]) -> None:
+    write(tmp_path / "f.arrow", [{"a": 1}])
+    with pytest.raises(IndexVersionError, match="the values that the manifest counts"):
+        FilterReader(tmp_path / "f.arrow", fields)
+
+
+def test_values_are_kept_as_readable_json(tmp_path: Path) -> None:
+    write(tmp_path / "f.arrow", [{"科室": "儿科"}])
+    assert json.dumps("儿科", ensure_ascii=False).encode() in (tmp_path / "f.arrow").read_bytes()

@@ -1,0 +1,70 @@
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from core.text import document_text, normalize_text, with_prompt
+
+# Lone surrogates too: JSON can carry them.
+ANY_TEXT = st.text(st.characters())
+# Marks that compose and reorder, white space that decomposes, invisible characters between.
+TANGLED = st.text(
+    st.sampled_from("aeA가ᄀ\u0301\u0323\u0327\u200b\u200d\u00ad\u2000\u3000 \n\x85é")
+)
+TEXT = ANY_TEXT | TANGLED
+
+
+@given(TEXT)
+def test_normalising_twice_is_normalising_once(text: str) -> None:
+    once = normalize_text(text)
+    assert normalize_text(once) == once
+
+
+@given(TEXT)
+@example("\ud800")
+@example("\ufeff血\u200b压\x00")
+def test_nothing_invisible_is_left(text: str) -> None:
+    assert not {unicodedata.category(c) for c in normalize_text(text)} & {"Cc", "Cf", "Cs"}
+
+
+@given(TEXT)
+def test_white_space_is_single_spaces_inside(text: str) -> None:
+    normal = normalize_text(text)
+    assert normal == " ".join(normal.split())
+
+
+@given(TEXT, st.sampled_from(["NFC", "NFD"]))
+def test_canonical_equivalents_agree(text: str, form: str) -> None:
+    assert normalize_text(unicodedata.normalize(form, text)) == normalize_text(text)
+
+
+@given(TEXT)
+def test_a_normal_text_can_be_written_as_utf8(text: str) -> None:
+    assert normalize_text(text).encode().decode() == normalize_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("高血压　患者\t\n护理", "高血压 患者 护理"),
+        ("  血\u200b压 \ufeff", "血压"),
+        ("a\x00b\x1fc", "ab c"),
+        ("维生素Ｂ１２ 5㎎", "维生素Ｂ１２ 5㎎"),
+        ("e\u0301", "é"),
+        ("\ud83d", ""),
+        ("", ""),
+    ],
+)
+def test_texts_become(text: str, expected: str) -> None:
+    assert normalize_text(text) == expected
+
+
+@given(TEXT, TEXT)
+def test_a_document_is_its_normal_title_then_its_normal_text(title: str, text: str) -> None:
+    lines = [line for line in (normalize_text(title), normalize_text(text)) if line]
+    assert document_text(title, text).split("\n") == (lines or [""])
+
+
+def test_the_prompt_comes_before_the_text() -> None:
+    assert with_prompt("查询：", "头痛") == "查询：头痛"

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from core.errors import VectorError
+from core.types import FloatArray, Pooling
+from core.vectors import pool, truncate_normalize
+
+MAX_FLOAT = float(np.finfo(np.float32).max)
+
+
+def vectors(limit: float) -> st.SearchStrategy[FloatArray]:
+    """Up to 5 vectors of 1 to 12 dimensions, each element at most `limit`."""
+    shapes = hnp.array_shapes(min_dims=2, max_dims=2, max_side=12)
+    elements = st.floats(-limit, limit, width=32, allow_subnormal=False)
+    return hnp.arrays(np.float32, shapes, elements=elements)
+
+
+def cut(array: FloatArray, data: st.DataObject) -> int:
+    """A dimension to cut to at which no vector is zero."""
+    dimension = data.draw(st.integers(1, array.shape[1]))
+    assume(array[:, :dimension].any(axis=1).all())
+    return dimension
+
+
+@given(vectors(MAX_FLOAT), st.data())
+def test_vectors_have_unit_norm_whatever_their_length(
+    array: FloatArray, data: st.DataObject
+) -> None:
+    unit = truncate_normalize(array, cut(array, data))
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    assert unit.dtype == np.float32
+    assert unit.flags.c_contiguous
+
+
+@given(vectors(1e6), st.data())
+def test_the_first_dimensions_are_kept_and_then_scaled(
+    array: FloatArray, data: st.DataObject
+) -> None:
+    dimension = cut(array, data)
+    kept = array[:, :dimension].astype(np.float64)
+    expected = kept / np.sqrt((kept**2).sum(axis=1))[:, None]
+    np.testing.assert_allclose(truncate_normalize(array, dimension), expected, atol=1e-6)
+
+
+@given(vectors(1e6), st.data(), st.integers(-40, 40))
+def test_scale_does_not_matter(array: FloatArray, data: st.DataObject, exponent: int) -> None:
+    array = np.where(np.abs(array) < 1e-6, 0, array)
+    dimension = cut(array, data)
+    scaled = np.ldexp(array, exponent)
+    np.testing.assert_array_equal(
+        truncate_normalize(scaled, dimension), truncate_normalize(array, dimension)
+    )
+
+
+@given(vectors(1e6), st.data())
+def test_cutting_in_two_steps_is_cutting_once(array: FloatArray, data: st.DataObject) -> None:
+    dimension = cut(array, data)
+    between = data.draw(st.integers(dimension, array.shape[1]))
+    array = np.where(np.abs(array) < 1e-3, 1e-3, array)
+    twice = truncate_normalize(truncate_normalize(array, between), dimension)
+    np.testing.assert_allclose(twice, truncate_normalize(array, dimension), atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0, np.nan, np.inf, -np.inf])
+def test_a_zero_or_infinite_vector_is_refused_by_its_place(bad: float) -> None:
+    array = np.ones((3, 4), dtype=np.float32)
+    array[1, :2] = bad
+    with pytest.raises(VectorError, match="vector 1 of 3 is zero, NaN or infinite"):
+        truncate_normalize(array, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4,)])
+def test_vectors_that_are_too_short_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(VectorError, match="cannot be cut to 4"):
+        truncate_normalize(np.ones(shape, dtype=np.float32), 4)
+
+
+def naive_pool(tokens: FloatArray, length: int, pooling: Pooling) -> FloatArray:
+    if pooling == "cls":
+        return tokens[0]
+    if pooling == "last_token":
+        return tokens[length - 1]
+    return sum(tokens[:length].astype(np.float64)) / length
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 2**32 - 1))
+def test_pooling_is_what_a_loop_over_texts_does(
+    pooling: Pooling, lengths: list[int], seed: int
+) -> None:
+    tokens = np.random.default_rng(seed).normal(size=(len(lengths), 6, 3)).astype(np.float32)
+    mask = (np.arange(6) < np.array(lengths)[:, None]).astype(np.int64)
+    pairs = zip(tokens, lengths, strict=True)
+    expected = [naive_pool(own, length, pooling) for own, length in pairs]
+    pooled = pool(tokens, mask, pooling)
+    np.testing.assert_allclose(pooled, expected, atol=1e-6)
+    assert pooled.dtype == np.float32
+    assert pooled.flags.c_contiguous
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
+def test_a_text_without_tokens_cannot_be_pooled(pooling: Pooling) -> None:
+    with pytest.raises(VectorError, match="without tokens"):
+        pool(np.ones((2, 3, 4), dtype=np.float32), np.array([[1, 1, 0], [0, 0, 0]]), pooling)

@@ -1,0 +1,174 @@
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import IndexVersionError
+from core.files import sha256_file
+from core.types import (
+    SCHEMA_VERSION,
+    Canary,
+    CorpusRecord,
+    FileRecord,
+    IndexManifest,
+    RecallReport,
+)
+from core.versions import (
+    current_version,
+    index_folder,
+    list_versions,
+    read_manifest,
+    set_current,
+    verify_files,
+)
+from tests.encoders import make_spec
+
+CONTENT = b"content"
+
+
+def make_version(root: Path, version: str, **changes: Any) -> Path:
+    """Writes a version of index 'test' with one file, `data`, and returns its folder."""
+    folder = root / "test" / version
+    folder.mkdir(parents=True)
+    (folder / "data").write_bytes(CONTENT)
+    manifest = IndexManifest(
+        schema_version=SCHEMA_VERSION,
+        name="test",
+        version=version,
+        encoder=make_spec("document"),
+        metric="cosine",
+        factory="Flat",
+        search_parameters={},
+        count=1,
+        filter_fields={},
+        files={"data": FileRecord(bytes=len(CONTENT), sha256=sha256_file(folder / "data"))},
+        corpus=CorpusRecord(
+            checksum="0", files=[], documents=1, unique_texts=1, rejected=0, truncated=0, tokens=1
+        ),
+        recall=RecallReport(k=10, queries=1, source="s", target=1, recall=1, tried={}),
+        canaries=[Canary(text="a", vector="AAAAAA==")],
+        created_at=datetime.now(UTC),
+        build_seconds=1,
+        libraries={},
+    )
+    document = manifest.model_dump(mode="json") | changes
+    (folder / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a", "sample", "A-1_b.c", "x" * 64])
+def test_a_plain_name_is_a_folder_under_the_root(tmp_path: Path, name: str) -> None:
+    assert index_folder(tmp_path, name) == tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "/a", ".a", "a b", "a\n", "x" * 65])
+def test_a_name_that_could_leave_the_root_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(IndexVersionError, match="is no index name"):
+        index_folder(tmp_path, name)
+
+
+def test_versions_are_listed_oldest_first_and_only_with_a_manifest(tmp_path: Path) -> None:
+    for version in ("3", "1", "2", ".4.tmp"):
+        make_version(tmp_path, version)
+    (tmp_path / "test" / "2" / "manifest.json").unlink()
+    (tmp_path / "test" / "CURRENT").write_text("1\n")
+    assert list_versions(tmp_path, "test") == ["1", "3"]
+    assert list_versions(tmp_path, "other") == []
+
+
+def test_the_active_version_is_the_one_that_was_set_last(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        make_version(tmp_path, version)
+        set_current(tmp_path, "test", version)
+        assert current_version(tmp_path, "test") == version
+    set_current(tmp_path, "test", "1")
+    assert current_version(tmp_path, "test") == "1"
+
+
+def test_a_version_that_does_not_exist_cannot_be_active(tmp_path: Path) -> None:
+    make_version(tmp_path, "1")
+    set_current(tmp_path, "test", "1")
+    with pytest.raises(IndexVersionError, match="has no version '2'"):
+        set_current(tmp_path, "test", "2")
+    assert current_version(tmp_path, "test") == "1"
+
+
+def test_without_an_active_version_the_command_to_build_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IndexVersionError, match="make build-index"):
+        current_version(tmp_path, "test")
+
+
+@pytest.mark.parametrize("content", ["", "../../etc", "a b"])
+def test_a_damaged_current_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "CURRENT").write_text(content)
+    with pytest.raises(IndexVersionError, match="CURRENT does not name a version"):
+        current_version(tmp_path, "test")
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    folder = make_version(tmp_path, "1", count=7)
+    manifest = read_manifest(folder)
+    assert (manifest.name, manifest.version, manifest.count) == ("test", "1", 7)
+    assert json.loads((folder / "manifest.json").read_text()) == manifest.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 0}, "is not valid: count"),
+        ({"metric": "l2"}, "is not valid: metric"),
+        ({"canaries": []}, "is not valid: canaries"),
+        ({"surprise": 1}, "is not valid: surprise"),
+        ({"encoder": {}}, "is not valid: encoder.model"),
+        ({"schema_version": "x"}, "is not valid: schema_version"),
+        ({"schema_version": 2}, "has schema version 2; this program reads 1"),
+        ({"schema_version": 2, "surprise": 1}, "has schema version 2; this program reads 1"),
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_version(tmp_path, "1", **changes)
+    with pytest.raises(IndexVersionError, match=rf"1/manifest\.json {message}"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
+def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    folder = make_version(tmp_path, "1")
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(IndexVersionError, match=r"manifest\.json is not valid: the file"):
+        read_manifest(folder)
+
+
+def test_a_folder_without_manifest_is_no_version(tmp_path: Path) -> None:
+    with pytest.raises(IndexVersionError, match="is no index version"):
+        read_manifest(tmp_path)
+
+
+def test_whole_files_pass(tmp_path: Path) -> None:
+    folder = make_version(tmp_path, "1")
+    verify_files(folder, read_manifest(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "data is missing"),
+        (CONTENT[:-1], "data has 6 bytes instead of 7"),
+        (CONTENT + b"!", "data has 8 bytes instead of 7"),
+        (b"Content", "data is corrupt"),
+    ],
+)
+def test_a_missing_or_changed_file_is_named(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    folder = make_version(tmp_path, "1")
+    (folder / "data").unlink()
+    if content is not None:
+        (folder / "data").write_bytes(content)
+    with pytest.raises(IndexVersionError, match=message):
+        verify_files(folder, read_manifest(folder))

@@ -1,0 +1,58 @@
+"""What tests of builds share, without the imports of the application."""
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from indexer.build import BuildOptions
+
+SHARD_SIZE = 16
+BATCH_SIZE = 4
+
+
+def build_options(folder: Path, corpus: Path, **changes: Any) -> BuildOptions:
+    """Options of a small build of index 'test' that keeps all it writes in `folder`."""
+    defaults = {
+        "corpus": str(corpus),
+        "name": "test",
+        "indexes": folder / "indexes",
+        "builds": folder / "builds",
+        "shard_size": SHARD_SIZE,
+        "batch_size": BATCH_SIZE,
+        "progress": False,
+    }
+    return BuildOptions(**(defaults | changes))
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Lets no file grow beyond `size` bytes, as on a disk that fills while it is written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the manifest of a version in place."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    edit(manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def only_folder(path: Path) -> Path:
+    """The one folder in `path`."""
+    (folder,) = (entry for entry in path.iterdir() if entry.is_dir())
+    return folder
+
+
+def state(indexes: Path) -> dict[str, bytes | None]:
+    """Every file and folder of all indexes, but for locks."""
+    paths = (path for path in sorted(indexes.rglob("*")) if path.name != ".lock")
+    return {str(p.relative_to(indexes)): p.read_bytes() if p.is_file() else None for p in paths}

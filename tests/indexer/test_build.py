@@ -1,0 +1,268 @@
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.documents import DocumentReader
+from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError, VectorError
+from core.types import Encoding, IndexManifest
+from core.vectors import truncate_normalize
+from core.versions import current_version, index_folder, list_versions, read_manifest
+from indexer.build import build, encode, up_to_date
+from indexer.faiss_index import read_index
+from indexer.verify import verify_version
+from tests.conftest import Builder, make_records, write_jsonl
+from tests.encoders import BigramEncoder, make_spec
+from tests.indexer.builds import (
+    BATCH_SIZE,
+    SHARD_SIZE,
+    build_options,
+    edit_manifest,
+    only_folder,
+    state,
+)
+from tests.indexer.conftest import OptionsMaker
+
+ROOT = Path(__file__).parents[2]
+
+
+def found(folder: Path, text: str, k: int = 1) -> set[str]:
+    """The ids of the k documents of a version that are nearest to a text."""
+    _, rows = read_index(folder / "vectors.faiss").search(BigramEncoder().encode([text]).vectors, k)
+    reader = DocumentReader(folder / "documents.arrow")
+    return {reader.id(int(row)) for row in rows[0]}
+
+
+def test_the_published_version_is_active_and_whole(published: Path, indexes: Path) -> None:
+    assert current_version(indexes, "test") == published.name
+    assert list_versions(indexes, "test") == [published.name]
+    assert verify_version(published) == read_manifest(published)
+    assert {path.name for path in published.iterdir()} == {
+        "manifest.json",
+        "vectors.faiss",
+        "documents.arrow",
+        "filters.arrow",
+    }
+
+
+def test_the_manifest_says_what_the_index_is(published: Path) -> None:
+    manifest = read_manifest(published)
+    assert (manifest.schema_version, manifest.name) == (1, "test")
+    assert manifest.version == published.name
+    assert manifest.encoder == make_spec("document")
+    assert (manifest.metric, manifest.factory, manifest.search_parameters) == ("cosine", "Flat", {})
+    assert manifest.count == 60
+    assert manifest.filter_fields == {"department": 3, "rare": 2, "tags": 6}
+    assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
+    assert manifest.corpus.files == ["corpus.jsonl"]
+    corpus = manifest.corpus
+    assert (corpus.documents, corpus.unique_texts, corpus.rejected) == (60, 60, 0)
+    assert corpus.tokens > 0
+    assert manifest.recall.model_dump() == {
+        "k": 10,
+        "queries": 60,
+        "source": "first sentences of documents",
+        "target": 0.99,
+        "recall": 1.0,
+        "tried": {},
+    }
+    assert len(manifest.canaries) == 32
+    assert manifest.build_seconds > 0
+    assert "faiss-cpu" in manifest.libraries
+
+
+def test_row_i_of_the_documents_belongs_to_vector_i(published: Path) -> None:
+    for record in make_records(60):
+        assert found(published, f"{record['title']}\n{record['text']}") == {record["_id"]}
+
+
+def test_documents_of_one_text_are_all_found(build_version: Builder, indexes: Path) -> None:
+    records = make_records(20)
+    records.append(records[7] | {"_id": "copy"})
+    manifest = build_version(records)
+    assert (manifest.corpus.documents, manifest.corpus.unique_texts) == (21, 20)
+    text = f"{records[7]['title']}\n{records[7]['text']}"
+    assert found(indexes / "test" / manifest.version, text, k=2) == {"d0007", "copy"}
+
+
+def test_one_document_is_an_index(build_version: Builder) -> None:
+    manifest = build_version(make_records(1))
+    assert (manifest.count, len(manifest.canaries), manifest.recall.recall) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("factory", ["HNSW32", "HNSW16,SQ8"])
+def test_the_recall_report_of_hnsw_is_in_the_manifest(build_version: Builder, factory: str) -> None:
+    manifest = build_version(make_records(400), factory=factory, recall=0.9)
+    assert manifest.factory == factory
+    chosen = str(manifest.search_parameters["efSearch"])
+    assert list(manifest.recall.tried)[-1] == chosen
+    assert manifest.recall.tried[chosen] == manifest.recall.recall >= 0.9
+    assert (manifest.recall.target, manifest.recall.queries) == (0.9, 200)
+
+
+def test_held_out_queries_can_come_from_a_file(build_version: Builder, tmp_path: Path) -> None:
+    queries = write_jsonl(
+        tmp_path / "queries.jsonl", [{"_id": i, "text": "咳嗽"} for i in range(3)]
+    )
+    manifest = build_version(make_records(20), queries=queries)
+    assert (manifest.recall.source, manifest.recall.queries) == ("queries.jsonl", 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "queries.jsonl holds no queries"),
+        ('{"_id": 1, "text": "a"}\n{"_id": 2}\n', "queries.jsonl line 2: text is missing"),
+    ],
+)
+def test_queries_that_cannot_be_used_are_named_and_nothing_is_published(
+    build_version: Builder, tmp_path: Path, indexes: Path, content: str, message: str
+) -> None:
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(content)
+    with pytest.raises(CorpusError, match=message):
+        build_version(make_records(20), queries=queries)
+    assert list_versions(indexes, "test") == []
+
+
+class NanEncoder(BigramEncoder):
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        encoding = super().encode(texts)
+        encoding.vectors[["第7号" in text for text in texts]] = np.nan
+        return encoding
+
+
+class ShortEncoder(BigramEncoder):
+    """A query encoder of fewer dimensions than the documents have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = self.spec.model_copy(update={"dimension": 32})
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        encoding = super().encode(texts)
+        return replace(encoding, vectors=truncate_normalize(encoding.vectors, 32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "document", "query", "error", "message"),
+    [
+        ({"factory": "PQ8"}, BigramEncoder, BigramEncoder, CareError, "'PQ8' is not supported"),
+        ({"factory": "HNSW4"}, BigramEncoder, BigramEncoder, IndexVersionError, "below the target"),
+        ({}, NanEncoder, BigramEncoder, VectorError, "norm nan for document 'd0007'"),
+        ({}, BigramEncoder, ShortEncoder, EmbeddingSpaceError, "the query encoder 32"),
+        (
+            {},
+            BigramEncoder,
+            lambda: BigramEncoder(space="other-9", claims="bigrams-1"),
+            EmbeddingSpaceError,
+            "does not share the index's embedding space",
+        ),
+    ],
+    ids=["factory", "recall", "nan", "dimensions", "space"],
+)
+def test_a_build_that_fails_leaves_the_earlier_version_active(
+    published: Path,
+    indexes: Path,
+    options: OptionsMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    document: Callable[[], BigramEncoder],
+    query: Callable[[], BigramEncoder],
+    error: type[CareError],
+    message: str,
+) -> None:
+    # With one link looked at per query the target is out of reach.
+    monkeypatch.setattr("indexer.faiss_index._EF_SEARCH", (1,))
+    before = state(indexes)
+    with pytest.raises(error, match=message):
+        build(options(make_records(300), **changes), document(), query())
+    assert state(indexes) == before
+    verify_version(published)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 4, 10])
+def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
+    tmp_path: Path, batches: int
+) -> None:
+    def folder(name: str) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        write_jsonl(path / "corpus.jsonl", make_records(60))
+        return path
+
+    def run(path: Path) -> tuple[IndexManifest, int]:
+        encoder = BigramEncoder("document")
+        settings = build_options(path, path / "corpus.jsonl")
+        return build(settings, encoder, BigramEncoder("query"))[0], encoder.texts_seen
+
+    def results(path: Path, version: str) -> dict[str, bytes]:
+        files = only_folder(path / "builds" / "test").glob("shard-*")
+        data = [index_folder(path / "indexes", "test") / version / "vectors.faiss"]
+        return {file.name: file.read_bytes() for file in [*files, *data]}
+
+    killed, unbroken = folder("killed"), folder("unbroken")
+    command = [sys.executable, "-m", "tests.indexer.killed_build", str(killed), str(batches)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert list_versions(killed / "indexes", "test") == []
+
+    resumed, seen = run(killed)
+    whole = batches * BATCH_SIZE // SHARD_SIZE
+    assert seen == 60 - whole * SHARD_SIZE
+    expected, _ = run(unbroken)
+    assert results(killed, resumed.version) == results(unbroken, expected.version)
+    assert resumed.corpus == expected.corpus
+    assert resumed.files == expected.files
+
+
+class InterferingEncoder(BigramEncoder):
+    """Starts a second build, once, while the first is at work."""
+
+    def __init__(self, second: Callable[[], object]) -> None:
+        super().__init__("document")
+        self._second = second
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        with pytest.raises(CareError, match=r"another command is at work in .*: wait for it"):
+            self._second()
+        return super().encode(texts)
+
+
+def test_a_second_build_of_the_same_waits_its_turn(options: OptionsMaker) -> None:
+    settings = options(make_records(8))
+    encoder = InterferingEncoder(lambda: encode(settings, BigramEncoder("document")))
+    manifest, _ = build(settings, encoder, BigramEncoder("query"))
+    assert (manifest.count, encoder.texts_seen) == (8, 8)
+
+
+def test_an_index_is_up_to_date_until_corpus_encoder_or_factory_change(
+    options: OptionsMaker,
+) -> None:
+    spec = make_spec("document")
+    settings = options(make_records(20))
+    assert up_to_date(settings, spec) is None
+    manifest, _ = build(settings, BigramEncoder("document"), BigramEncoder("query"))
+    assert up_to_date(settings, spec) == manifest
+    assert up_to_date(settings, make_spec("document", "other-9")) is None
+    assert up_to_date(options(make_records(20), factory="HNSW32"), spec) is None
+    assert up_to_date(options(make_records(21)), spec) is None
+
+
+def test_a_damaged_index_is_not_up_to_date(published: Path, options: OptionsMaker) -> None:
+    edit_manifest(published, lambda manifest: manifest.update(count=61))
+    assert up_to_date(options(make_records(60)), make_spec("document")) is None
+
+
+@pytest.mark.parametrize("name", ["../escape", "a b", ""])
+def test_a_bad_name_is_refused_before_anything_is_written(
+    options: OptionsMaker, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(IndexVersionError, match="is no index name"):
+        encode(options(make_records(2), name=name), BigramEncoder("document"))
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]

@@ -1,0 +1,250 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.versions import current_version, list_versions
+from indexer.__main__ import main
+from indexer.verify import verify_version
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import only_folder, room_for, state
+
+pytestmark = pytest.mark.usefixtures("test_encoders")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(indexes: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command on index 'test' and returns its status, output and errors."""
+
+    def main_with(command: str, *arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([command, "--index", "test", "--indexes", str(indexes), *arguments])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return main_with
+
+
+@pytest.fixture
+def build(run: Run, tmp_path: Path, pair_file: Path) -> Run:
+    """Builds index 'test' from records, with the test encoder."""
+
+    def build_with(
+        records: list[dict[str, Any]], *arguments: str, command: str = "build"
+    ) -> tuple[int, str, str]:
+        corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+        folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
+        return run(command, "--corpus", str(corpus), *folders, *arguments)
+
+    return build_with
+
+
+def error_line(errors: str) -> str:
+    """The one line that a failed command ends with, behind its progress bars."""
+    lines = [line for line in errors.replace("\r", "\n").splitlines() if line.startswith("error: ")]
+    (line,) = lines
+    assert errors.endswith(f"{line}\n")
+    return line
+
+
+def test_build_says_what_it_did_and_what_is_active(build: Run, indexes: Path) -> None:
+    records = make_records(30)
+    status, output, _ = build([*records, records[3] | {"_id": "copy"}])
+    assert status == 0
+    version = current_version(indexes, "test")
+    lines = output.splitlines()
+    assert lines[0].startswith("corpus  31 documents, 30 different texts, ")
+    assert lines[1].startswith("encode  30 texts in ")
+    assert lines[2].startswith("index   Flat, 31 × 64, ")
+    assert "recall@10 1.0000 on 30 queries" in lines[2]
+    assert lines[-1] == f"active  {indexes / 'test' / version}"
+
+
+def test_a_second_build_uses_the_vectors_of_the_first(build: Run, indexes: Path) -> None:
+    build(make_records(30))
+    status, output, _ = build(make_records(30))
+    assert status == 0
+    assert "30 vectors were there from an earlier run" in output
+    assert "\nencode" not in output
+    assert len(list_versions(indexes, "test")) == 2
+
+
+def test_reuse_keeps_a_version_that_is_up_to_date(build: Run, indexes: Path) -> None:
+    build(make_records(10))
+    status, output, _ = build(make_records(10), "--reuse")
+    assert (status, output.count("it is up to date")) == (0, 1)
+    assert len(list_versions(indexes, "test")) == 1
+    assert build(make_records(11), "--reuse")[0] == 0
+    assert len(list_versions(indexes, "test")) == 2
+
+
+def test_encode_stops_at_the_shards(build: Run, indexes: Path, tmp_path: Path) -> None:
+    status, output, _ = build(make_records(10), "--shard-size", "4", command="encode")
+    folder = only_folder(tmp_path / "builds" / "test")
+    assert status == 0
+    assert output.endswith(f"shards  {folder}\n")
+    assert len(list(folder.glob("shard-*.npy"))) == 3
+    assert not indexes.exists()
+
+
+def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path) -> None:
+    status, output, _ = build([*make_records(9), {"_id": "bad"}], "--max-reject-rate", "0.1")
+    assert status == 0
+    assert "1 rejected" in output
+    rejects = only_folder(tmp_path / "builds" / "test") / "rejects.jsonl"
+    assert f"rejects are listed in {rejects}" in output
+    assert json.loads(rejects.read_text("utf-8"))["line"] == 10
+
+
+def test_versions_can_be_listed_switched_verified_and_pruned(build: Run, run: Run) -> None:
+    for count in (10, 11, 12):
+        build(make_records(count))
+    listed = run("list")[1].splitlines()
+    assert listed[0] == "test"
+    assert [line[2] for line in listed[1:]] == [" ", " ", "*"]
+    ids = [line[4:].split()[0] for line in listed[1:]]
+    assert "11 documents  Flat  bigrams-1" in listed[2]
+
+    assert run("rollback") == (0, f"active  {ids[1]}: reload the service to search it\n", "")
+    activate = run("activate", "--version", ids[0])
+    assert activate == (0, f"active  {ids[0]}: reload the service to search it\n", "")
+    assert run("verify")[1].endswith(f"whole   {ids[0]}\n")
+    assert run("verify", "--version", ids[2])[1].endswith(f"whole   {ids[2]}\n")
+    assert run("prune", "--keep", "1") == (0, f"deleted {ids[1]}\n", "")
+    assert [line[2:5] for line in run("list")[1].splitlines()[1:]] == [
+        f"* {ids[0][0]}",
+        f"  {ids[2][0]}",
+    ]
+
+
+def test_all_indexes_are_listed_without_a_name(
+    build: Run, indexes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", "--indexes", str(indexes)]) == 0
+    assert capsys.readouterr().out == f"no index in {indexes}\n"
+    build(make_records(5))
+    assert main(["list", "--indexes", str(indexes)]) == 0
+    assert capsys.readouterr().out.startswith("test\n  * ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pair", "none"], "unknown pair 'none': registered are "),
+        (["--pair", "none.toml"], "unknown pair 'none.toml'"),
+        (["--factory", "IVF64,Flat"], "factory 'IVF64,Flat' is not supported"),
+        (["--corpus", "none.jsonl"], "none.jsonl: there is no such file"),
+        (["--corpus", ""], "no corpus is named"),
+        (["--queries", "none.jsonl"], "none.jsonl: there is no such file"),
+        (["--index", "../a"], "'../a' is no index name"),
+    ],
+)
+def test_what_cannot_be_built_is_said_in_one_line_with_status_1(
+    build: Run, indexes: Path, arguments: list[str], message: str
+) -> None:
+    status, output, errors = build(make_records(3), *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {message}")
+    assert list_versions(indexes, "test") == []
+
+
+def test_a_bad_corpus_is_said_in_one_line_that_names_file_and_line(
+    build: Run, tmp_path: Path
+) -> None:
+    status, _, errors = build([*make_records(3), {"_id": "bad", "text": " "}])
+    assert status == 1
+    assert f"the first is {tmp_path / 'corpus.jsonl'} line 4: text is empty" in error_line(errors)
+
+
+# For 300 documents: text takes about 62 kB, vectors 77 kB, shards as much as they are asked for.
+@pytest.mark.parametrize(
+    ("room", "shard_size", "last_bar"),
+    [
+        (30_000, 16, "read"),
+        (70_000, 300, "encode"),
+        (70_000, 16, "index"),
+    ],
+)
+def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, room: int, shard_size: int, last_bar: str
+) -> None:
+    build(make_records(20))
+    before = state(indexes)
+    corpus = str(write_jsonl(tmp_path / "large.jsonl", make_records(300)))
+    arguments = ["--corpus", corpus, "--shard-size", str(shard_size)]
+    with room_for(room):
+        status, output, errors = build(make_records(1), *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {tmp_path}/")
+    assert re.findall(r"\r(\w+) *:", errors)[-1] == last_bar
+    assert state(indexes) == before
+    assert run("verify")[0] == 0
+    assert build(make_records(1), *arguments)[0] == 0
+    assert run("verify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["list"], "index 'test' has no active version"),
+        (["verify"], "index 'test' has no active version"),
+        (["verify", "--version", "x"], "manifest.json is missing"),
+        (["activate", "--version", "x"], "index 'test' has no version 'x'; it has: none"),
+        (["rollback"], "index 'test' has no active version"),
+        (["prune"], "index 'test' has no active version"),
+    ],
+)
+def test_without_a_version_each_command_says_so(run: Run, command: list[str], message: str) -> None:
+    status, output, errors = run(*command)
+    assert status == 1
+    assert output == ""
+    assert message in error_line(errors)
+
+
+def test_an_interrupted_build_says_how_to_go_on(
+    build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BigramEncoder, "encode", interrupt)
+        status, _, errors = build(make_records(3))
+    assert status == 130
+    assert "the same command goes on where this one stopped" in errors
+    assert build(make_records(3))[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--recall", "1.5"],
+        ["--max-reject-rate", "-1"],
+        ["--shard-size", "0"],
+        ["--batch-size", "x"],
+        ["--threads", "-2"],
+    ],
+)
+def test_a_number_out_of_range_is_a_usage_error(
+    build: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build(make_records(1), *arguments)
+    assert caught.value.code == 2
+    assert f"argument {arguments[0]}: invalid" in capsys.readouterr().err
+
+
+def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
+    with pytest.raises(SystemExit):
+        run("prune", "--keep", "-1")
+
+
+def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
+    build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
+    assert verify_version(indexes / "test" / current_version(indexes, "test")).factory == "HNSW16"

@@ -1,0 +1,220 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import CorpusError
+from core.types import Document
+from indexer import corpus
+from indexer.corpus import Place, Record, Reject, corpus_checksum, corpus_files, read_corpus
+from tests.conftest import make_records, write_jsonl
+
+GOOD = b'{"_id": "a", "text": "x"}'
+
+
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels > 1 else []
+
+
+def read(path: Path, content: bytes) -> list[Record]:
+    path.write_bytes(content)
+    return list(read_corpus([path]))
+
+
+def record(**fields: Any) -> bytes:
+    return json.dumps({"_id": "b", "text": "y"} | fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"_id": "b", "text": "\xff"}', "the line is not UTF-8 (byte 23)"),
+        ("{'_id': '发热'}".encode("gb18030"), "the line is not UTF-8 (byte 10)"),
+        (b'{"_id": "b", "text": "y"', "the line is not JSON: Expecting ',' delimiter (column 25)"),
+        (b"\x00", "the line is not JSON: Expecting value (column 1)"),
+        (GOOD + GOOD, "the line is not JSON: Extra data (column 26)"),
+        (b"[" * 100_000, "the line is not JSON: nested too deeply"),
+        (record(metadata={"n": float("nan")}), "the line is not JSON: NaN is no JSON number"),
+        (record(n=float("-inf")), "the line is not JSON: -Infinity is no JSON number"),
+        (b'{"_id": ' + b"1" * 5000 + b"}", "the line is not JSON: a number has too many digits"),
+        (b"[1]", "the line is not a JSON object"),
+        (b'"text"', "the line is not a JSON object"),
+        (b"null", "the line is not a JSON object"),
+        (b'{"text": "y"}', "_id is missing"),
+        (record(_id=""), "_id is missing"),
+        (record(_id=None), "_id is missing"),
+        (record(_id=True), "_id is not a string"),
+        (record(_id=1.5), "_id is not a string"),
+        (record(_id=["b"]), "_id is not a string"),
+        (record(_id="b\n"), "_id is longer than 512 characters or not printable"),
+        (record(_id="\ud800"), "_id is longer than 512 characters or not printable"),
+        (record(_id="b" * 513), "_id is longer than 512 characters or not printable"),
+        (b'{"_id": "b"}', "text is missing"),
+        (record(text=None), "text is missing"),
+        (record(text=1), "text is not a string"),
+        (record(text=""), "text is empty"),
+        (record(text=" \t\u3000\n\u200b"), "text is empty"),
+        (record(text="\ud83d"), "text holds half a surrogate pair"),
+        (
+            record(text="x" * 1_000_000),
+            "text has 1000000 characters; the limit is 100000: split it",
+        ),
+        (record(title=1), "title is not a string"),
+        (record(title="\ud83d"), "title holds half a surrogate pair"),
+        (record(metadata=[]), "metadata is not an object"),
+        (record(metadata="m"), "metadata is not an object"),
+        (record(metadata={"k": nested(32)}), "metadata is nested more than 32 levels deep"),
+        (record(metadata={"k": "\ud83d"}), "metadata holds half a surrogate pair"),
+        (
+            b'{"_id": "b", "text": "y", "metadata": {"n": 1e999}}',
+            "metadata cannot be written as JSON: Out of range float values are not JSON compliant",
+        ),
+    ],
+)
+def test_a_bad_line_is_rejected_by_place_and_reason_and_the_next_is_read(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    path = tmp_path / "c.jsonl"
+    records = read(path, line + b"\n" + GOOD + b"\n")
+    assert records == [
+        (Place(str(path), 1), Reject(reason)),
+        (Place(str(path), 2), Document("a", "x")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "document"),
+    [
+        (GOOD, Document("a", "x")),
+        (b"\xef\xbb\xbf" + GOOD, Document("a", "x")),
+        (GOOD + b"\r", Document("a", "x")),
+        (b'{"id": "a", "text": "x"}', Document("a", "x")),
+        (b'{"_id": "a", "id": "other", "text": "x"}', Document("a", "x")),
+        (b'{"_id": 7, "text": "x"}', Document("7", "x")),
+        (b'{"_id": 0, "text": "x"}', Document("0", "x")),
+        (record(title=None, metadata=None), Document("b", "y")),
+        (record(title="t", metadata={"k": [1]}), Document("b", "y", "t", {"k": [1]})),
+        (record(metadata={"k": nested(31)}), Document("b", "y", "", {"k": nested(31)})),
+        (record(_id="b" * 512), Document("b" * 512, "y")),
+        (record(text="x" * 100_000), Document("b", "x" * 100_000)),
+        (record(text="\ud83d\ude00"), Document("b", "😀")),
+        (record(surprise=1), Document("b", "y")),
+    ],
+)
+def test_a_good_line_is_a_document(tmp_path: Path, line: bytes, document: Document) -> None:
+    records = read(tmp_path / "c.jsonl", line)
+    assert [content for _, content in records] == [document]
+
+
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    records = read(tmp_path / "c.jsonl", b"\n \r\n" + GOOD + b"\n\n" + record())
+    assert [place.line for place, _ in records] == [3, 5]
+
+
+def test_a_line_without_end_is_rejected_without_being_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 64)
+    long = record(text="x" * 200)
+    records = read(tmp_path / "c.jsonl", b"\n".join([GOOD, long, GOOD, long]))
+    reject = Reject("the line is longer than 64 bytes")
+    assert [content for _, content in records] == [Document("a", "x"), reject] * 2
+    assert [place.line for place, _ in records] == [1, 2, 3, 4]
+
+
+def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
+    records = make_records(2500)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "c.parquet")
+    write_jsonl(tmp_path / "c.jsonl", records)
+    from_parquet = list(read_corpus([tmp_path / "c.parquet"]))
+    from_jsonl = list(read_corpus([tmp_path / "c.jsonl"]))
+    assert [content for _, content in from_parquet] == [content for _, content in from_jsonl]
+    assert [place.line for place, _ in from_parquet] == list(range(1, 2501))
+
+
+def test_a_bad_row_of_parquet_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"_id": ["a", None, "c"], "text": ["x", "y", " "]}), path)
+    assert list(read_corpus([path])) == [
+        (Place(str(path), 1), Document("a", "x")),
+        (Place(str(path), 2), Reject("_id is missing")),
+        (Place(str(path), 3), Reject("text is empty")),
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 3, 100, -1])
+def test_a_cut_parquet_file_is_an_error_that_names_it(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"_id": ["a"], "text": ["x"]}), path)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CorpusError, match=r"c\.parquet cannot be read"):
+        list(read_corpus([path]))
+
+
+def test_parquet_text_that_is_not_utf8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    offsets, data = pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")
+    text = pa.StringArray.from_buffers(1, offsets, data)
+    pq.write_table(pa.table({"_id": ["a"], "text": text}), path)
+    with pytest.raises(CorpusError, match=r"c\.parquet cannot be read"):
+        list(read_corpus([path]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three corpus files at two depths, and one that is none."""
+    for name in ("b.jsonl", "a.jsonl", "deep/c.parquet", "notes.txt"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("corpus", "names"),
+    [
+        ("", ["a.jsonl", "b.jsonl", "deep/c.parquet"]),
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("**/*.parquet", ["deep/c.parquet"]),
+        ("deep", ["deep/c.parquet"]),
+        ("b.jsonl", ["b.jsonl"]),
+    ],
+)
+def test_a_path_a_folder_and_a_glob_name_files_in_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, corpus: str, names: list[str]
+) -> None:
+    assert corpus_files(str(folder / corpus)) == [folder / name for name in names]
+    monkeypatch.chdir(folder.parent)
+    assert corpus_files(f"data/{corpus}") == [Path("data") / name for name in names]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ("none.jsonl", "none.jsonl: there is no such file"),
+        ("*.csv", r"\*.csv: there is no such file"),
+        ("notes.txt", "notes.txt is neither .jsonl nor .parquet"),
+        ("*", "notes.txt is neither .jsonl nor .parquet"),
+        ("**.jsonl", r"\*\*.jsonl is not a glob"),
+    ],
+)
+def test_a_corpus_that_is_not_there_is_named(folder: Path, corpus: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        corpus_files(str(folder / corpus))
+
+
+def test_a_folder_without_a_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="nor a folder with"):
+        corpus_files(str(tmp_path))
+
+
+def test_the_checksum_depends_on_contents_and_their_order_alone(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
+    for path, content in zip(paths, ("1", "2", "1"), strict=True):
+        path.write_text(content)
+    a, b, c = paths
+    assert corpus_checksum([a, b]) == corpus_checksum([c, b])
+    assert len({corpus_checksum(files) for files in ([a], [b], [a, b], [b, a], [a, c])}) == 5

@@ -1,0 +1,148 @@
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import VectorError
+from core.text import document_text
+from core.types import Encoding, FloatArray
+from indexer.build import encode
+from indexer.shards import whole_shards
+from tests.conftest import make_records
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE
+from tests.indexer.conftest import OptionsMaker
+
+
+def shards(folder: Path) -> FloatArray:
+    return np.concatenate([np.load(path) for path in sorted(folder.glob("shard-*.npy"))])
+
+
+class RecordingEncoder(BigramEncoder):
+    def __init__(self) -> None:
+        super().__init__("document")
+        self.batches: list[list[str]] = []
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        self.batches.append(list(texts))
+        return super().encode(texts)
+
+
+class SpoilingEncoder(BigramEncoder):
+    """Changes the vectors of the batch that holds one text."""
+
+    def __init__(self, spoil: Callable[[FloatArray, int], FloatArray], text: str) -> None:
+        super().__init__("document")
+        self._spoil = spoil
+        self._text = text
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        encoding = super().encode(texts)
+        rows = [row for row, text in enumerate(texts) if self._text in text]
+        if not rows:
+            return encoding
+        return replace(encoding, vectors=self._spoil(encoding.vectors.copy(), rows[0]))
+
+
+def scaled(factor: float) -> Callable[[FloatArray, int], FloatArray]:
+    def spoil(vectors: FloatArray, row: int) -> FloatArray:
+        vectors[row] *= factor
+        return vectors
+
+    return spoil
+
+
+def test_vector_i_is_that_of_text_i_under_the_text_rules(options: OptionsMaker) -> None:
+    records = make_records(50)
+    encoded = encode(options(records), BigramEncoder("document"))
+    texts = [document_text(record["title"], record["text"]) for record in records]
+    np.testing.assert_array_equal(
+        shards(encoded.folder), BigramEncoder("document").encode(texts).vectors
+    )
+    assert [record.rows for record in whole_shards(encoded.folder)] == [SHARD_SIZE] * 3 + [2]
+
+
+def test_batches_are_full_and_hold_texts_of_like_length(options: OptionsMaker) -> None:
+    records = [{"_id": i, "text": "字" * (i * 7 % 48 + 1)} for i in range(48)]
+    encoder = RecordingEncoder()
+    encode(options(records), encoder)
+    assert {len(batch) for batch in encoder.batches} == {BATCH_SIZE}
+    per_shard = SHARD_SIZE // BATCH_SIZE
+    for start in range(0, len(encoder.batches), per_shard):
+        batches = encoder.batches[start : start + per_shard]
+        lengths = [len(text) for batch in batches for text in batch]
+        assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_text_is_encoded_once_however_many_documents_have_it(options: OptionsMaker) -> None:
+    records = make_records(20)
+    copies = [record | {"_id": f"copy-{record['_id']}"} for record in records]
+    encoder = BigramEncoder("document")
+    encoded = encode(options(records + copies), encoder)
+    assert encoder.texts_seen == encoded.summary.texts == 20
+    assert encoded.staged.documents == 40
+
+
+def test_tokens_and_cut_texts_are_counted(options: OptionsMaker) -> None:
+    records = [{"_id": i, "text": str(i) * 150 * (i + 1)} for i in range(3)]
+    summary = encode(options(records), BigramEncoder("document")).summary
+    assert (summary.texts, summary.tokens, summary.truncated) == (3, 150 + 200 + 200, 2)
+
+
+def test_a_finished_corpus_is_not_encoded_again(options: OptionsMaker) -> None:
+    first = encode(options(make_records(40)), BigramEncoder("document"))
+    encoder = BigramEncoder("document")
+    second = encode(options(make_records(40)), encoder)
+    assert encoder.texts_seen == 0
+    assert second.summary.resumed_texts == 40
+    assert (second.folder, second.summary.tokens) == (first.folder, first.summary.tokens)
+
+
+@pytest.mark.parametrize("changes", [{"shard_size": 8}, {"batch_size": 2}])
+def test_other_settings_do_not_share_shards(options: OptionsMaker, changes: dict[str, int]) -> None:
+    encode(options(make_records(20)), BigramEncoder("document"))
+    encoder = BigramEncoder("document")
+    encode(options(make_records(20), **changes), encoder)
+    assert encoder.texts_seen == 20
+
+
+def test_another_encoder_does_not_share_shards(options: OptionsMaker) -> None:
+    encode(options(make_records(20)), BigramEncoder("document"))
+    encoder = BigramEncoder("document", space="other-9")
+    encode(options(make_records(20)), encoder)
+    assert encoder.texts_seen == 20
+
+
+def test_a_damaged_shard_and_those_after_it_are_encoded_again(options: OptionsMaker) -> None:
+    folder = encode(options(make_records(60)), BigramEncoder("document")).folder
+    expected = shards(folder)
+    damaged = folder / "shard-00002.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\0")
+    encoder = BigramEncoder("document")
+    encode(options(make_records(60)), encoder)
+    assert encoder.texts_seen == 60 - 2 * SHARD_SIZE
+    np.testing.assert_array_equal(shards(folder), expected)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (scaled(np.nan), "a vector of norm nan for document 'd0020'"),
+        (scaled(np.inf), "a vector of norm (inf|nan) for document 'd0020'"),
+        (scaled(0), "a vector of norm 0.0 for document 'd0020'"),
+        (scaled(1.01), r"a vector of norm 1\.0[01]\d* for document 'd0020'"),
+        (lambda vectors, _: vectors[:1], r"an array of shape \(1, 64\) for 4 documents"),
+        (lambda vectors, _: vectors[:, :32], r"shape \(4, 32\) .* instead of 64 dimensions"),
+    ],
+    ids=["nan", "infinite", "zero", "not unit", "too few", "too short"],
+)
+def test_a_bad_vector_is_refused_and_its_shard_is_not_kept(
+    options: OptionsMaker, spoil: Callable[[FloatArray, int], FloatArray], message: str
+) -> None:
+    with pytest.raises(VectorError, match=message):
+        encode(options(make_records(40)), SpoilingEncoder(spoil, "第20号"))
+    encoder = BigramEncoder("document")
+    encode(options(make_records(40)), encoder)
+    assert encoder.texts_seen == 40 - SHARD_SIZE

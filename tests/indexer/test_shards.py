@@ -1,0 +1,92 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.types import FloatArray
+from indexer.shards import ShardedVectors, ids_path, vectors_path, whole_shards, write_shard
+
+SIZE, DIMENSION = 5, 3
+
+
+def shard_vectors(shard: int) -> FloatArray:
+    return np.random.default_rng(shard).normal(size=(SIZE, DIMENSION)).astype(np.float32)
+
+
+def write(folder: Path, shard: int) -> None:
+    ids = [f"文{shard}-{i}" for i in range(SIZE)]
+    write_shard(folder, shard, shard_vectors(shard), ids, tokens=10 * shard, truncated=shard)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A build folder with three whole shards."""
+    for shard in range(3):
+        write(tmp_path, shard)
+    return tmp_path
+
+
+def whole(folder: Path) -> list[int]:
+    return [record.shard for record in whole_shards(folder)]
+
+
+def test_a_shard_is_a_plain_array_a_list_of_ids_and_a_record(folder: Path) -> None:
+    np.testing.assert_array_equal(np.load(vectors_path(folder, 1)), shard_vectors(1))
+    assert ids_path(folder, 1).read_text("utf-8").split() == [f"文1-{i}" for i in range(SIZE)]
+    record = whole_shards(folder)[1]
+    assert (record.shard, record.rows, record.tokens, record.truncated) == (1, SIZE, 10, 1)
+
+
+def test_a_folder_without_journal_has_no_whole_shard(tmp_path: Path) -> None:
+    assert whole_shards(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x01"),
+    ],
+    ids=["missing", "cut", "changed"],
+)
+@pytest.mark.parametrize("path_of", [vectors_path, ids_path])
+def test_shards_from_a_damaged_one_on_are_not_whole(
+    folder: Path, path_of: Callable[[Path, int], Path], damage: Callable[[Path], object]
+) -> None:
+    damage(path_of(folder, 1))
+    assert whole(folder) == [0]
+    write(folder, 1)
+    assert whole(folder) == [0, 1, 2]
+
+
+def test_a_journal_cut_anywhere_in_a_line_keeps_the_lines_before_and_those_written_after(
+    folder: Path,
+) -> None:
+    journal = folder / "journal.jsonl"
+    content = journal.read_bytes()
+    last = content.index(b'{"shard":2')
+    for size in (last, last + 1, last + 20, len(content) - 2, len(content) - 1):
+        journal.write_bytes(content[:size])
+        assert whole(folder) in ([0, 1], [0, 1, 2])
+        write(folder, 2)
+        assert whole(folder) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("line", [b"[]", b"7", b'{"shard": 1}', b"not json"])
+def test_foreign_lines_of_a_journal_are_passed_over(folder: Path, line: bytes) -> None:
+    journal = folder / "journal.jsonl"
+    journal.write_bytes(line + b"\n" + journal.read_bytes() + line)
+    assert whole(folder) == [0, 1, 2]
+
+
+def test_each_document_has_the_vector_of_its_text(folder: Path) -> None:
+    vector_of = np.array([0, 14, 3, 3, 5, 4, 9, 10])
+    vectors = ShardedVectors(folder, SIZE, vector_of)
+    expected = np.concatenate([shard_vectors(shard) for shard in range(3)])[vector_of]
+    assert (len(vectors), vectors.dimension) == (8, DIMENSION)
+    np.testing.assert_array_equal(vectors.take(np.array([7, 0, 0, 2])), expected[[7, 0, 0, 2]])
+    starts, chunks = zip(*vectors.chunks(3), strict=True)
+    assert starts == (0, 3, 6)
+    np.testing.assert_array_equal(np.concatenate(chunks), expected)

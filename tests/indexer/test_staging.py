@@ -1,0 +1,128 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.documents import DocumentReader
+from core.errors import CorpusError
+from core.filters import FilterReader
+from indexer.staging import SUMMARY, StagedCorpus, stage, unique_text_rows, vector_of_row
+from tests.conftest import make_records, write_jsonl
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return tmp_path / "corpus.jsonl"
+
+
+def run(corpus: Path, max_reject_rate: float = 0.0) -> StagedCorpus:
+    return stage(
+        [corpus], "checksum", corpus.parent, max_reject_rate=max_reject_rate, progress=False
+    )
+
+
+def staged_texts(folder: Path) -> list[str]:
+    return [document.text for document in DocumentReader(folder / "documents.arrow")]
+
+
+def with_bad(good: int, bad: int) -> list[dict[str, Any]]:
+    return make_records(good) + [{"_id": f"bad{i}"} for i in range(bad)]
+
+
+def test_documents_filters_and_counts_are_laid_out(corpus: Path) -> None:
+    records = make_records(20)
+    staged = run(write_jsonl(corpus, records))
+    assert (staged.documents, staged.unique_texts, staged.rejected) == (20, 20, 0)
+    assert (staged.checksum, staged.files) == ("checksum", ["corpus.jsonl"])
+    documents = list(DocumentReader(corpus.parent / "documents.arrow"))
+    assert [d.id for d in documents] == [record["_id"] for record in records]
+    assert [d.metadata for d in documents] == [record["metadata"] for record in records]
+    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
+    rows = reader.rows({"rare": [True]})
+    assert rows is not None
+    assert rows.tolist() == [10]
+
+
+def test_equal_texts_share_a_vector_and_titles_tell_texts_apart(corpus: Path) -> None:
+    contents = [("", "甲"), ("", "乙"), ("", " 甲\u200b"), ("题", "甲"), ("", "乙"), ("题", "甲")]
+    records = [{"_id": i, "title": t, "text": x} for i, (t, x) in enumerate(contents)]
+    staged = run(write_jsonl(corpus, records))
+    assert (staged.documents, staged.unique_texts) == (6, 3)
+    assert unique_text_rows(corpus.parent).tolist() == [0, 1, 3]
+    assert vector_of_row(corpus.parent).tolist() == [0, 1, 0, 2, 1, 2]
+
+
+def test_a_duplicate_id_is_an_error_that_names_both_places(corpus: Path) -> None:
+    records = make_records(6)
+    records[4]["_id"] = records[1]["_id"]
+    records[5]["_id"] = records[1]["_id"]
+    message = (
+        f"{corpus} line 5: _id 'd0001' is a duplicate of {corpus} line 2; 2 ids are duplicates"
+    )
+    with pytest.raises(CorpusError) as caught:
+        run(write_jsonl(corpus, records))
+    assert str(caught.value) == message
+
+
+def test_a_whole_number_and_its_text_are_the_same_id(corpus: Path) -> None:
+    write_jsonl(corpus, [{"_id": 1, "text": "a"}, {"_id": "1", "text": "b"}])
+    with pytest.raises(CorpusError, match=r"line 2: _id '1' is a duplicate of .* line 1"):
+        run(corpus)
+
+
+def test_rejects_are_listed_with_their_place_and_nothing_else_is_lost(corpus: Path) -> None:
+    write_jsonl(corpus, with_bad(98, 2))
+    staged = run(corpus, max_reject_rate=0.02)
+    assert (staged.documents, staged.rejected) == (98, 2)
+    assert staged_texts(corpus.parent) == [record["text"] for record in make_records(98)]
+    lines = (corpus.parent / "rejects.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"file": str(corpus), "line": line, "reason": "text is missing"} for line in (99, 100)
+    ]
+
+
+def test_too_many_rejects_are_an_error_that_names_the_first(corpus: Path) -> None:
+    write_jsonl(corpus, with_bad(97, 3))
+    with pytest.raises(CorpusError) as caught:
+        run(corpus, max_reject_rate=0.02)
+    assert str(caught.value) == (
+        "3 of 100 records are rejected (3.0%, allowed 2.0%); "
+        f"the first is {corpus} line 98: text is missing; "
+        f"all are listed in {corpus.parent / 'rejects.jsonl'}"
+    )
+
+
+def test_a_later_run_may_allow_fewer_rejects_or_more(corpus: Path) -> None:
+    write_jsonl(corpus, with_bad(9, 1))
+    staged = run(corpus, max_reject_rate=0.1)
+    with pytest.raises(CorpusError, match="1 of 10 records are rejected"):
+        run(corpus, max_reject_rate=0.05)
+    assert run(corpus, max_reject_rate=0.2) == staged
+
+
+def test_rejects_alone_are_never_enough(corpus: Path) -> None:
+    with pytest.raises(CorpusError, match="2 of 2 records are rejected"):
+        run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_corpus_is_refused(corpus: Path, content: str) -> None:
+    corpus.write_text(content)
+    with pytest.raises(CorpusError, match="the corpus is empty"):
+        run(corpus, max_reject_rate=1)
+
+
+def test_a_finished_pass_is_read_and_not_done_again(corpus: Path) -> None:
+    staged = run(write_jsonl(corpus, make_records(5)))
+    corpus.unlink()
+    assert run(corpus) == staged
+
+
+def test_a_pass_that_was_killed_is_done_again(corpus: Path) -> None:
+    folder = corpus.parent
+    staged = run(write_jsonl(corpus, make_records(5)))
+    (folder / SUMMARY).unlink()
+    (folder / "documents.arrow").write_bytes(b"half")
+    assert run(corpus) == staged
+    assert staged_texts(folder) == [record["text"] for record in make_records(5)]

@@ -1,0 +1,133 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.canaries import make_canaries
+from core.errors import IndexVersionError
+from core.files import sha256_file
+from core.types import FloatArray
+from indexer.verify import verify_version
+from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import edit_manifest
+
+FILES = ("vectors.faiss", "documents.arrow", "filters.arrow")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(IndexVersionError) as caught:
+        verify_version(folder)
+    return str(caught.value)
+
+
+def adopt(folder: Path, foreign: Path, name: str) -> None:
+    """Replaces one file by another index's and fixes the manifest's record of it."""
+    path = folder / name
+    shutil.copyfile(foreign / name, path)
+    record = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    edit_manifest(folder, lambda manifest: manifest["files"].update({name: record}))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes instead of"),
+        (flip, "is corrupt"),
+    ],
+    ids=["missing", "cut", "flipped"],
+)
+def test_a_damaged_file_is_named(
+    published: Path, name: str, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(published / name)
+    assert refusal(published).startswith(f"{published / name} ")
+    assert message in refusal(published)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "manifest.json has schema version 2"),
+        ({"count": 61}, "holds 60 vectors and 60 documents; the manifest counts 61"),
+        ({"filter_fields": {"department": 3}}, "filters.arrow does not hold the values"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(
+    published: Path, change: dict[str, Any], message: str
+) -> None:
+    edit_manifest(published, lambda manifest: manifest.update(change))
+    assert message in refusal(published)
+
+
+def test_a_manifest_of_other_dimensions_is_refused(published: Path) -> None:
+    edit_manifest(published, lambda manifest: manifest["encoder"].update(dimension=32))
+    assert "has 64 dimensions instead of 32" in refusal(published)
+
+
+def test_a_broken_manifest_is_named(published: Path) -> None:
+    (published / "manifest.json").write_text("{")
+    assert refusal(published).startswith(f"{published / 'manifest.json'} is not valid")
+
+
+def canaries(vectors: FloatArray) -> dict[str, Any]:
+    texts = ["a"] * len(vectors)
+    return {"canaries": [canary.model_dump() for canary in make_canaries(texts, vectors)]}
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (BigramEncoder(space="other-9").encode(["甲", "乙"]).vectors, "are not among its vectors"),
+        (BigramEncoder().encode(["甲"]).vectors[:, :32], "have 32 dimensions instead of 64"),
+    ],
+)
+def test_foreign_canaries_are_refused(published: Path, vectors: FloatArray, message: str) -> None:
+    edit_manifest(published, lambda manifest: manifest.update(canaries(vectors)))
+    assert refusal(published) == f"{published}: its canaries {message}"
+
+
+@pytest.fixture
+def foreign(build_version: Builder, published: Path, indexes: Path) -> Callable[..., Path]:
+    """Builds another version and returns its folder."""
+
+    def make(count: int, **options: Any) -> Path:
+        return indexes / "test" / build_version(make_records(count), **options).version
+
+    return make
+
+
+def test_vectors_of_another_index_are_refused_though_every_checksum_is_right(
+    published: Path, foreign: Callable[..., Path]
+) -> None:
+    adopt(published, foreign(60, space="other-9"), "vectors.faiss")
+    assert refusal(published) == f"{published}: its canaries are not among its vectors"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vectors.faiss", "holds 59 vectors and 60 documents; the manifest counts 60"),
+        ("documents.arrow", "holds 60 vectors and 59 documents; the manifest counts 60"),
+    ],
+)
+def test_files_of_different_counts_are_refused(
+    published: Path, foreign: Callable[..., Path], name: str, message: str
+) -> None:
+    adopt(published, foreign(59), name)
+    assert message in refusal(published)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "HNSW4", "HNSW32,SQ8", "HNSW32,SQfp16"])
+def test_a_whole_version_of_any_kind_passes(foreign: Callable[..., Path], factory: str) -> None:
+    assert verify_version(foreign(300, factory=factory, recall=0.5)).factory == factory
