@@ -32,9 +32,11 @@ def main() -> int:
     except CareError as error:
         print(f"error: {error}", file=sys.stderr)
     else:
+        config = uvicorn.Config(app, log_level=settings.log_level, access_log=False)
+        # From here on connections are accepted, if only into the backlog.
+        listener.listen(config.backlog)
         host, port = listener.getsockname()[:2]
         print(f"serving index '{settings.index}' on http://{host}:{port}", flush=True)
-        config = uvicorn.Config(app, log_level=settings.log_level, access_log=False)
         uvicorn.Server(config).run(sockets=[listener])
         return 0
     return 1
