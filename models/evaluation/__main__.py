@@ -17,7 +17,7 @@ from models.evaluation.beir import read_qrels, read_queries
 from models.evaluation.bm25 import K1, B, bm25_run
 from models.evaluation.http import running_service, search_run
 from models.evaluation.scores import MEASURES, score
-from models.pairs import DEFAULT_PAIR
+from models.pairs import DEFAULT_PAIR, load_pair
 
 _TOP_K = 100
 _LIBRARIES = ("bm25s", "faiss-cpu", "ir-measures", "jieba", "numpy", "onnxruntime", "tokenizers")
@@ -65,7 +65,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         seconds = time.perf_counter() - started
     baseline = bm25_run(DocumentReader(folder / documents.FILE_NAME), queries, _TOP_K)
     scores = {
-        f"{options.pair}, {manifest.factory}, HTTP": score(qrels, run),
+        f"{load_pair(options.pair).name}, {manifest.factory}, HTTP": score(qrels, run),
         f"BM25 (bm25s, jieba, k1 {K1}, b {B})": score(qrels, baseline),
     }
     print(f"{len(queries):,} judged queries, {manifest.count:,} documents, {manifest.version}")
