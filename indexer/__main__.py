@@ -93,23 +93,25 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 
 def _share(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number <= 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
     return number
 
 

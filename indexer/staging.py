@@ -159,5 +159,5 @@ def _check_ids(digests: bytearray, places: list[Place], folder: Path) -> None:
     id_ = DocumentReader(folder / documents.FILE_NAME).id(row)
     raise CorpusError(
         f"{places[row]}: _id '{id_}' is a duplicate of {places[int(first[row_of[row]])]}; "
-        f"{len(repeats)} ids are duplicates"
+        f"duplicates in all: {len(repeats)}"
     )

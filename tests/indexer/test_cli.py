@@ -222,22 +222,23 @@ def test_an_interrupted_build_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        ["--recall", "1.5"],
-        ["--max-reject-rate", "-1"],
-        ["--shard-size", "0"],
-        ["--batch-size", "x"],
-        ["--threads", "-2"],
+        (["--recall", "1.5"], "'1.5' is not a number from 0 to 1"),
+        (["--max-reject-rate", "-1"], "'-1' is not a number from 0 to 1"),
+        (["--recall", "high"], "'high' is not a number from 0 to 1"),
+        (["--shard-size", "0"], "must be at least 1"),
+        (["--batch-size", "x"], "'x' is not a whole number"),
+        (["--threads", "-2"], "'-2' is not a whole number"),
     ],
 )
 def test_a_number_out_of_range_is_a_usage_error(
-    build: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    build: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         build(make_records(1), *arguments)
     assert caught.value.code == 2
-    assert f"argument {arguments[0]}: invalid" in capsys.readouterr().err
+    assert f"argument {arguments[0]}: {message}" in capsys.readouterr().err
 
 
 def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:

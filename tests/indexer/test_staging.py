@@ -58,7 +58,7 @@ def test_a_duplicate_id_is_an_error_that_names_both_places(corpus: Path) -> None
     records[4]["_id"] = records[1]["_id"]
     records[5]["_id"] = records[1]["_id"]
     message = (
-        f"{corpus} line 5: _id 'd0001' is a duplicate of {corpus} line 2; 2 ids are duplicates"
+        f"{corpus} line 5: _id 'd0001' is a duplicate of {corpus} line 2; duplicates in all: 2"
     )
     with pytest.raises(CorpusError) as caught:
         run(write_jsonl(corpus, records))
