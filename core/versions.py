@@ -54,7 +54,7 @@ def current_version(root: Path, name: str) -> str:
     """
     path = index_folder(root, name) / _CURRENT
     try:
-        version = path.read_text(encoding="utf-8").strip()
+        version = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise IndexVersionError(
             f"index '{name}' has no active version in {root}: build it with "

@@ -14,6 +14,8 @@ from core.types import IndexManifest
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+UNMATCHED = "unmatched"  # stands for every path that no route has: a label must be bounded
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
 
 
@@ -84,7 +86,7 @@ class Metrics:
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Makes the request series of each route and each status that it documents."""
-        for route, codes in statuses.items():
+        for route, codes in {**statuses, UNMATCHED: [404]}.items():
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))

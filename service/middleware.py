@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.metrics import Metrics
+from service.metrics import UNMATCHED, Metrics
 from service.problems import problem_response
 
 _LOG = logging.getLogger("care.service")
@@ -47,6 +47,13 @@ class RequestContext:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
+        departed = False
+
+        async def receive_or_depart() -> Message:
+            nonlocal departed
+            message = await receive()
+            departed |= message["type"] == "http.disconnect" and not status
+            return message
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -62,7 +69,7 @@ class RequestContext:
         started = time.perf_counter()
         with self._metrics.in_flight.track_inprogress():
             try:
-                await self._app(scope, receive, send_with_headers)
+                await self._app(scope, receive_or_depart, send_with_headers)
             except Exception as error:
                 _LOG.error(
                     "request %s failed with %s\n%s",
@@ -74,8 +81,8 @@ class RequestContext:
                     raise
                 response = problem_response(500, "an unexpected error", request_id)
                 await response(scope, receive, send_with_headers)
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self._metrics.requests.labels(route, str(status or 499)).inc()
+        route = getattr(scope.get("route"), "path", UNMATCHED)
+        self._metrics.requests.labels(route, "499" if departed else str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
 
 

@@ -15,6 +15,9 @@ from service.schemas import FieldError, Problem
 
 MEDIA_TYPE = "application/problem+json"
 
+_MAX_ERRORS = 16
+_NOT_JSON = FieldError(field="body", message="is not valid JSON")
+
 
 def problem_response(
     status: int,
@@ -43,6 +46,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OverloadedError, _overloaded)
     app.add_exception_handler(IndexVersionError, _bad_index)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPStatus.BAD_REQUEST, _unreadable_body)
 
 
 def _respond(
@@ -57,7 +61,8 @@ def _respond(
 
 def _invalid_request(request: Request, error: Exception) -> Response:
     """Names the fields at fault; the input itself, which may be a query, is left out."""
-    errors = [_field_error(e) for e in cast("RequestValidationError", error).errors()]
+    found = cast("RequestValidationError", error).errors()
+    errors = [_field_error(e) for e in found[:_MAX_ERRORS]]
     first = errors[0]
     return _respond(request, 422, f"{first.field}: {first.message}", errors)
 
@@ -65,10 +70,15 @@ def _invalid_request(request: Request, error: Exception) -> Response:
 def _field_error(error: dict[str, object]) -> FieldError:
     location = cast("tuple[int | str, ...]", error["loc"])[1:]
     if error["type"] == "json_invalid":
-        return FieldError(field="body", message="is not valid JSON")
+        return _NOT_JSON
     field = ".".join(str(part)[:64] for part in location) or "body"
     field = field.encode(errors="replace").decode()
     return FieldError(field=field, message=str(error["msg"]))
+
+
+def _unreadable_body(request: Request, error: Exception) -> Response:
+    """Answers FastAPI's 400 for what its parser gives up on: bytes that are not UTF-8, for one."""
+    return _respond(request, 422, f"{_NOT_JSON.field}: {_NOT_JSON.message}", [_NOT_JSON])
 
 
 def _bad_query(request: Request, error: Exception) -> Response:

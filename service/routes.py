@@ -60,7 +60,7 @@ def _require_admin(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> None:
     challenge = {"WWW-Authenticate": "Bearer"}
-    if settings.admin_token is None:
+    if not settings.admin_token:
         raise HTTPException(
             401, "closed: the service was started without CARE_ADMIN_TOKEN", challenge
         )
@@ -83,10 +83,10 @@ async def search(body: SearchRequest, engine: EngineOf) -> SearchResponse:
 @router.post("/search/batch", responses=_problems(413, 422, 429), response_model_exclude_unset=True)
 async def search_batch(body: BatchRequest, engine: EngineOf, settings: SettingsOf) -> BatchResponse:
     """Answers several queries from one index version, in order."""
-    if len(body.queries) > settings.max_batch:
-        raise QueryError(
-            "queries", f"holds {len(body.queries)} queries; the limit is {settings.max_batch}"
-        )
+    # More than may be in flight would be answered with 429 for ever.
+    limit = min(settings.max_batch, settings.max_in_flight)
+    if len(body.queries) > limit:
+        raise QueryError("queries", f"holds {len(body.queries)} queries; the limit is {limit}")
     answers = await engine.search([_query(query) for query in body.queries], batch=True)
     return BatchResponse(
         results=[

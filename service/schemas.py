@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
 )
@@ -28,8 +31,15 @@ def _check_unicode(text: str) -> str:
     return text
 
 
+def _check_filter_item(value: object) -> object:
+    """Makes one error of a wrong value, where a union makes one for each of its types."""
+    if not isinstance(value, str | int | bool):
+        raise PydanticCustomError("filter_item", "is not text, a whole number or a boolean")
+    return _check_unicode(value) if isinstance(value, str) else value
+
+
 Text = Annotated[StrictStr, AfterValidator(_check_unicode)]
-FilterItem = Text | StrictInt | StrictBool
+FilterItem = Annotated[StrictStr | StrictInt | StrictBool, BeforeValidator(_check_filter_item)]
 
 
 class _Request(BaseModel):
@@ -47,7 +57,7 @@ class SearchRequest(_Request):
         description="Accepted values by metadata field; every field must match.",
         examples=[{"department": ["心血管科"]}],
     )
-    min_score: float | None = Field(
+    min_score: StrictFloat | None = Field(
         None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
     )
     include: list[Include] = Field(
@@ -58,7 +68,8 @@ class SearchRequest(_Request):
 class BatchRequest(_Request):
     """Several queries, answered in order."""
 
-    queries: list[SearchRequest] = Field(min_length=1)
+    # One error is enough: a body of faults alone would cost seconds and megabytes.
+    queries: Annotated[list[SearchRequest], FailFast()] = Field(min_length=1)
 
 
 class HitResponse(BaseModel):

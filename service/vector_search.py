@@ -12,9 +12,12 @@ from core.types import FloatArray, IndexManifest, RowArray
 Found = tuple[FloatArray, RowArray]
 
 # Of the nearest documents a filter with share s lets s pass: asking for k/s of them yields k
-# on average. Twice that makes a shortfall rare, and the graph's last neighbours, which it
-# finds least surely, are not needed.
+# on average. Twice that makes a shortfall rare.
 _OVERFETCH = 2
+# Candidates that a graph search keeps for each neighbour that it returns. A filter that shuts
+# out the query's own cluster leaves the last neighbours, which are found least surely: with 2
+# candidates recall@10 is 0.990 there, with 4 it is 0.997 (80,000 × 64, 4,000 clusters).
+_BEAM = 4
 
 
 def limit_threads() -> None:
@@ -89,15 +92,16 @@ class VectorIndex:
 
     def _exact_is_cheaper(self, fetch: int, rows: RowArray | None) -> bool:
         """Compares the distances that either way computes."""
-        links = 2 * self._index.hnsw.nb_neighbors(1)
-        in_graph = links * max(self._ef_search, _OVERFETCH * fetch)
+        in_graph = self._index.hnsw.nb_neighbors(0) * self._beam(fetch)
         exact = self._index.ntotal if rows is None else len(rows)
         return bool(exact <= in_graph)
 
-    def _graph(self, query: FloatArray, fetch: int) -> Found:
+    def _beam(self, fetch: int) -> int:
         # The depth that recall was measured at is 10; a deeper answer needs a wider search.
-        ef_search = max(self._ef_search, _OVERFETCH * fetch)
-        parameters = faiss.SearchParametersHNSW(efSearch=ef_search)
+        return max(self._ef_search, _BEAM * fetch)
+
+    def _graph(self, query: FloatArray, fetch: int) -> Found:
+        parameters = faiss.SearchParametersHNSW(efSearch=self._beam(fetch))
         return _first(self._index.search(query[None], fetch, params=parameters))
 
     def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> Found:

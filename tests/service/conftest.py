@@ -1,0 +1,116 @@
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.documents import FILE_NAME, DocumentReader
+from core.text import document_text
+from core.types import Encoder, Encoding, FloatArray, IndexManifest
+from indexer.build import BuildOptions, build
+from service.app import create_app
+from service.settings import Settings
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
+
+ADMIN = {"Authorization": "Bearer secret"}
+BLOCKED = "等待"
+
+Serve = Callable[..., TestClient]
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+class BlockingEncoder(BigramEncoder):
+    """Holds every batch with the text `BLOCKED` until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        if BLOCKED in texts:
+            self.entered.set()
+            assert self.release.wait(30)
+        return super().encode(texts)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IndexManifest]:
+    """A version of 60 documents, built once; tests get a copy."""
+    folder = tmp_path_factory.mktemp("built")
+    options = BuildOptions(
+        corpus=str(write_jsonl(folder / "corpus.jsonl", make_records(60))),
+        name="test",
+        indexes=folder / "indexes",
+        builds=folder / "builds",
+        progress=False,
+    )
+    manifest, _ = build(options, BigramEncoder("document"), BigramEncoder("query"))
+    return options.indexes, manifest
+
+
+@pytest.fixture
+def manifest(settings: Settings, built: tuple[Path, IndexManifest]) -> IndexManifest:
+    """A published version of 60 documents."""
+    indexes, manifest = built
+    shutil.copytree(indexes, settings.indexes)
+    return manifest
+
+
+@pytest.fixture
+def folder(settings: Settings, manifest: IndexManifest) -> Path:
+    """The folder of the published version."""
+    return settings.indexes / "test" / manifest.version
+
+
+@pytest.fixture
+def serve(settings: Settings) -> Iterator[Serve]:
+    """Starts the application over the active version, with changed settings."""
+    with ExitStack() as stack:
+
+        def start(encoder: Encoder | None = None, **changes: Any) -> TestClient:
+            app = create_app(settings.model_copy(update=changes), encoder or BigramEncoder())
+            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        yield start
+
+
+@pytest.fixture
+def client(serve: Serve, manifest: IndexManifest) -> TestClient:
+    """The real application over 60 documents, with the test encoder."""
+    return serve()
+
+
+def read_samples(client: TestClient) -> dict[Sample, float]:
+    """The series of the metrics page: name and labels to value."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+    }
+
+
+def sample(client: TestClient, name: str, **labels: str) -> float:
+    return read_samples(client)[name, frozenset(labels.items())]
+
+
+def exact_scores(folder: Path, query: str) -> dict[str, float]:
+    """The cosine similarity of each document of a version to a query, by id."""
+    documents = list(DocumentReader(folder / FILE_NAME))
+    texts = [document_text(document.title, document.text) for document in documents]
+    vectors: FloatArray = BigramEncoder("document").encode(texts).vectors
+    scores = vectors @ BigramEncoder().encode([query]).vectors[0]
+    return dict(zip((document.id for document in documents), scores.tolist(), strict=True))
+
+
+def ranking(scores: dict[str, float]) -> list[tuple[str, float]]:
+    """Ids and scores, best first, ties by descending id."""
+    order = sorted(scores, key=lambda id_: (np.float32(scores[id_]), id_), reverse=True)
+    return [(id_, scores[id_]) for id_ in order]

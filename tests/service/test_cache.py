@@ -1,0 +1,127 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from core.types import IndexManifest, Query
+from service.cache import Cache
+from service.vector_search import Found
+from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
+from tests.service.conftest import ADMIN, Serve
+
+QUERY = {"query": "高血压患者的护理", "top_k": 5}
+
+
+def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
+    response = client.post("/search", json=QUERY | changes)
+    assert response.status_code == 200
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def found(row: int) -> Found:
+    return np.ones(1, np.float32), np.array([row])
+
+
+def test_the_second_identical_query_is_cached_with_the_same_hits(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    encoder = BigramEncoder()
+    client = serve(encoder)
+    first = ask(client)
+    seen = encoder.texts_seen
+    second = ask(client)
+    assert (first["cached"], second["cached"]) == (False, True)
+    assert second["hits"] == first["hits"]
+    assert encoder.texts_seen == seen
+
+
+def test_what_hits_carry_is_no_part_of_the_key(client: TestClient) -> None:
+    ask(client)
+    answer = ask(client, include=[])
+    assert answer["cached"]
+    assert "text" not in answer["hits"][0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query": "高血压患者的护理?"},
+        {"top_k": 6},
+        {"min_score": 0.1},
+        {"filter": {"department": ["儿科"]}},
+    ],
+)
+def test_another_query_is_not_answered_from_the_cache(
+    client: TestClient, changes: dict[str, Any]
+) -> None:
+    ask(client)
+    assert not ask(client, **changes)["cached"]
+    assert ask(client, **changes)["cached"]
+
+
+def test_values_of_other_types_are_other_filters(client: TestClient) -> None:
+    ask(client, filter={"rare": [True]})
+    answer = ask(client, filter={"rare": [1]})
+    assert (answer["cached"], answer["hits"]) == (False, [])
+
+
+def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Builder) -> None:
+    build_version(make_records(20))
+    client = serve()
+    old = ask(client)
+    records = make_records(20)
+    for record in records:
+        record["title"] += "，新版"
+    build_version(records)
+    assert client.post("/index/reload", headers=ADMIN).status_code == 200
+    new = ask(client)
+    assert not new["cached"]
+    assert all(hit["title"].endswith("新版") for hit in new["hits"])
+    assert new["index"] != old["index"]
+
+
+def test_no_entries_turn_the_cache_off(serve: Serve, manifest: IndexManifest) -> None:
+    client = serve(cache_entries=0)
+    assert [ask(client)["cached"] for _ in range(3)] == [False] * 3
+
+
+def test_the_least_recently_used_query_goes_first() -> None:
+    cache = Cache(2)
+    a, b, c = (cache.key(Query(text), "1") for text in "abc")
+    cache.put(a, found(0))
+    cache.put(b, found(1))
+    assert cache.get(a) is not None
+    cache.put(c, found(2))
+    assert cache.get(b) is None
+    assert [entry[1][0] for key in (a, c) if (entry := cache.get(key))] == [0, 2]
+
+
+def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
+    cache = Cache(1)
+    queries = [
+        Query("a"),
+        Query("b"),
+        Query("a", top_k=1),
+        Query("a", min_score=0.0),
+        Query("a", filter={"f": ["a"]}),
+        Query("a", filter={"g": ["a"]}),
+        Query("a", filter={"f": ["1"]}),
+        Query("a", filter={"f": [1]}),
+        Query("a", filter={"f": [True]}),
+    ]
+    keys = {cache.key(query, version) for query in queries for version in ("1", "2")}
+    assert len(keys) == 2 * len(queries)
+    assert {len(key) for key in keys} == {32}
+
+
+def test_the_order_of_a_filters_fields_does_not_matter() -> None:
+    cache = Cache(1)
+    one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
+    assert cache.key(Query("a", filter=one), "1") == cache.key(Query("a", filter=other), "1")
+
+
+def test_keys_of_two_processes_cannot_be_compared() -> None:
+    assert Cache(1).key(Query("a"), "1") != Cache(1).key(Query("a"), "1")

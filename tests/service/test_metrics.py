@@ -1,0 +1,157 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.types import Message
+
+from core.types import IndexManifest
+from tests.conftest import Builder, make_records
+from tests.service.conftest import (
+    ADMIN,
+    BLOCKED,
+    BlockingEncoder,
+    Serve,
+    read_samples,
+    sample,
+)
+
+QUERY = {"query": "高血压"}
+STAGES = ("encode", "search", "fetch", "total")
+
+
+def requests(client: TestClient, route: str, status: int) -> float:
+    return sample(client, "care_http_requests_total", route=route, status=str(status))
+
+
+def stages(client: TestClient) -> list[float]:
+    return [sample(client, "care_stage_seconds_count", stage=stage) for stage in STAGES]
+
+
+def test_every_series_exists_before_the_first_request(client: TestClient) -> None:
+    before = {key for key in read_samples(client) if key[0].startswith("care_")}
+    for query in (QUERY, QUERY, {"query": ""}, {"query": "a" * 2_000_000}):
+        client.post("/search", json=query)
+        client.post("/search/batch", json={"queries": [query]})
+    for headers in (ADMIN, {}):
+        client.post("/index/reload", headers=headers)
+    for path in ("/", "/index", "/health/live", "/health/ready", "/nowhere"):
+        client.get(path)
+    assert {key for key in read_samples(client) if key[0].startswith("care_")} == before
+
+
+@pytest.mark.parametrize(
+    ("route", "status", "body"),
+    [
+        ("/search", 200, QUERY),
+        ("/search", 422, {"query": ""}),
+        ("/search", 413, {"query": "a" * 2_000_000}),
+        ("/search/batch", 200, {"queries": [QUERY]}),
+        ("/index/reload", 401, None),
+    ],
+)
+def test_requests_are_counted_and_timed_by_route_and_status(
+    client: TestClient, route: str, status: int, body: dict[str, Any] | None
+) -> None:
+    before = requests(client, route, status)
+    for _ in range(3):
+        client.post(route, json=body)
+    assert requests(client, route, status) == before + 3
+    assert sample(client, "care_http_request_seconds_count", route=route) == 3
+    assert sample(client, "care_http_request_seconds_sum", route=route) > 0
+
+
+def test_unknown_paths_are_one_label(client: TestClient) -> None:
+    client.get("/nowhere")
+    series = read_samples(client).keys()
+    for i in range(20):
+        client.get(f"/nowhere/{i}")
+    assert read_samples(client).keys() == series
+    assert requests(client, "unmatched", 404) == 21
+
+
+async def leave_while_sending(app: Any, path: str) -> None:
+    """Sends half a body and goes away."""
+    messages: list[Message] = [
+        {"type": "http.request", "body": b'{"query"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(_: Message) -> None:
+        pass
+
+    await app(scope, receive, send)
+
+
+def test_a_client_that_leaves_is_counted_as_499(client: TestClient) -> None:
+    asyncio.run(leave_while_sending(client.app, "/search"))
+    assert requests(client, "/search", 499) == 1
+    assert requests(client, "/search", 422) == 0
+
+
+def test_requests_in_work_are_shown_while_they_last(serve: Serve, manifest: IndexManifest) -> None:
+    encoder = BlockingEncoder()
+    client = serve(encoder)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
+        assert encoder.entered.wait(30)
+        # The one that asks is in work, too.
+        assert sample(client, "care_http_requests_in_flight") == 2
+        encoder.release.set()
+        assert pending.result().status_code == 200
+    assert sample(client, "care_http_requests_in_flight") == 1
+
+
+def test_stages_and_cache_lookups_are_counted_by_query(client: TestClient) -> None:
+    client.post("/search", json=QUERY)
+    assert stages(client) == [1, 1, 1, 1]
+    client.post("/search", json=QUERY)
+    assert stages(client) == [1, 1, 2, 2]
+    client.post("/search/batch", json={"queries": [QUERY, {"query": "发热"}, {"query": "骨折"}]})
+    assert stages(client) == [3, 3, 5, 5]
+    assert sample(client, "care_cache_lookups_total", result="hit") == 2
+    assert sample(client, "care_cache_lookups_total", result="miss") == 3
+    assert sample(client, "care_stage_seconds_sum", stage="total") > 0
+
+
+def test_refused_queries_and_health_checks_are_no_searches(client: TestClient) -> None:
+    client.post("/search", json={"query": ""})
+    client.get("/health/ready")
+    assert stages(client) == [0, 0, 0, 0]
+
+
+def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: Builder) -> None:
+    def shown() -> list[dict[str, str]]:
+        series = read_samples(client)
+        return [dict(labels) for name, labels in series if name == "care_index_info"]
+
+    def described(manifest: IndexManifest) -> dict[str, str]:
+        return {"index": "test", "version": manifest.version, "embedding_space": "bigrams-1"}
+
+    old = build_version(make_records(20))
+    client = serve()
+    assert shown() == [described(old)]
+    assert sample(client, "care_index_documents") == 20
+    new = build_version(make_records(30))
+    assert shown() == [described(old)]
+    client.post("/index/reload", headers=ADMIN)
+    assert shown() == [described(new)]
+    assert sample(client, "care_index_documents") == 30
+    assert sample(client, "care_index_reloads_total", result="success") == 1
+
+
+def test_applications_do_not_share_series(serve: Serve, manifest: IndexManifest) -> None:
+    one, other = serve(), serve()
+    one.post("/search", json=QUERY)
+    assert (requests(one, "/search", 200), requests(other, "/search", 200)) == (1, 0)

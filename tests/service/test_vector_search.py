@@ -1,0 +1,255 @@
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from core.errors import IndexVersionError
+from core.types import EncoderSpec, FloatArray, IndexManifest, RowArray
+from core.vectors import truncate_normalize
+from service.vector_search import Found, VectorIndex, limit_threads
+
+COUNT = 60_000
+DIMENSION = 64
+# Twenty documents each: the neighbours that a broad filter asks for lie beyond one cluster.
+CLUSTERS = 3000
+QUERIES = 100
+K = 10
+# Equal up to the order in which FAISS and numpy add.
+EQUAL = 1e-5
+
+Mask = NDArray[np.bool_]
+
+
+def make_manifest(count: int, dimension: int, ef_search: int = 0) -> IndexManifest:
+    return IndexManifest.model_construct(
+        count=count,
+        encoder=EncoderSpec.model_construct(dimension=dimension),
+        search_parameters={"efSearch": ef_search} if ef_search else {},
+    )
+
+
+def save(folder: Path, vectors: FloatArray, factory: str) -> Path:
+    index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efConstruction = 100
+    index.train(vectors)
+    index.add(vectors)
+    path = folder / "vectors.faiss"
+    faiss.write_index(index, str(path))
+    return path
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph over clusters of vectors, and what exact search needs.
+
+    Attributes:
+        index: The index under test.
+        scores: float32 [queries, count], of every document.
+        queries: float32 [queries, dimension].
+        cluster: The cluster of each document.
+        own: The cluster of each query.
+        uniform: A number in [0, 1) for each document, independent of its cluster.
+    """
+
+    index: VectorIndex
+    scores: FloatArray
+    queries: FloatArray
+    cluster: RowArray
+    own: RowArray
+    uniform: NDArray[np.float64]
+
+    def mask(self, kind: str, query: int) -> Mask:
+        """The documents that a kind of filter lets through for a query."""
+        other_half = self.cluster % 2 != self.own[query] % 2
+        masks: dict[str, Mask] = {
+            "all": self.uniform < 1,
+            "50 %": self.uniform < 0.5,
+            "30 %": self.uniform < 0.3,
+            "20 %": self.uniform < 0.2,
+            "the query's half of the clusters": ~other_half,
+            "the other half of the clusters": other_half,
+            "all but the query's cluster": self.cluster != self.own[query],
+            "one in a thousand": self.uniform < 0.001,
+            "the query's cluster": self.cluster == self.own[query],
+            "a single row": np.arange(COUNT) == query,
+        }
+        return masks[kind]
+
+    def exact(self, query: int, mask: Mask, k: int) -> FloatArray:
+        """The k best scores of what a filter lets through, descending."""
+        return -np.sort(-self.scores[query, mask])[:k]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    limit_threads()
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(CLUSTERS, DIMENSION))
+
+    def around(cluster: RowArray) -> FloatArray:
+        noise = 0.5 * random.normal(size=(len(cluster), DIMENSION))
+        return truncate_normalize((centers[cluster] + noise).astype(np.float32), DIMENSION)
+
+    cluster = random.integers(0, CLUSTERS, COUNT)
+    own = random.integers(0, CLUSTERS, QUERIES)
+    vectors, queries = around(cluster), around(own)
+    path = save(tmp_path_factory.mktemp("graph"), vectors, "HNSW32,Flat")
+    return Graph(
+        index=VectorIndex(path, make_manifest(COUNT, DIMENSION, ef_search=32)),
+        scores=queries @ vectors.T,
+        queries=queries,
+        cluster=cluster,
+        own=own,
+        uniform=random.random(COUNT),
+    )
+
+
+@pytest.fixture
+def exact_searches(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The depths of the searches that the graph did not answer."""
+    depths: list[int] = []
+    exact = VectorIndex._exact
+
+    def spy(self: VectorIndex, query: FloatArray, k: int, rows: RowArray | None) -> Found:
+        depths.append(k)
+        return exact(self, query, k, rows)
+
+    monkeypatch.setattr(VectorIndex, "_exact", spy)
+    return depths
+
+
+def assert_sound(graph: Graph, query: int, found: Found, mask: Mask) -> None:
+    scores, rows = found
+    assert (scores.dtype, rows.dtype) == (np.float32, np.int64)
+    assert len(set(rows.tolist())) == len(rows) == len(scores)
+    assert mask[rows].all()
+    assert (np.diff(scores) <= 0).all()
+    np.testing.assert_allclose(scores, graph.scores[query, rows], atol=EQUAL)
+
+
+def recall(graph: Graph, kind: str, k: int = K) -> float:
+    """Mean recall@k over the queries; every answer must have k hits."""
+    hits = 0
+    for query, vector in enumerate(graph.queries):
+        mask = graph.mask(kind, query)
+        rows = None if kind == "all" else np.flatnonzero(mask)
+        found = graph.index.search(vector, k, rows)
+        assert_sound(graph, query, found, mask)
+        assert len(found[1]) == k
+        hits += int((found[0] >= graph.exact(query, mask, k)[-1] - EQUAL).sum())
+    return hits / (k * QUERIES)
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %", "30 %", "the query's half of the clusters"])
+def test_the_graph_alone_answers_a_broad_filter(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) >= 0.99
+    assert exact_searches == []
+
+
+@pytest.mark.parametrize("kind", ["the other half of the clusters", "all but the query's cluster"])
+def test_a_filter_against_the_query_is_answered_by_the_graph_or_after_it_exactly(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) >= 0.99
+    assert 0 < len(exact_searches) < QUERIES
+
+
+@pytest.mark.parametrize("kind", ["20 %", "one in a thousand"])
+def test_a_selective_filter_is_answered_exactly(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) == 1
+    assert len(exact_searches) == QUERIES
+
+
+@pytest.mark.parametrize("k", [1, 100, 1000])
+def test_a_broad_filter_keeps_its_recall_at_other_depths(graph: Graph, k: int) -> None:
+    assert recall(graph, "50 %", k) >= 0.99
+
+
+@pytest.mark.parametrize("k", [1, K, 1000])
+@pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
+def test_no_more_than_what_matches_is_found(graph: Graph, kind: str, k: int) -> None:
+    for query in range(5):
+        mask = graph.mask(kind, query)
+        found = graph.index.search(graph.queries[query], k, np.flatnonzero(mask))
+        assert_sound(graph, query, found, mask)
+        np.testing.assert_allclose(found[0], graph.exact(query, mask, k), atol=EQUAL)
+
+
+@pytest.mark.parametrize("k", [1, COUNT])
+def test_no_matching_row_means_no_hit(graph: Graph, k: int) -> None:
+    scores, rows = graph.index.search(graph.queries[0], k, np.empty(0, np.int64))
+    assert (len(scores), scores.dtype) == (0, np.float32)
+    assert (len(rows), rows.dtype) == (0, np.int64)
+
+
+def test_every_document_can_be_asked_for(graph: Graph) -> None:
+    _, rows = graph.index.search(graph.queries[0], COUNT)
+    assert sorted(rows.tolist()) == list(range(COUNT))
+
+
+def test_a_filter_that_all_rows_pass_changes_nothing(graph: Graph) -> None:
+    free = graph.index.search(graph.queries[0], K)
+    filtered = graph.index.search(graph.queries[0], K, np.arange(COUNT))
+    np.testing.assert_array_equal(free, filtered)
+
+
+SMALL = 500
+
+
+@pytest.fixture(scope="module")
+def small_vectors() -> FloatArray:
+    random = np.random.default_rng(1)
+    vectors = random.normal(size=(SMALL, DIMENSION)).astype(np.float32)
+    return truncate_normalize(vectors, DIMENSION)
+
+
+@pytest.mark.parametrize("share", [None, 1, 2, 100, SMALL])
+@pytest.mark.parametrize(
+    ("factory", "tolerance"), [("Flat", EQUAL), ("HNSW8,SQfp16", 1e-3), ("HNSW8,SQ8", 2e-2)]
+)
+def test_every_kind_of_index_answers_with_and_without_a_filter(
+    tmp_path: Path, small_vectors: FloatArray, factory: str, tolerance: float, share: int | None
+) -> None:
+    path = save(tmp_path, small_vectors, factory)
+    index = VectorIndex(path, make_manifest(SMALL, DIMENSION, ef_search=SMALL))
+    rows = None if share is None else np.arange(0, SMALL, share)
+    scores, found = index.search(small_vectors[0], 5, rows)
+    exact = small_vectors @ small_vectors[0]
+    best = -np.sort(-(exact if rows is None else exact[rows]))[:5]
+    assert found[0] == 0
+    np.testing.assert_allclose(scores, best, atol=tolerance)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,Flat"])
+def test_asking_for_more_than_there_is_finds_each_document_once(
+    tmp_path: Path, small_vectors: FloatArray, factory: str
+) -> None:
+    index = VectorIndex(save(tmp_path, small_vectors, factory), make_manifest(SMALL, DIMENSION))
+    for rows in (None, np.arange(SMALL)):
+        _, found = index.search(small_vectors[0], 2 * SMALL, rows)
+        assert sorted(found.tolist()) == list(range(SMALL))
+
+
+def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.faiss"
+    path.write_bytes(b"no index")
+    with pytest.raises(IndexVersionError, match=r"vectors\.faiss is not a readable FAISS index"):
+        VectorIndex(path, make_manifest(SMALL, DIMENSION))
+
+
+@pytest.mark.parametrize(("count", "dimension"), [(SMALL + 1, DIMENSION), (SMALL, DIMENSION + 1)])
+def test_an_index_that_the_manifest_does_not_describe_is_refused(
+    tmp_path: Path, small_vectors: FloatArray, count: int, dimension: int
+) -> None:
+    path = save(tmp_path, small_vectors, "Flat")
+    with pytest.raises(IndexVersionError, match=f"the manifest says {count} × {dimension}"):
+        VectorIndex(path, make_manifest(count, dimension))
