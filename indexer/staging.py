@@ -10,6 +10,7 @@ rejects.jsonl    file, line and reason of each record left out
 
 import hashlib
 import json
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +69,9 @@ def stage(
             return staged
 
     ids, texts = bytearray(), bytearray()
-    places: list[Place] = []
+    places = _Places()
     by_value = FilterWriter()
-    rejected: list[tuple[Place, Reject]] = []
+    rejects = _Rejects()
     with (
         DocumentWriter(folder / documents.FILE_NAME) as writer,
         (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
@@ -81,7 +82,7 @@ def stage(
             if isinstance(record, Reject):
                 line = {"file": place.file, "line": place.line, "reason": record.reason}
                 reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                rejected.append((place, record))
+                rejects.add(place, record)
                 continue
             by_value.add(len(places), record.metadata)
             ids += _digest(record.id)
@@ -89,7 +90,7 @@ def stage(
             places.append(place)
             writer.write(record)
 
-    _check_rejects(rejected, len(places), folder / REJECTS, max_reject_rate)
+    rejects.check(len(places), folder / REJECTS, max_reject_rate)
     _check_ids(ids, places, folder)
     first_rows, vector_of = _unique(texts)
     by_value.write(folder / filters.FILE_NAME)
@@ -100,7 +101,7 @@ def stage(
         files=[file.name for file in files],
         documents=len(places),
         unique_texts=len(first_rows),
-        rejected=len(rejected),
+        rejected=rejects.count,
         filter_fields=by_value.fields(),
     )
     write_text(summary, staged.model_dump_json(indent=2))
@@ -119,6 +120,50 @@ def vector_of_row(folder: Path) -> RowArray:
     return rows
 
 
+class _Places:
+    """The place of each row, in twelve bytes a row."""
+
+    def __init__(self) -> None:
+        self._files: list[str] = []
+        self._file_of = array("i")
+        self._lines = array("q")
+
+    def append(self, place: Place) -> None:
+        if not self._files or self._files[-1] != place.file:
+            self._files.append(place.file)
+        self._file_of.append(len(self._files) - 1)
+        self._lines.append(place.line)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, row: int) -> Place:
+        return Place(self._files[self._file_of[row]], self._lines[row])
+
+
+class _Rejects:
+    """How many records were left out, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first = ""
+
+    def add(self, place: Place, reject: Reject) -> None:
+        self._first = self._first or f"{place}: {reject.reason}"
+        self.count += 1
+
+    def check(self, accepted: int, file: Path, max_rate: float) -> None:
+        total = self.count + accepted
+        if not total:
+            raise CorpusError("the corpus is empty")
+        rate = self.count / total
+        if rate > max_rate or not accepted:
+            raise CorpusError(
+                f"{self.count} of {total} records are rejected ({rate:.1%}, allowed "
+                f"{max_rate:.1%}); the first is {self._first}; all are listed in {file}"
+            )
+
+
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
@@ -135,22 +180,7 @@ def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
     return first[order].astype(np.int64), rank[inverse].astype(np.int64)
 
 
-def _check_rejects(
-    rejected: list[tuple[Place, Reject]], accepted: int, file: Path, max_rate: float
-) -> None:
-    if not rejected and not accepted:
-        raise CorpusError("the corpus is empty")
-    rate = len(rejected) / (len(rejected) + accepted)
-    if rejected and (rate > max_rate or not accepted):
-        place, reject = rejected[0]
-        raise CorpusError(
-            f"{len(rejected)} of {len(rejected) + accepted} records are rejected "
-            f"({rate:.1%}, allowed {max_rate:.1%}); the first is {place}: {reject.reason}; "
-            f"all are listed in {file}"
-        )
-
-
-def _check_ids(digests: bytearray, places: list[Place], folder: Path) -> None:
+def _check_ids(digests: bytearray, places: _Places, folder: Path) -> None:
     first, row_of = _unique(digests)
     if len(first) == len(places):
         return
