@@ -20,7 +20,12 @@ from models.conversion import source as source_module
 from models.conversion.bert import build_bert
 from models.conversion.convert import DOCUMENT_PROMPT, QUERY_PROMPT, convert
 from models.conversion.source import Source, SourceError, load_source
-from models.conversion.vocabulary import build_tokenizer, full_tokenizer, kept_pieces
+from models.conversion.vocabulary import (
+    build_tokenizer,
+    find_extra_pieces,
+    full_tokenizer,
+    kept_pieces,
+)
 from models.export.onnx import OUTPUT, export_encoder
 from models.export.quantization import block_quantize
 
@@ -317,3 +322,8 @@ def test_ids_of_the_tokenizer_are_rows_of_the_table(
     assert tokenizer.get_vocab_size() == len(kept)
     for id_ in (0, 1, 1000, len(kept) - 3, len(kept) - 2, len(kept) - 1):
         assert tokenizer.id_to_token(id_) == source.pieces[kept[id_]]
+
+
+def test_pieces_that_texts_use_and_the_rule_leaves_out_are_found(source: Source) -> None:
+    assert find_extra_pieces(source, ["高血压，CT 检查"]) == []
+    assert "plasma" in find_extra_pieces(source, ["血plasma"])
