@@ -108,6 +108,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
         and manifest.encoder == spec
         and manifest.factory == factory
+        and manifest.recall.target == options.recall
     )
     return manifest if same else None
 

@@ -80,8 +80,10 @@ def test_reuse_keeps_a_version_that_is_up_to_date(build: Run, indexes: Path) -> 
     status, output, _ = build(make_records(10), "--reuse")
     assert (status, output.count("it is up to date")) == (0, 1)
     assert len(list_versions(indexes, "test")) == 1
-    assert build(make_records(11), "--reuse")[0] == 0
-    assert len(list_versions(indexes, "test")) == 2
+    for changed in (["--factory", "HNSW32"], ["--recall", "0.5"]):
+        assert "it is up to date" not in build(make_records(10), "--reuse", *changed)[1]
+    assert "it is up to date" not in build(make_records(11), "--reuse")[1]
+    assert len(list_versions(indexes, "test")) == 4
 
 
 def test_encode_stops_at_the_shards(build: Run, indexes: Path, tmp_path: Path) -> None:
