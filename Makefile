@@ -67,8 +67,9 @@ format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
 
-docs: $(BASE) ## Write the settings table of docs/operations.md from the code
+docs: $(BASE) ## Write docs/openapi.json and the settings table of docs/operations.md from the code
 	.venv/bin/python docs/settings_table.py
+	.venv/bin/python docs/openapi.py
 
 image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
@@ -92,5 +93,5 @@ $(TEST): pyproject.toml constraints.txt
 	@echo "Installing into .venv-test (with torch; some minutes) …"
 	@test -x .venv-test/bin/python || $(PYTHON) -m venv .venv-test
 	@.venv-test/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	@.venv-test/bin/python $(PIP_INSTALL) -e '.[dev,eval,loadtest,train]'
+	@.venv-test/bin/python $(PIP_INSTALL) -e '.[dev,eval,loadtest,tracing,train]'
 	@touch $@

@@ -13,6 +13,10 @@ class PairError(CareError):
     """A pair of encoders is unknown, incomplete or does not match its description."""
 
 
+class ProviderError(CareError):
+    """What an encoder shall run on is not installed, does not start or lacks an operator."""
+
+
 class VectorError(CareError):
     """An encoder returned vectors that cannot be used."""
 

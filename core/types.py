@@ -1,6 +1,6 @@
 """The words that all rooms share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -148,6 +148,18 @@ class Encoder(Protocol):
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes texts as one batch; the prompt is added by the encoder."""
+        ...
+
+
+class QueryEncoder(Encoder, Protocol):
+    """The online side: tokenising and encoding can be called apart, from several threads."""
+
+    def tokenize(self, texts: Sequence[str]) -> Sequence[Sized]:
+        """Tokenizes texts behind the prompt; the size of each is its number of tokens."""
+        ...
+
+    def encode_tokens(self, tokens: Sequence[Any]) -> Encoding:
+        """Encodes what `tokenize` returned, as one batch."""
         ...
 
 

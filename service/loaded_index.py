@@ -1,10 +1,12 @@
 """An index version, opened, checked and ready to be searched."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from core import documents, filters
-from core.canaries import check_canaries
+from core.canaries import canary_vectors, check_canaries
 from core.documents import DocumentReader
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
@@ -15,8 +17,13 @@ from service.vector_search import Found, VectorIndex
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndex:
-    """All that a search reads; released when the last request that uses it ends."""
+    """All that a search reads; released when the last request that uses it ends.
 
+    Attributes:
+        identity: A checksum that no other index version has, whatever its name.
+    """
+
+    identity: str
     manifest: IndexManifest
     documents: DocumentReader
     filters: FilterReader
@@ -56,9 +63,18 @@ def load_index(root: Path, name: str, encoder: Encoder) -> LoadedIndex:
         raise IndexVersionError(
             f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}"
         )
+    vectors = VectorIndex(folder / VECTORS, manifest)
+    for canary in canary_vectors(manifest.canaries):  # brings in the pages of first searches
+        vectors.search(canary, 1)
     return LoadedIndex(
+        identity=_identity(manifest),
         manifest=manifest,
         documents=reader,
         filters=FilterReader(folder / filters.FILE_NAME, manifest.filter_fields),
-        vectors=VectorIndex(folder / VECTORS, manifest),
+        vectors=vectors,
     )
+
+
+def _identity(manifest: IndexManifest) -> str:
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    return hashlib.sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()

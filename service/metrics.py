@@ -1,4 +1,6 @@
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,18 +17,32 @@ from core.types import IndexManifest
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 UNMATCHED = "unmatched"  # stands for every path that no route has: a label must be bounded
+DEPARTED = "499"  # stands for the status of a request whose client went away unanswered
+
+Tier = Literal["memory", "in_flight", "redis"]
+Rejection = Literal["queue", "rate", "connections", "draining", "deadline", "departed"]
+RedisError = Literal["timeout", "connection", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64)
+_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timings:
-    """Seconds that one query spent in each stage; encoding is shared by a batch."""
+    """Seconds that one query spent in each stage; tokenising and encoding are its batch's."""
 
+    cache: float = 0.0
+    queue: float = 0.0
+    tokenize: float = 0.0
     encode: float = 0.0
     search: float = 0.0
     fetch: float = 0.0
     total: float = 0.0
+
+
+STAGES = tuple(stage.name for stage in fields(Timings))
+_CACHED_STAGES = ("cache", "fetch", "total")
 
 
 class Metrics:
@@ -36,51 +52,75 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self.requests = Counter(
-            "care_http_requests_total",
-            "Requests answered.",
-            ("route", "status"),
-            registry=registry,
-        )
-        self.request_seconds = Histogram(
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
+
+        self.requests = counter("care_http_requests_total", "Requests answered.", "route", "status")
+        self.request_seconds = histogram(
             "care_http_request_seconds",
             "Time from a request's arrival to its response.",
-            ("route",),
+            "route",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.in_flight = Gauge(
-            "care_http_requests_in_flight", "Requests being answered.", registry=registry
+        self.in_flight = gauge("care_http_requests_in_flight", "Requests being answered.")
+        self.rejections = counter(
+            "care_rejections_total", "Requests that were not answered, by reason.", "reason"
         )
-        self.stage_seconds = Histogram(
-            "care_stage_seconds",
-            "Time that a query spends in a stage.",
-            ("stage",),
-            buckets=_SECONDS,
-            registry=registry,
+        self.stage_seconds = histogram(
+            "care_stage_seconds", "Time that a query spends in a stage.", "stage", buckets=_SECONDS
         )
-        self.cache_lookups = Counter(
-            "care_cache_lookups_total",
-            "Queries looked up in the cache.",
-            ("result",),
-            registry=registry,
+        self.cache_lookups = counter(
+            "care_cache_lookups_total", "Queries looked up in a cache.", "tier", "result"
         )
-        self.reloads = Counter(
-            "care_index_reloads_total", "Index reloads.", ("result",), registry=registry
+        self.queue_queries = gauge(
+            "care_queue_queries", "Queries admitted and not yet answered, cache hits left out."
         )
-        self.index_info = Gauge(
+        self.queue_tokens = gauge("care_queue_tokens", "Their tokens.")
+        self.queue_limit = gauge("care_queue_tokens_limit", "Tokens that are admitted at once.")
+        self.admitted_tokens = counter("care_admitted_tokens_total", "Tokens ever admitted.")
+        self.batch_queries = histogram(
+            "care_batch_queries", "Queries of an encoded batch.", buckets=_QUERIES
+        )
+        self.batch_tokens = histogram(
+            "care_batch_tokens", "Tokens of an encoded batch.", buckets=_TOKENS
+        )
+        self.redis_breaker = gauge(
+            "care_redis_breaker_state", "Breaker before Redis: 0 closed, 1 half open, 2 open."
+        )
+        self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", "kind")
+        self.ready = gauge("care_ready", "Whether the service takes requests.")
+        self.reloads = counter("care_index_reloads_total", "Index reloads.", "result")
+        self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",
-            ("index", "version", "embedding_space"),
-            registry=registry,
+            *("index", "version", "pair", "embedding_space"),
         )
-        self.index_documents = Gauge(
-            "care_index_documents", "Documents in the active index version.", registry=registry
+        self.index_documents = gauge(
+            "care_index_documents", "Documents in the active index version."
         )
-        for stage in fields(Timings):
-            self.stage_seconds.labels(stage.name)
-        for result in ("hit", "miss"):
-            self.cache_lookups.labels(result)
+        self.index_created = gauge(
+            "care_index_created_timestamp_seconds", "When the active index version was built."
+        )
+        self._shown: tuple[str, ...] | None = None
+        self._make_series()
+
+    def _make_series(self) -> None:
+        for reason in get_args(Rejection):
+            self.rejections.labels(reason)
+        for stage in STAGES:
+            self.stage_seconds.labels(stage)
+        for tier in get_args(Tier):
+            for result in ("hit", "miss"):
+                self.cache_lookups.labels(tier, result)
+        for kind in get_args(RedisError):
+            self.redis_errors.labels(kind)
         for result in ("success", "failure"):
             self.reloads.labels(result)
 
@@ -91,17 +131,30 @@ class Metrics:
             for code in codes:
                 self.requests.labels(route, str(code))
 
+    def watch_queue(
+        self, queries: Callable[[], float], tokens: Callable[[], float], limit: int
+    ) -> None:
+        """Reads the queue's gauges from these functions, at each scrape."""
+        self.queue_queries.set_function(queries)
+        self.queue_tokens.set_function(tokens)
+        self.queue_limit.set(limit)
+
+    def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
+        """Counts lookups in one tier of the cache."""
+        self.cache_lookups.labels(tier, "hit").inc(hits)
+        self.cache_lookups.labels(tier, "miss").inc(misses)
+
     def observe(self, timings: Timings, *, cached: bool) -> None:
         """Counts one answered query; a cached one was neither encoded nor searched."""
-        self.cache_lookups.labels("hit" if cached else "miss").inc()
-        stages = ("fetch", "total") if cached else ("encode", "search", "fetch", "total")
-        for stage in stages:
+        for stage in _CACHED_STAGES if cached else STAGES:
             self.stage_seconds.labels(stage).observe(getattr(timings, stage))
 
-    def show_index(self, manifest: IndexManifest) -> None:
+    def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Names the active index version."""
-        self.index_info.clear()
-        self.index_info.labels(
-            manifest.name, manifest.version, manifest.encoder.embedding_space
-        ).set(1)
+        labels = (manifest.name, manifest.version, pair, manifest.encoder.embedding_space)
+        self.index_info.labels(*labels).set(1)
+        if self._shown and self._shown != labels:
+            self.index_info.remove(*self._shown)
+        self._shown = labels
         self.index_documents.set(manifest.count)
+        self.index_created.set(manifest.created_at.timestamp())

@@ -1,17 +1,20 @@
 """What happens around every request: its id, its metrics, its limits, its last resort."""
 
+import asyncio
 import logging
 import re
 import time
-import traceback
+from dataclasses import asdict
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.metrics import UNMATCHED, Metrics
-from service.problems import problem_response
+from service.logs import describe
+from service.metrics import DEPARTED, UNMATCHED, Metrics
+from service.problems import problem_response, retry_after
+from service.tracing import Tracer
 
 _LOG = logging.getLogger("care.service")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -20,32 +23,39 @@ _HEADERS = {
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
         "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
+    "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 # Swagger's page loads its own script and style from elsewhere.
 _WITHOUT_POLICY = {"/docs"}
+# They must be answered also when nothing else is.
+_UNLIMITED = {"/health/live", "/health/ready", "/metrics"}
 
 
 class RequestContext:
-    """Gives each request an id, counts and times it, and answers what nothing else caught.
+    """Gives each request an id, counts, times and logs it, and answers what nothing else caught.
 
     The answer to an unexpected error, and its log entry, hold no message of the exception:
     it could quote a query.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["arrived"] = asyncio.get_running_loop().time()
         status = 0
         departed = False
 
@@ -70,42 +80,107 @@ class RequestContext:
         with self._metrics.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive_or_depart, send_with_headers)
+            except asyncio.CancelledError:
+                if not departed:
+                    raise
             except Exception as error:
                 _LOG.error(
-                    "request %s failed with %s\n%s",
+                    "request %s failed with %s",
                     request_id,
                     type(error).__name__,
-                    "".join(traceback.format_tb(error.__traceback__)),
+                    extra={"fields": {"request_id": request_id, **describe(error)}},
                 )
                 if status:
                     raise
                 response = problem_response(500, "an unexpected error", request_id)
                 await response(scope, receive, send_with_headers)
+        self._report(scope, headers, DEPARTED if departed else str(status), started)
+
+    def _report(self, scope: Scope, headers: Headers, status: str, started: float) -> None:
+        seconds = time.perf_counter() - started
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        self._metrics.requests.labels(route, "499" if departed else str(status)).inc()
-        self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+        self._metrics.requests.labels(route, status).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        if status == DEPARTED:
+            self._metrics.rejections.labels("departed").inc()
+        state = scope["state"]
+        timings = state.get("timings")
+        stages = asdict(timings) if timings else {}
+        stages.pop("total", None)
+        if _LOG.isEnabledFor(logging.INFO):
+            fields = {
+                "request_id": state["request_id"],
+                "method": scope["method"],
+                "route": route,
+                "status": int(status),
+                "ms": round(seconds * 1000, 3),
+                "stages_ms": {name: round(s * 1000, 3) for name, s in stages.items()},
+                **({"key": state["key"]} if "key" in state else {}),
+            }
+            _LOG.info("request", extra={"fields": fields})
+        if self._tracer:
+            self._tracer.record(
+                route, headers, seconds, stages, state["request_id"], status=int(status)
+            )
 
 
-class BodyLimit:
-    """Refuses bodies over a number of bytes with 413, whatever their headers say."""
+class Limits:
+    """Bounds what requests may take before anything is done for them.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Args:
+        app: The application behind.
+        max_bytes: Longest body [bytes], whatever its headers say; over it comes 413.
+        max_requests: Requests at once; one more is answered with 503.
+        timeout: Time for a body to arrive [s]; past it comes 504.
+        metrics: Where rejections are counted.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_requests: int, timeout: float, metrics: Metrics
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_requests = max_requests
+        self._timeout = timeout
+        self._metrics = metrics
+        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in _UNLIMITED:
             await self._app(scope, receive, send)
             return
+        if self._requests == self._max_requests:
+            self._metrics.rejections.labels("connections").inc()
+            detail, request_id = (
+                "too many requests at once: try again",
+                scope["state"]["request_id"],
+            )
+            response = problem_response(503, detail, request_id, headers=retry_after(1))
+            await response(scope, receive, send)
+            return
+        deadline = scope["state"]["arrived"] + self._timeout
         received = 0
+        complete = False
 
         async def limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                self._metrics.rejections.labels("deadline").inc()
+                raise HTTPException(504, "the body did not arrive in time") from error
+            complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
                 raise HTTPException(413, f"the body is longer than {self._max_bytes} bytes")
             return message
 
-        await self._app(scope, limited, send)
+        self._requests += 1
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._requests -= 1

@@ -1,5 +1,6 @@
 """Errors as `application/problem+json`; a table from exception to status."""
 
+import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import cast
@@ -10,7 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from core.errors import IndexVersionError, QueryError
-from service.engine import OverloadedError
+from service.engine import NotReadyError
+from service.metrics import Rejection
+from service.pipeline import DeadlineError, OverloadedError
+from service.rate_limit import RateLimitedError
 from service.schemas import FieldError, Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -39,11 +43,19 @@ def problem_response(
     )
 
 
+def retry_after(seconds: float) -> dict[str, str]:
+    """Builds the header that tells a client when to come again, in whole seconds."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Teaches an application how each exception is answered."""
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(QueryError, _bad_query)
     app.add_exception_handler(OverloadedError, _overloaded)
+    app.add_exception_handler(RateLimitedError, _rate_limited)
+    app.add_exception_handler(DeadlineError, _too_late)
+    app.add_exception_handler(NotReadyError, _not_ready)
     app.add_exception_handler(IndexVersionError, _bad_index)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HTTPStatus.BAD_REQUEST, _unreadable_body)
@@ -86,8 +98,28 @@ def _bad_query(request: Request, error: Exception) -> Response:
     return _respond(request, 422, f"{field}: {message}", [FieldError(field=field, message=message)])
 
 
+def _reject(request: Request, reason: Rejection) -> None:
+    request.app.state.service.metrics.rejections.labels(reason).inc()
+
+
 def _overloaded(request: Request, error: Exception) -> Response:
-    return _respond(request, 429, "the service is busy: try again", headers={"Retry-After": "1"})
+    _reject(request, "queue")
+    return _respond(request, 429, "the service is busy: try again", headers=retry_after(1))
+
+
+def _rate_limited(request: Request, error: Exception) -> Response:
+    _reject(request, "rate")
+    wait = retry_after(cast("RateLimitedError", error).wait)
+    return _respond(request, 429, "this key asks too often: try again", headers=wait)
+
+
+def _too_late(request: Request, error: Exception) -> Response:
+    _reject(request, "deadline")
+    return _respond(request, 504, "the deadline passed before the answer was ready")
+
+
+def _not_ready(request: Request, error: Exception) -> Response:
+    return _respond(request, 503, str(error), headers=retry_after(1))
 
 
 def _bad_index(request: Request, error: Exception) -> Response:

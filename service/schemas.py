@@ -91,8 +91,11 @@ class IndexReference(BaseModel):
 
 
 class Timings(BaseModel):
-    """Time in each stage [ms]; encoding is shared by the queries of a batch."""
+    """Time in each stage [ms]; texts that are tokenized and encoded together share these two."""
 
+    cache: float
+    queue: float
+    tokenize: float
     encode: float
     search: float
     fetch: float
@@ -112,6 +115,46 @@ class BatchResponse(BaseModel):
     """One response for each query, in order."""
 
     results: list[SearchResponse]
+
+
+class EmbeddingsRequest(_Request):
+    """Texts to encode as queries, in the words of OpenAI's interface."""
+
+    input: Text | Annotated[list[Text], Field(min_length=1)] = Field(
+        description="A text or several."
+    )
+    model: Text | None = Field(None, description="The pair's name, or nothing.")
+    dimensions: StrictInt | None = Field(
+        None, ge=1, description="First dimensions to keep; the rest is cut off, then normalized."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="Numbers, or base64 of little-endian float32."
+    )
+    user: Text | None = Field(None, description="Ignored.")
+
+
+class EmbeddingResponse(BaseModel):
+    """The vector of one text, of unit norm."""
+
+    object: Literal["embedding"]
+    index: int = Field(description="Position in the request, from 0.")
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that were encoded."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """One vector for each text, in order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingResponse]
+    model: str
+    usage: Usage
 
 
 class IndexResponse(BaseModel):

@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from core.cpus import available_cpus
+from models.encoders.providers import ProviderName
 from models.pairs import DEFAULT_PAIR
 
 
@@ -19,25 +21,90 @@ class Settings(BaseSettings):
     pair: str = Field(
         DEFAULT_PAIR, description="Pair whose query encoder is used: a registered name or a .toml."
     )
+    provider: ProviderName = Field(
+        "cpu", description="What ONNX Runtime encodes on: cpu, cuda or tensorrt."
+    )
+    tensorrt_cache: Path = Field(
+        Path("builds/tensorrt"), description="Folder where TensorRT keeps its engines."
+    )
     threads: int = Field(
         default_factory=available_cpus,
         ge=1,
         description="Threads for encoding and searching; by default the processors that the "
         "affinity mask and the cgroup quota allow.",
     )
+    batch_tokens: int = Field(
+        512, ge=1, description="Tokens that are encoded at once, padding included."
+    )
+    queue_tokens: int = Field(
+        8192,
+        ge=1,
+        description="Tokens (counted as characters) in work or waiting; a request that finds "
+        "no room is answered with 429.",
+    )
+    timeout_ms: int = Field(
+        10_000,
+        ge=1,
+        le=60_000,
+        description="Deadline of a request without X-Request-Timeout-Ms [ms]; past it comes 504.",
+    )
+    max_requests: int = Field(
+        1024, ge=1, description="Requests at once; one more is answered with 503."
+    )
     max_query_chars: int = Field(2000, ge=1, description="Longest query [characters].")
     max_top_k: int = Field(1000, ge=1, description="Largest top_k.")
     max_batch: int = Field(64, ge=1, description="Most queries in one batch request.")
     max_body_bytes: int = Field(1_048_576, ge=1, description="Largest request body [bytes].")
-    max_in_flight: int = Field(
-        256, ge=1, description="Queries in work or waiting; one more is answered with 429."
-    )
     cache_entries: int = Field(
-        10_000, ge=0, description="Queries whose hits are kept in memory; 0 turns the cache off."
+        10_000, ge=0, description="Queries whose hits are kept in memory; 0 turns this cache off."
     )
-    admin_token: SecretStr | None = Field(
-        None, description="Bearer token for POST /index/reload; without one the route is closed."
+    redis_url: SecretStr | None = Field(
+        None, description="Redis that replicas share as cache and for rate limits: redis://…"
+    )
+    redis_timeout_ms: int = Field(
+        20, ge=1, description="Longest wait for Redis [ms]; search goes on without it."
+    )
+    cache_ttl_seconds: int = Field(86_400, ge=1, description="Life of an entry in Redis [s].")
+    cache_secret: SecretStr | None = Field(
+        None,
+        description="Secret under which cache keys are hashed; needed with CARE_REDIS_URL, and "
+        "the same for all replicas.",
+    )
+    api_keys: SecretStr | None = Field(
+        None,
+        description="Keys that may ask, comma-separated name:role:sha256, with role search or "
+        "admin (python -m service key makes one). Without any, search is open and "
+        "POST /index/reload closed.",
+    )
+    rate_limit: float = Field(
+        0.0, ge=0, description="Queries per second that one key may ask; 0 sets no limit."
+    )
+    rate_burst: int = Field(100, ge=1, description="Queries that a key may ask at once.")
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may call the service, comma-separated."
+    )
+    drain_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="How long the service goes on after SIGTERM, no longer ready, so that "
+        "balancers see it [s].",
     )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @model_validator(mode="after")
+    def _secret_goes_with_redis(self) -> Self:
+        if self.redis_url and not self.cache_secret:
+            raise ValueError(
+                "CARE_REDIS_URL needs CARE_CACHE_SECRET: a long random text, the same for all "
+                "replicas"
+            )
+        return self

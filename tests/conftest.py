@@ -1,3 +1,4 @@
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from service.app import create_app
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 
+# The key "secret", as an administrator's.
+ADMIN_KEY = f"ops:admin:{hashlib.sha256(b'secret').hexdigest()}"
+# The key "asks", as a client's.
+SEARCH_KEY = f"app:search:{hashlib.sha256(b'asks').hexdigest()}"
 DEPARTMENTS = ("心血管科", "儿科", "骨科")
 SUBJECTS = ("高血压", "发热", "骨折", "咳嗽", "失眠", "腹泻", "头痛", "皮疹", "贫血", "便秘")
 
@@ -70,7 +75,12 @@ def build_version(tmp_path: Path) -> Builder:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(indexes=tmp_path / "indexes", index="test", threads=1, admin_token="secret")
+    return Settings(
+        indexes=tmp_path / "indexes",
+        index="test",
+        threads=1,
+        api_keys=ADMIN_KEY,
+    )
 
 
 @pytest.fixture

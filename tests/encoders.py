@@ -46,11 +46,17 @@ class BigramEncoder:
         self.texts_seen = 0
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        self.texts_seen += len(texts)
+        return self.encode_tokens(texts)
+
+    def tokenize(self, texts: Sequence[str]) -> Sequence[str]:
+        return [text[:_MAX_CHARS] for text in texts]
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        self.texts_seen += len(tokens)
         return Encoding(
-            vectors=truncate_normalize(np.stack([self._vector(t) for t in texts]), DIMENSION),
-            token_counts=np.array([min(len(t), _MAX_CHARS) for t in texts], dtype=np.int32),
-            truncated=np.array([len(t) > _MAX_CHARS for t in texts]),
+            vectors=truncate_normalize(np.stack([self._vector(t) for t in tokens]), DIMENSION),
+            token_counts=np.array([min(len(t), _MAX_CHARS) for t in tokens], dtype=np.int32),
+            truncated=np.array([len(t) > _MAX_CHARS for t in tokens]),
         )
 
     def _vector(self, text: str) -> FloatArray:

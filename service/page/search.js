@@ -16,6 +16,7 @@ const EXAMPLES = [
 ];
 
 const STAGES = [
+  ["queue", "排队"],
   ["encode", "编码"],
   ["search", "检索"],
   ["fetch", "取文"],
@@ -40,6 +41,7 @@ const selected = new Set();
 let current = null; // the search under way: { controller }
 let asked = null; // the last query sent, for retry and for changed filters
 let knownVersion = null;
+let accessKey = ""; // kept until the page is left, nowhere else
 
 /* ---------- small helpers ---------- */
 
@@ -65,9 +67,12 @@ function milliseconds(value) {
 /* ---------- errors ---------- */
 
 class Problem extends Error {
-  constructor(heading, { lines = [], items = [], requestId = "", retry = false } = {}) {
+  constructor(
+    heading,
+    { lines = [], items = [], requestId = "", retry = false, needsKey = false } = {},
+  ) {
     super(heading);
-    Object.assign(this, { heading, lines, items, requestId, retry });
+    Object.assign(this, { heading, lines, items, requestId, retry, needsKey });
   }
 }
 
@@ -103,6 +108,7 @@ async function problemFrom(response) {
     items,
     requestId: asText(body.request_id) || response.headers.get("X-Request-ID") || "",
     retry: status === 429 || status >= 500,
+    needsKey: status === 401,
   });
 }
 
@@ -128,6 +134,7 @@ function showError(problem) {
   if (problem.requestId) {
     parts.push(element("p", "request-id", `请求编号：${problem.requestId}`));
   }
+  if (problem.needsKey) parts.push(keyForm());
   if (problem.retry && asked !== null) {
     const button = element("button", "retry", "重试");
     button.type = "button";
@@ -139,6 +146,27 @@ function showError(problem) {
   }
   errorBox.hidden = false;
   errorBox.replaceChildren(...parts);
+}
+
+function keyForm() {
+  const box = element("form", "key-form");
+  const label = element("label", "", "访问密钥");
+  const field = element("input");
+  field.type = "password";
+  field.id = "access-key";
+  field.autocomplete = "off";
+  field.required = true;
+  label.htmlFor = field.id;
+  box.append(label, field, element("button", "retry", "使用此密钥"));
+  box.addEventListener("submit", (event) => {
+    event.preventDefault();
+    accessKey = field.value.trim();
+    statusLine.focus();
+    if (asked !== null) search(asked);
+    else hideError();
+    loadIndex();
+  });
+  return box;
 }
 
 function hideError() {
@@ -155,7 +183,11 @@ async function requestJson(path, options = {}) {
       credentials: "same-origin",
       referrerPolicy: "no-referrer",
       ...options,
-      headers: { Accept: "application/json, application/problem+json", ...options.headers },
+      headers: {
+        Accept: "application/json, application/problem+json",
+        ...(accessKey ? { Authorization: `Bearer ${accessKey}` } : {}),
+        ...options.headers,
+      },
     });
     if (!response.ok) throw await problemFrom(response);
     return asObject(await response.json());
@@ -415,7 +447,8 @@ async function loadIndex() {
     knownVersion = asText(index.version) || knownVersion;
     showIndex(index);
     showDepartments(asList(asObject(index.filters).department ?? []));
-  } catch {
+  } catch (error) {
+    if (error.needsKey && asked === null) showError(error);
     if (knownVersion === null) indexInfo.textContent = "暂时无法读取索引信息。";
   }
 }

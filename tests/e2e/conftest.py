@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from indexer.__main__ import main
+from tests.conftest import ADMIN_KEY
 from tests.service_process import run_service
 
 ROOT = Path(__file__).parents[2]
@@ -23,5 +24,5 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def url(indexes: Path) -> Iterator[str]:
     """The address of the real service over the sample corpus."""
-    with run_service(indexes, "sample", ADMIN_TOKEN="secret") as address:
+    with run_service(indexes, "sample", API_KEYS=ADMIN_KEY) as address:
         yield address

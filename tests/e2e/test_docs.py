@@ -47,7 +47,7 @@ def test_the_operations_reload_command_works(url: str) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"CARE_ADMIN_TOKEN": "secret", "PATH": "/usr/bin:/bin"},
+        env={"ADMIN_KEY": "secret", "PATH": "/usr/bin:/bin"},
     ).stdout
     assert '"name":"sample"' in output
 

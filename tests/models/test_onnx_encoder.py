@@ -1,12 +1,16 @@
+import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from core.errors import PairError
+from core.errors import CareError, PairError, ProviderError
 from core.types import Pair
 from models.encoders.onnx import OnnxEncoder
+from models.encoders.providers import Buckets, ProviderName, ProviderOptions
 from models.pairs import load_pair
 
 TEXTS = ["头痛", "高血压患者能不能吃党参？", "孩子发烧三十九度，" * 20]
@@ -78,3 +82,132 @@ def test_a_missing_or_changed_file_is_refused(pair: Pair, tmp_path: Path, field:
         file.write(b"changed")
     with pytest.raises(PairError, match=f"{source.name} is not the file that the pair describes"):
         OnnxEncoder(spec, tmp_path, threads=1)
+
+
+@pytest.fixture
+def padded_encoder(pair: Pair) -> OnnxEncoder:
+    """Pads as for TensorRT, runs on the processor."""
+    encoder = OnnxEncoder(pair.query, pair.folder, threads=1)
+    encoder.buckets = Buckets.up_to(4, pair.query.max_length)
+    return encoder
+
+
+def record_shapes(encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    shapes: list[tuple[int, int]] = []
+    run = encoder._session.run
+
+    def recorded(outputs: list[str], feed: dict[str, Any]) -> Any:
+        shapes.append(feed["input_ids"].shape)
+        assert feed["attention_mask"].shape == shapes[-1]
+        assert feed["attention_mask"].any(axis=1).all()
+        return run(outputs, feed)
+
+    monkeypatch.setattr(encoder._session, "run", recorded)
+    return shapes
+
+
+def test_padding_to_a_bucket_changes_no_vector(
+    query_encoder: OnnxEncoder, padded_encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = record_shapes(padded_encoder, monkeypatch)
+    padded, plain = padded_encoder.encode(TEXTS), query_encoder.encode(TEXTS)
+    assert shapes == [(4, 256)]
+    assert padded.vectors.shape == plain.vectors.shape
+    np.testing.assert_allclose(padded.vectors, plain.vectors, atol=1e-5)
+    np.testing.assert_array_equal(padded.token_counts, plain.token_counts)
+    np.testing.assert_array_equal(padded.truncated, plain.truncated)
+
+
+def test_more_rows_than_the_largest_bucket_are_split(
+    query_encoder: OnnxEncoder, padded_encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"第{i}个问题" for i in range(11)]
+    shapes = record_shapes(padded_encoder, monkeypatch)
+    vectors = padded_encoder.encode(texts).vectors
+    assert shapes == [(4, 16), (4, 16), (4, 16)]
+    np.testing.assert_allclose(vectors, query_encoder.encode(texts).vectors, atol=1e-5)
+
+
+def test_without_buckets_a_batch_is_as_long_as_its_longest_text(
+    query_encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = record_shapes(query_encoder, monkeypatch)
+    counts = query_encoder.encode(TEXTS).token_counts
+    assert shapes == [(len(TEXTS), counts.max())]
+
+
+def test_warm_up_runs_the_shapes_and_says_so(
+    query_encoder: OnnxEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shapes = record_shapes(query_encoder, monkeypatch)
+    with caplog.at_level(logging.INFO, logger="models.encoders.onnx"):
+        query_encoder.warm_up()
+    assert shapes == [(1, 16), (1, query_encoder.spec.max_length)]
+    assert [r.getMessage().split(" in ")[0] for r in caplog.records] == [
+        "warm-up: 1 x 16 tokens",
+        f"warm-up: 1 x {query_encoder.spec.max_length} tokens",
+    ]
+
+
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+def test_a_provider_that_is_not_installed_is_refused(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, name: ProviderName
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(ProviderError, match=f"onnxruntime-gpu.*=={ort.__version__}"):
+        OnnxEncoder(pair.query, pair.folder, threads=1, provider=ProviderOptions(name))
+
+
+def claim_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the GPU build were installed; a session still finds the processor alone."""
+    names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: names)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+def test_a_session_that_silently_fell_back_is_refused(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: ProviderName
+) -> None:
+    claim_gpu(monkeypatch)
+    options = ProviderOptions(name, cache=tmp_path)
+    with pytest.raises(ProviderError, match=f"'{name}' did not start on GPU 0"):
+        OnnxEncoder(pair.query, pair.folder, threads=1, provider=options)
+    folders = [pair.query.weights_sha256] if name == "tensorrt" else []
+    assert [path.name for path in tmp_path.iterdir()] == folders
+
+
+def test_a_provider_that_fails_is_not_replaced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def fail(_: ort.InferenceSession, providers: Any, *__: Any) -> None:
+        tried.append([name for name, _ in providers])
+        raise RuntimeError("no driver")
+
+    claim_gpu(monkeypatch)
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", fail)
+    with pytest.raises(ProviderError, match="no driver"):
+        OnnxEncoder(pair.query, pair.folder, threads=1, provider=ProviderOptions("cuda"))
+    assert tried == [["CUDAExecutionProvider", "CPUExecutionProvider"]]
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_graph_whose_products_stay_on_the_processor_is_refused(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_gpu(monkeypatch)
+    monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda _: ["CUDAExecutionProvider"])
+    with pytest.raises(ProviderError, match="MatMulIntegerToFloat"):
+        OnnxEncoder(pair.query, pair.folder, threads=1, provider=ProviderOptions("cuda"))
+
+
+def test_an_engine_folder_that_cannot_be_made_is_an_error(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_gpu(monkeypatch)
+    (tmp_path / "file").touch()
+    options = ProviderOptions("tensorrt", cache=tmp_path / "file")
+    with pytest.raises(CareError, match=str(tmp_path / "file")):
+        OnnxEncoder(pair.query, pair.folder, threads=1, provider=options)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.documents import FILE_NAME, DocumentReader
 from core.text import document_text
-from core.types import Encoder, Encoding, FloatArray, IndexManifest
+from core.types import Encoding, FloatArray, IndexManifest, QueryEncoder
 from indexer.build import BuildOptions, build
 from service.app import create_app
 from service.settings import Settings
@@ -34,11 +34,11 @@ class BlockingEncoder(BigramEncoder):
         self.entered = threading.Event()
         self.release = threading.Event()
 
-    def encode(self, texts: Sequence[str]) -> Encoding:
-        if BLOCKED in texts:
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        if BLOCKED in tokens:
             self.entered.set()
             assert self.release.wait(30)
-        return super().encode(texts)
+        return super().encode_tokens(tokens)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def serve(settings: Settings) -> Iterator[Serve]:
     """Starts the application over the active version, with changed settings."""
     with ExitStack() as stack:
 
-        def start(encoder: Encoder | None = None, **changes: Any) -> TestClient:
+        def start(encoder: QueryEncoder | None = None, **changes: Any) -> TestClient:
             app = create_app(settings.model_copy(update=changes), encoder or BigramEncoder())
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 

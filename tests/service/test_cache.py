@@ -5,10 +5,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.types import IndexManifest, Query
-from service.cache import Cache
+from service.cache import MemoryCache, QueryKeys
 from service.vector_search import Found
 from tests.conftest import Builder, make_records
-from tests.encoders import BigramEncoder
+from tests.encoders import BigramEncoder, make_spec
 from tests.service.conftest import ADMIN, Serve
 
 QUERY = {"query": "高血压患者的护理", "top_k": 5}
@@ -89,39 +89,53 @@ def test_no_entries_turn_the_cache_off(serve: Serve, manifest: IndexManifest) ->
 
 
 def test_the_least_recently_used_query_goes_first() -> None:
-    cache = Cache(2)
-    a, b, c = (cache.key(Query(text), "1") for text in "abc")
-    cache.put(a, found(0))
-    cache.put(b, found(1))
-    assert cache.get(a) is not None
-    cache.put(c, found(2))
-    assert cache.get(b) is None
-    assert [entry[1][0] for key in (a, c) if (entry := cache.get(key))] == [0, 2]
+    cache = MemoryCache(2)
+    cache.put(b"a", found(0))
+    cache.put(b"b", found(1))
+    assert cache.get(b"a") is not None
+    cache.put(b"c", found(2))
+    assert cache.get(b"b") is None
+    assert [entry[1][0] for key in (b"a", b"c") if (entry := cache.get(key))] == [0, 2]
+
+
+QUERIES = [
+    Query("a"),
+    Query("b"),
+    Query("a", top_k=1),
+    Query("a", min_score=0.0),
+    Query("a", filter={"f": ["a"]}),
+    Query("a", filter={"g": ["a"]}),
+    Query("a", filter={"f": ["1"]}),
+    Query("a", filter={"f": [1]}),
+    Query("a", filter={"f": [True]}),
+]
 
 
 def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
-    cache = Cache(1)
-    queries = [
-        Query("a"),
-        Query("b"),
-        Query("a", top_k=1),
-        Query("a", min_score=0.0),
-        Query("a", filter={"f": ["a"]}),
-        Query("a", filter={"g": ["a"]}),
-        Query("a", filter={"f": ["1"]}),
-        Query("a", filter={"f": [1]}),
-        Query("a", filter={"f": [True]}),
-    ]
-    keys = {cache.key(query, version) for query in queries for version in ("1", "2")}
-    assert len(keys) == 2 * len(queries)
-    assert {len(key) for key in keys} == {32}
+    keys = QueryKeys("secret", make_spec())
+    all_keys = {keys.key(query, index) for query in QUERIES for index in ("1", "2")}
+    assert len(all_keys) == 2 * len(QUERIES)
+    assert {len(key) for key in all_keys} == {32}
 
 
 def test_the_order_of_a_filters_fields_does_not_matter() -> None:
-    cache = Cache(1)
+    keys = QueryKeys("secret", make_spec())
     one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
-    assert cache.key(Query("a", filter=one), "1") == cache.key(Query("a", filter=other), "1")
+    assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
 
 
-def test_keys_of_two_processes_cannot_be_compared() -> None:
-    assert Cache(1).key(Query("a"), "1") != Cache(1).key(Query("a"), "1")
+@pytest.mark.parametrize(
+    "changes",
+    [{"embedding_space": "other"}, {"weights_sha256": "1" * 64}, {"tokenizer_sha256": "1" * 64}],
+)
+def test_another_encoder_never_finds_what_an_earlier_one_left(changes: dict[str, str]) -> None:
+    spec = make_spec()
+    other = spec.model_copy(update=changes)
+    assert QueryKeys("secret", spec).key(QUERIES[0], "1") != (
+        QueryKeys("secret", other).key(QUERIES[0], "1")
+    )
+
+
+def test_keys_tell_nothing_without_the_secret() -> None:
+    spec = make_spec()
+    assert QueryKeys("a", spec).key(QUERIES[0], "1") != QueryKeys("b", spec).key(QUERIES[0], "1")

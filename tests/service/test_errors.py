@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from core.types import Encoding, IndexManifest
+from service.logs import JsonFormatter
 from tests.encoders import BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
 
@@ -134,8 +135,7 @@ def test_a_body_that_is_no_query_is_refused(
     [
         ({}, [], "List should have at least 1 item after validation, not 0"),
         ({}, SECRET, "Input should be a valid list"),
-        ({"max_batch": 2}, [{"query": SECRET}] * 3, "holds 3 queries; the limit is 2"),
-        ({"max_in_flight": 2}, [{"query": SECRET}] * 3, "holds 3 queries; the limit is 2"),
+        ({"max_batch": 2}, [{"query": SECRET}] * 3, "holds 3 texts; the limit is 2"),
     ],
 )
 def test_a_batch_that_can_never_be_answered_is_refused(
@@ -226,7 +226,7 @@ def test_one_query_more_than_is_admitted_is_told_to_come_again(
     serve: Serve, manifest: IndexManifest
 ) -> None:
     encoder = BlockingEncoder()
-    client = serve(encoder, max_in_flight=1)
+    client = serve(encoder, queue_tokens=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/search", json={"query": BLOCKED})
         assert encoder.entered.wait(30)
@@ -248,10 +248,10 @@ class FailingEncoder(BigramEncoder):
 
     failing = False
 
-    def encode(self, texts: Sequence[str]) -> Encoding:
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
         if self.failing:
-            raise RuntimeError(f"cannot encode {texts}")
-        return super().encode(texts)
+            raise RuntimeError(f"cannot encode {tokens}")
+        return super().encode_tokens(tokens)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,6 @@ class FailingEncoder(BigramEncoder):
         ("POST", "/search", {"query": SECRET}),
         ("POST", "/search/batch", {"queries": [{"query": SECRET}]}),
         ("POST", "/index/reload", None),
-        ("GET", "/health/ready", None),
     ],
 )
 def test_an_unexpected_error_says_nothing_but_its_request_id(
@@ -279,8 +278,10 @@ def test_an_unexpected_error_says_nothing_but_its_request_id(
     answer = problem(response, 500)
     assert (answer["detail"], answer["errors"]) == ("an unexpected error", [])
     assert f"request {answer['request_id']} failed with RuntimeError" in caplog.text
-    assert "in encode" in caplog.text
-    assert "cannot encode [" not in caplog.text
-    assert SECRET not in caplog.text
+    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    line = JsonFormatter().format(record)
+    assert "in encode_tokens" in json.loads(line)["traceback"]
+    assert "cannot encode [" not in line + caplog.text
+    assert SECRET not in line + caplog.text
     encoder.failing = False
     assert client.get("/health/ready").status_code == 200

@@ -32,7 +32,7 @@ def without_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def failure(capsys: pytest.CaptureFixture[str]) -> str:
     """Runs the command, which must fail with one line, and returns it."""
-    assert main() == 1
+    assert main([]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -51,7 +51,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("CARE_MAX_TOP_K", "ten"),
         ("CARE_MAX_BATCH", "0"),
         ("CARE_MAX_BODY_BYTES", "1.5"),
-        ("CARE_MAX_IN_FLIGHT", "0"),
+        ("CARE_QUEUE_TOKENS", "0"),
         ("CARE_CACHE_ENTRIES", "-1"),
         ("CARE_LOG_LEVEL", "loud"),
     ],

@@ -18,7 +18,7 @@ from tests.service.conftest import (
 )
 
 QUERY = {"query": "高血压"}
-STAGES = ("encode", "search", "fetch", "total")
+STAGES = ("cache", "queue", "tokenize", "encode", "search", "fetch", "total")
 
 
 def requests(client: TestClient, route: str, status: int) -> float:
@@ -115,20 +115,20 @@ def test_requests_in_work_are_shown_while_they_last(serve: Serve, manifest: Inde
 
 def test_stages_and_cache_lookups_are_counted_by_query(client: TestClient) -> None:
     client.post("/search", json=QUERY)
-    assert stages(client) == [1, 1, 1, 1]
+    assert stages(client) == [1] * 7
     client.post("/search", json=QUERY)
-    assert stages(client) == [1, 1, 2, 2]
+    assert stages(client) == [2, 1, 1, 1, 1, 2, 2]
     client.post("/search/batch", json={"queries": [QUERY, {"query": "发热"}, {"query": "骨折"}]})
-    assert stages(client) == [3, 3, 5, 5]
-    assert sample(client, "care_cache_lookups_total", result="hit") == 2
-    assert sample(client, "care_cache_lookups_total", result="miss") == 3
+    assert stages(client) == [5, 3, 3, 3, 3, 5, 5]
+    assert sample(client, "care_cache_lookups_total", tier="memory", result="hit") == 2
+    assert sample(client, "care_cache_lookups_total", tier="memory", result="miss") == 3
     assert sample(client, "care_stage_seconds_sum", stage="total") > 0
 
 
 def test_refused_queries_and_health_checks_are_no_searches(client: TestClient) -> None:
     client.post("/search", json={"query": ""})
     client.get("/health/ready")
-    assert stages(client) == [0, 0, 0, 0]
+    assert stages(client) == [0] * 7
 
 
 def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: Builder) -> None:
@@ -137,7 +137,12 @@ def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: B
         return [dict(labels) for name, labels in series if name == "care_index_info"]
 
     def described(manifest: IndexManifest) -> dict[str, str]:
-        return {"index": "test", "version": manifest.version, "embedding_space": "bigrams-1"}
+        return {
+            "index": "test",
+            "version": manifest.version,
+            "pair": "care-mini",
+            "embedding_space": "bigrams-1",
+        }
 
     old = build_version(make_records(20))
     client = serve()

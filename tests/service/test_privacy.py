@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from core.types import IndexManifest
-from service.cache import Cache
+from service.cache import MemoryCache
 from service.vector_search import Found
 from tests.service.conftest import Serve
 
@@ -48,13 +48,13 @@ def test_no_query_reaches_logs_metrics_cache_keys_or_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys: list[bytes] = []
-    put = Cache.put
+    put = MemoryCache.put
 
-    def spy(self: Cache, key: bytes, found: Found) -> None:
+    def spy(self: MemoryCache, key: bytes, found: Found) -> None:
         keys.append(key)
         put(self, key, found)
 
-    monkeypatch.setattr(Cache, "put", spy)
+    monkeypatch.setattr(MemoryCache, "put", spy)
     client = serve(max_body_bytes=100_000)
     caplog.set_level(logging.DEBUG)
     # The client's own log names the addresses that it asks for.

@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from core.types import IndexManifest
 from core.versions import set_current
-from tests.conftest import Builder, make_records
+from tests.conftest import ADMIN_KEY, SEARCH_KEY, Builder, make_records
 from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample
 
 QUERY = "高血压患者的护理"
@@ -65,31 +66,33 @@ def test_a_reload_goes_back_as_well(
 
 
 @pytest.mark.parametrize(
-    ("token", "header", "detail"),
+    ("keys", "header", "status", "detail"),
     [
-        ("secret", None, "the bearer token is missing or wrong"),
-        ("secret", "Bearer wrong", "the bearer token is missing or wrong"),
-        ("secret", "Bearer secre", "the bearer token is missing or wrong"),
-        ("secret", "Bearer 密", "the bearer token is missing or wrong"),
-        ("secret", "Basic secret", "the bearer token is missing or wrong"),
-        ("secret", "Bearer ", "the bearer token is missing or wrong"),
-        (None, "Bearer secret", "closed: the service was started without CARE_ADMIN_TOKEN"),
-        ("", None, "closed: the service was started without CARE_ADMIN_TOKEN"),
-        ("", "Bearer ", "closed: the service was started without CARE_ADMIN_TOKEN"),
+        (ADMIN_KEY, None, 401, "the bearer key is missing or unknown"),
+        (ADMIN_KEY, "Bearer wrong", 401, "the bearer key is missing or unknown"),
+        (ADMIN_KEY, "Bearer secre", 401, "the bearer key is missing or unknown"),
+        (ADMIN_KEY, "Bearer 密", 401, "the bearer key is missing or unknown"),
+        (ADMIN_KEY, "Basic secret", 401, "the bearer key is missing or unknown"),
+        (ADMIN_KEY, "Bearer ", 401, "the bearer key is missing or unknown"),
+        (f"{ADMIN_KEY},{SEARCH_KEY}", "Bearer asks", 403, "the key 'app' has not the role admin"),
+        ("", "Bearer secret", 401, "closed: CARE_API_KEYS has no admin key"),
+        (SEARCH_KEY, "Bearer asks", 401, "closed: CARE_API_KEYS has no admin key"),
+        ("", "Bearer ", 401, "closed: CARE_API_KEYS has no admin key"),
     ],
 )
 def test_only_the_administrator_reloads(
     serve: Serve,
     manifest: IndexManifest,
-    token: str | None,
+    keys: str,
     header: str | None,
+    status: int,
     detail: str,
 ) -> None:
-    client = serve(admin_token=SecretStr(token) if token is not None else None)
+    client = serve(api_keys=SecretStr(keys))
     headers = {"Authorization": header.encode()} if header else {}
     response = client.post("/index/reload", headers=headers)
-    assert (response.status_code, response.json()["detail"]) == (401, detail)
-    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert (response.status_code, response.json()["detail"]) == (status, detail)
+    assert ("WWW-Authenticate" in response.headers) == (status == 401)
     assert sample(client, "care_index_reloads_total", result="success") == 0
 
 
@@ -118,7 +121,7 @@ def test_a_corrupt_version_is_refused_and_the_old_one_keeps_serving(
 def test_the_old_version_is_released(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client = serve()
-    vectors = weakref.ref(client.app.state.engine.index.vectors)
+    vectors = weakref.ref(client.app.state.service.engine.index.vectors)
     assert old.version in Path("/proc/self/maps").read_text()
     client.post("/search", json={"query": QUERY, "filter": {"rare": [False]}})
     build_version(make_records(30))
@@ -145,7 +148,17 @@ def test_a_request_in_work_ends_with_the_version_that_it_began_with(
     assert editions(answer) == {0}
 
 
-def test_no_request_fails_or_mixes_versions_while_they_are_swapped(
+def mapped(manifest: IndexManifest) -> int:
+    """Maps of a version's files that this process holds."""
+    return Path("/proc/self/maps").read_text().count(manifest.version)
+
+
+def resident() -> int:
+    """Resident memory of this process [bytes]."""
+    return psutil.Process().memory_info().rss
+
+
+def test_no_request_fails_or_mixes_versions_and_nothing_leaks_over_200_swaps(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
     client = serve(threads=2)
@@ -166,9 +179,16 @@ def test_no_request_fails_or_mixes_versions_while_they_are_swapped(
 
     with ThreadPoolExecutor(4) as pool:
         askers = [pool.submit(ask) for _ in range(4)]
-        for manifest in versions * 5:
+        for swap, manifest in enumerate(versions * 100):
             set_current(tmp_path / "indexes", "test", manifest.version)
             assert reload(client)["version"] == manifest.version
+            if swap == 50:
+                before = resident()
+        after = resident()
         done.set()
         seen = set().union(*(asker.result() for asker in askers))
     assert seen == {0, 1}
+    gc.collect()
+    assert mapped(versions[0]) == 0 < mapped(versions[1])
+    # An index that stays behind holds some 100 kB; 150 of them would show.
+    assert after - before < 8_000_000

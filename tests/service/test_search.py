@@ -52,9 +52,11 @@ def test_an_answer_holds_documents_index_timings_and_whether_it_was_cached(
     assert answer["index"] == {"name": "test", "version": manifest.version}
     assert answer["cached"] is False
     timings = answer["timings_ms"]
-    assert timings.keys() == {"encode", "search", "fetch", "total"}
-    stages = timings["encode"] + timings["search"] + timings["fetch"]
-    assert 0 < stages <= timings["total"] + 0.01
+    assert list(timings) == [
+        *("cache", "queue", "tokenize", "encode", "search", "fetch", "total"),
+    ]
+    total = timings.pop("total")
+    assert 0 < sum(timings.values()) <= total + 0.01
 
 
 @pytest.mark.parametrize("include", [[], ["text"], ["metadata"], ["metadata", "text"]])
@@ -189,21 +191,3 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(
     assert ("default-src 'none'" in headers.get("Content-Security-Policy", "")) == policed
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
-
-
-def test_the_contract_names_every_route_and_its_errors(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
-    documented = {
-        (method, path): set(operation["responses"])
-        for path, operations in paths.items()
-        for method, operation in operations.items()
-    }
-    assert documented == {
-        ("post", "/search"): {"200", "413", "422", "429", "500"},
-        ("post", "/search/batch"): {"200", "413", "422", "429", "500"},
-        ("get", "/index"): {"200", "500"},
-        ("post", "/index/reload"): {"200", "401", "503", "500"},
-        ("get", "/health/live"): {"200", "500"},
-        ("get", "/health/ready"): {"200", "500"},
-        ("get", "/metrics"): {"200", "500"},
-    }

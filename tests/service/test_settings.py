@@ -6,6 +6,7 @@ from pydantic import SecretStr, ValidationError
 from core.cpus import available_cpus
 from service.settings import Settings
 
+TWO_ORIGINS = ("https://a.example", "https://b.example")
 VALUES = [
     ("HOST", "::1", "::1"),
     ("PORT", "0", 0),
@@ -17,9 +18,22 @@ VALUES = [
     ("MAX_TOP_K", "6", 6),
     ("MAX_BATCH", "7", 7),
     ("MAX_BODY_BYTES", "8", 8),
-    ("MAX_IN_FLIGHT", "9", 9),
+    ("PROVIDER", "cuda", "cuda"),
+    ("TENSORRT_CACHE", "engines", Path("engines")),
+    ("BATCH_TOKENS", "9", 9),
+    ("QUEUE_TOKENS", "10", 10),
+    ("TIMEOUT_MS", "11", 11),
+    ("MAX_REQUESTS", "12", 12),
+    ("REDIS_TIMEOUT_MS", "13", 13),
+    ("CACHE_TTL_SECONDS", "14", 14),
+    ("CACHE_SECRET", "long", SecretStr("long")),
+    ("API_KEYS", "app:search:00", SecretStr("app:search:00")),
+    ("RATE_LIMIT", "0.5", 0.5),
+    ("RATE_BURST", "15", 15),
+    ("CORS_ORIGINS", "https://a.example, https://b.example", TWO_ORIGINS),
+    ("DRAIN_SECONDS", "1.5", 1.5),
     ("CACHE_ENTRIES", "0", 0),
-    ("ADMIN_TOKEN", "token", SecretStr("token")),
+    ("REDIS_URL", "redis://:pass@cache", SecretStr("redis://:pass@cache")),
     ("LOG_LEVEL", "debug", "debug"),
 ]
 
@@ -29,6 +43,7 @@ def test_a_variable_sets_what_it_names(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: object
 ) -> None:
     assert getattr(Settings(), variable.lower()) != expected
+    monkeypatch.setenv("CARE_CACHE_SECRET", "needed with Redis")
     monkeypatch.setenv(f"CARE_{variable}", value)
     assert getattr(Settings(), variable.lower()) == expected
 
@@ -42,8 +57,15 @@ def test_threads_are_the_processors_that_the_process_may_use() -> None:
     assert Settings().threads == available_cpus()
 
 
-def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(Settings(admin_token=SecretStr("secret")))
+@pytest.mark.parametrize("name", ["api_keys", "cache_secret", "redis_url"])
+def test_secrets_are_not_shown(name: str) -> None:
+    settings = Settings(**{"cache_secret": "c", name: SecretStr("hidden")})
+    assert "hidden" not in repr(settings)
+
+
+def test_redis_needs_a_secret() -> None:
+    with pytest.raises(ValidationError, match="CARE_REDIS_URL needs CARE_CACHE_SECRET"):
+        Settings(redis_url=SecretStr("redis://cache"))
 
 
 def test_settings_do_not_change() -> None:

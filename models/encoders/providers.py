@@ -1,0 +1,234 @@
+"""What an encoder runs on: ONNX Runtime's execution providers, and the shapes they want.
+
+ONNX Runtime goes on with the processor, and says so in its log alone, when a provider is
+not installed, does not start or lacks an operator. Here each of the three is an error.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from core.errors import ProviderError
+from core.types import EncoderSpec
+
+ProviderName = Literal["cpu", "cuda", "tensorrt"]
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+
+_TITLES: Mapping[ProviderName, str] = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
+_SHORTEST = 16
+# A query of care-mini has 8 to 32 tokens; TensorRT takes the kernels that are fastest here.
+_TYPICAL_LENGTH = 32
+# What costs the time of an encoder; beside it, shapes and masks may lie on the processor.
+_PRODUCTS = ("MatMul", "Gemm", "Attention")
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderOptions:
+    """What an encoder runs on.
+
+    Attributes:
+        name: The provider.
+        device: Number of the GPU.
+        cache: Folder where TensorRT keeps its engines, a folder for each weights file.
+        fp16: Whether TensorRT may compute in half precision.
+        max_batch: The most rows that TensorRT encodes at once, larger batches are split;
+            for CUDA the largest batch of the warm-up.
+    """
+
+    name: ProviderName = "cpu"
+    device: int = 0
+    cache: Path = Path("builds/tensorrt")
+    fp16: bool = True
+    max_batch: int = 64
+
+    @property
+    def title(self) -> str:
+        """The provider's name in ONNX Runtime."""
+        return _TITLES[self.name]
+
+    def buckets(self, max_length: int) -> "Buckets | None":
+        """Returns the shapes that batches are padded to, or None where any shape is as good."""
+        return Buckets.up_to(self.max_batch, max_length) if self.name == "tensorrt" else None
+
+
+ON_CPU = ProviderOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The few shapes that batches are padded to.
+
+    Attributes:
+        rows: Numbers of rows, rising.
+        lengths: Numbers of tokens in a row, rising.
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def up_to(cls, max_rows: int, max_length: int) -> Self:
+        """Returns powers of two from 1 row and from 16 tokens, ended by the two maxima."""
+        return cls(rows=_doubled(1, max_rows), lengths=_doubled(_SHORTEST, max_length))
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of one batch."""
+        return self.rows[-1]
+
+    def fit(self, rows: int, length: int) -> tuple[int, int]:
+        """Returns the smallest shape that holds `rows` rows of `length` tokens.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if rows > self.rows[-1] or length > self.lengths[-1]:
+            raise ValueError(f"no bucket holds {rows} rows of {length} tokens")
+        return (
+            next(r for r in self.rows if r >= rows),
+            next(n for n in self.lengths if n >= length),
+        )
+
+
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    values = []
+    while first < last:
+        values.append(first)
+        first *= 2
+    return (*values, last)
+
+
+def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int, int]]:
+    """Returns the shapes (rows, tokens) to run before the first request, smallest first.
+
+    A processor needs a short text and the longest, for its memory; a GPU each length, with
+    one row and with the most, for its kernels and its memory.
+    """
+    if options.name == "cpu":
+        return [(1, min(_SHORTEST, max_length)), (1, max_length)]
+    lengths = Buckets.up_to(options.max_batch, max_length).lengths
+    return [(rows, n) for n in lengths for rows in sorted({1, options.max_batch})]
+
+
+def execution_providers(
+    options: ProviderOptions, spec: EncoderSpec
+) -> list[tuple[str, dict[str, str]]]:
+    """Returns the providers and their options for a session of ONNX Runtime, best first."""
+    device = {"device_id": str(options.device)}
+    cuda = (CUDA, device | {"arena_extend_strategy": "kSameAsRequested"})
+    if options.name == "cpu":
+        return [(CPU, {})]
+    if options.name == "cuda":
+        return [cuda, (CPU, {})]
+    return [(TENSORRT, device | _tensorrt_options(options, spec)), cuda, (CPU, {})]
+
+
+def engine_folder(options: ProviderOptions, spec: EncoderSpec) -> Path:
+    """Returns where TensorRT keeps the engine of these weights.
+
+    ONNX Runtime names an engine after the graph, the GPU and the versions, not after the
+    weights: in a folder of their own, other weights cannot meet it.
+    """
+    return options.cache / spec.weights_sha256
+
+
+def _tensorrt_options(options: ProviderOptions, spec: EncoderSpec) -> dict[str, str]:
+    folder = str(engine_folder(options, spec))
+    buckets = Buckets.up_to(options.max_batch, spec.max_length)
+    fp16 = str(options.fp16)
+    return {
+        # One engine for all shapes: one outside the profile would be built during a request.
+        "trt_profile_min_shapes": _shape(1, buckets.lengths[0]),
+        "trt_profile_opt_shapes": _shape(buckets.max_rows, min(_TYPICAL_LENGTH, spec.max_length)),
+        "trt_profile_max_shapes": _shape(buckets.max_rows, spec.max_length),
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": folder,
+        "trt_engine_hw_compatible": "False",
+        "trt_fp16_enable": fp16,
+        # The squares in a layer norm pass the largest half-precision number.
+        "trt_layer_norm_fp32_fallback": fp16,
+    }
+
+
+def _shape(rows: int, length: int) -> str:
+    return ",".join(f"{name}:{rows}x{length}" for name in ("input_ids", "attention_mask"))
+
+
+def require_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
+    """Checks that the installed ONNX Runtime has the provider.
+
+    Args:
+        options: The provider asked for.
+        available: `onnxruntime.get_available_providers()`.
+        version: `onnxruntime.__version__`.
+
+    Raises:
+        ProviderError: If it has not.
+    """
+    if options.title not in available:
+        raise ProviderError(
+            f"the provider '{options.name}' is not in the installed ONNX Runtime {version}: "
+            f"run `pip uninstall -y onnxruntime` and then `{_install(options, version)}`"
+        )
+
+
+def require_started(options: ProviderOptions, started: Sequence[str], version: str) -> None:
+    """Checks that a session runs on the provider.
+
+    Args:
+        options: The provider asked for.
+        started: `get_providers()` of the session.
+        version: `onnxruntime.__version__`.
+
+    Raises:
+        ProviderError: If it does not, as happens when the provider's libraries are missing.
+    """
+    if options.title not in started:
+        reason = "ONNX Runtime's lines above name the library or driver that is missing"
+        raise not_started(options, version, reason)
+
+
+def not_started(options: ProviderOptions, version: str, reason: str) -> ProviderError:
+    """Returns the error of a provider that is installed and does not start."""
+    return ProviderError(
+        f"the provider '{options.name}' did not start on GPU {options.device} "
+        f"({' '.join(reason.split())}): `{_install(options, version)}` installs its libraries"
+    )
+
+
+def require_products(
+    options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
+) -> None:
+    """Checks that the provider computes all matrix products of a graph.
+
+    Args:
+        options: The provider asked for.
+        weights: The graph's file.
+        placed: For each node the name of its provider and its operator.
+
+    Raises:
+        ProviderError: If the provider lacks an operator of the graph.
+    """
+    elsewhere = {
+        operator
+        for provider, operator in placed
+        if provider != options.title and any(product in operator for product in _PRODUCTS)
+    }
+    if elsewhere:
+        raise ProviderError(
+            f"{weights} holds operators that '{options.name}' does not run "
+            f"({', '.join(sorted(elsewhere))}): use a pair whose query encoder is exported "
+            "without quantisation, or the provider 'cpu'"
+        )
+
+
+def _install(options: ProviderOptions, version: str) -> str:
+    command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={version}'"
+    # ONNX Runtime 1.31 links libnvinfer.so.10.
+    return f"{command} 'tensorrt-cu13<11'" if options.name == "tensorrt" else command

@@ -1,0 +1,177 @@
+"""Dynamic batching by tokens: batches form while the encoder is busy, never by sleeping."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import Any
+
+from core.types import FloatArray, QueryEncoder
+from service.metrics import Metrics
+
+# The oldest texts, among which a batch is chosen by length.
+_WINDOW = 64
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Job:
+    """A text on its way to its vector.
+
+    Attributes:
+        text: Under the text rules of `core.text`.
+        abandoned: Whether nobody waits for it any more; it then leaves before it is encoded.
+        tokenized: What the encoder's tokenizer made of it.
+        queued: When it was submitted, on the clock of `time.perf_counter` [s].
+        queue: Seconds it waited.
+        tokenize: Seconds of its batch.
+        encode: Seconds of its batch.
+    """
+
+    text: str
+    abandoned: bool = False
+    tokenized: Any = None
+    queued: float = field(default_factory=time.perf_counter)
+    queue: float = 0.0
+    tokenize: float = 0.0
+    encode: float = 0.0
+
+
+Encoded = Callable[[Sequence[Any], FloatArray | Exception], None]
+
+
+class Batcher:
+    """Encodes jobs in threads of its own, as many at once as wait and fit into the budget.
+
+    Args:
+        encoder: Turns texts into vectors; called from `workers` threads at once.
+        workers: Encoding threads.
+        budget: Tokens of a batch, padding included. A longer text is a batch of its own.
+        encoded: Called in an encoding thread with the jobs of a batch and their vectors,
+            float32 [n, dimension], or the error that came in their place.
+        metrics: Where batches are counted.
+    """
+
+    def __init__(
+        self,
+        encoder: QueryEncoder,
+        workers: int,
+        budget: int,
+        encoded: Encoded,
+        metrics: Metrics,
+    ) -> None:
+        self._encoder = encoder
+        self._budget = budget
+        self._encoded = encoded
+        self._metrics = metrics
+        self._waiting: deque[Job] = deque()
+        self._changed = Condition()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(workers, "encode")
+        for _ in range(workers):
+            self._threads.submit(self._work)
+
+    def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Hands over jobs; `first` puts them before all that wait."""
+        with self._changed:
+            if first:
+                self._waiting.extendleft(reversed(jobs))
+            else:
+                self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Encodes what waits, then ends the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._threads.shutdown()
+
+    def _work(self) -> None:
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """Encodes one batch; a thread that waits for the next holds nothing of the last."""
+        window = self._oldest()
+        if not window:
+            return False
+        try:
+            self._tokenize(window)
+        except Exception as error:  # whatever it is, every waiter must hear of it
+            self._encoded(window, error)
+            return True
+        batch = self._form(window)
+        try:
+            vectors = self._encode(batch)
+        except Exception as error:
+            self._encoded(batch, error)
+        else:
+            self._encoded(batch, vectors)
+        return True
+
+    def _oldest(self) -> list[Job]:
+        """Takes the oldest jobs that somebody waits for; none once closed and empty."""
+        with self._changed:
+            while True:
+                window: list[Job] = []
+                while self._waiting and len(window) < _WINDOW:
+                    job = self._waiting.popleft()
+                    if not job.abandoned:
+                        window.append(job)
+                if window or self._closed:
+                    return window
+                self._changed.wait()
+
+    def _tokenize(self, window: Sequence[Job]) -> None:
+        fresh = [job for job in window if job.tokenized is None]
+        if not fresh:
+            return
+        started = time.perf_counter()
+        tokens = self._encoder.tokenize([job.text for job in fresh])
+        spent = time.perf_counter() - started
+        for job, tokenized in zip(fresh, tokens, strict=True):
+            job.tokenized, job.tokenize = tokenized, spent
+
+    def _form(self, window: Sequence[Job]) -> list[Job]:
+        """Chooses a batch and puts the other jobs back where they were."""
+        chosen = choose([len(job.tokenized) for job in window], self._budget)
+        rest = [job for i, job in enumerate(window) if i not in chosen]
+        if rest:
+            self.submit(rest, first=True)
+        return [window[i] for i in sorted(chosen)]
+
+    def _encode(self, batch: Sequence[Job]) -> FloatArray:
+        started = time.perf_counter()
+        encoding = self._encoder.encode_tokens([job.tokenized for job in batch])
+        spent = time.perf_counter() - started
+        for job in batch:
+            job.queue, job.encode = started - job.queued - job.tokenize, spent
+        self._metrics.batch_queries.observe(len(batch))
+        self._metrics.batch_tokens.observe(int(encoding.token_counts.sum()))
+        return encoding.vectors
+
+
+def choose(lengths: Sequence[int], budget: int) -> set[int]:
+    """Chooses which texts are encoded together.
+
+    The oldest text always is, so none waits for ever; those nearest to it in length come
+    with it, so that little is padding.
+
+    Args:
+        lengths: Tokens of each text, the oldest first.
+        budget: Number of texts × tokens of the longest may not exceed this, unless the
+            oldest alone does.
+
+    Returns:
+        Positions in `lengths`, 0 among them.
+    """
+    chosen: set[int] = set()
+    longest = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (abs(lengths[i] - lengths[0]), i)):
+        longest = max(longest, lengths[i])
+        if chosen and (len(chosen) + 1) * longest > budget:
+            break
+        chosen.add(i)
+    return chosen

@@ -1,0 +1,115 @@
+"""Limits of queries per second, by the generic cell rate algorithm.
+
+GCRA (ITU-T I.371, annex A) is a leaky bucket that keeps one number, the theoretical arrival
+time: when the bucket will be full again. A request of n queries moves it n emission intervals
+on; the request conforms if that leaves it at most burst intervals ahead of now.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from redis.asyncio import Redis
+
+from service.redis_tier import RedisGuard, RedisUnavailableError
+
+# Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
+# Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
+# one means the same.
+_SCRIPT = """
+local interval, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local full = math.max(now, tonumber(redis.call('GET', KEYS[1])) or now)
+local wait = full - now - (burst - math.min(cost, burst)) * interval
+if wait > 0 then
+  return wait
+end
+full = full + cost * interval
+if full > now then
+  redis.call('SET', KEYS[1], string.format('%.0f', full), 'PX', math.ceil((full - now) / 1000))
+end
+return 0
+"""
+
+
+class RateLimitedError(Exception):
+    """A key asks more often than it may.
+
+    Attributes:
+        wait: Time after which the request would be admitted [s].
+    """
+
+    def __init__(self, wait: float) -> None:
+        super().__init__(f"ask again in {wait:.3f} s")
+        self.wait = wait
+
+
+class RateLimiter:
+    """Admits `burst` queries at once and `rate` per second on average, for each name.
+
+    All processes that share a Redis share a name's bucket. While Redis does not answer, each
+    process keeps a bucket of its own, full at first, so that n processes together admit n times
+    the rate.
+
+    A request of more queries than the burst would never conform. It is admitted when the bucket
+    is full, and all its queries are charged: the next request waits until this debt is paid.
+
+    Args:
+        rate: Queries per second; the interval between two is kept in whole microseconds, so it
+            is at most 1,000,000.
+        burst: Queries that a full bucket admits at once.
+        guard: The way to Redis, or None for one process alone.
+        prefix: What the keys in Redis begin with; the name follows.
+        clock: Monotonic time of this process [ns].
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: int,
+        guard: RedisGuard | None,
+        prefix: str,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._interval = max(1, round(1_000_000 / rate))
+        self._burst = burst
+        self._guard = guard
+        self._prefix = prefix
+        self._clock = clock
+        # One entry for each configured key, as names are those of keys that were found.
+        self._full_at: dict[str, int] = {}
+
+    async def admit(self, name: str, cost: int) -> float:
+        """Charges a request to a name, if it is admitted.
+
+        Args:
+            name: The name of the key that asks; never the key.
+            cost: Queries in the request.
+
+        Returns:
+            0.0 if it is admitted, else the time after which it would be [s].
+        """
+        if self._guard:
+            try:
+                return await self._admit_shared(self._guard, name, cost) / 1_000_000
+            except RedisUnavailableError:
+                pass
+        return self._admit_alone(name, cost) / 1_000_000
+
+    async def _admit_shared(self, guard: RedisGuard, name: str, cost: int) -> int:
+        arguments = (self._prefix + name, self._interval, self._burst, cost)
+
+        def charge(redis: Redis) -> Awaitable[int]:
+            return cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
+
+        return await guard.run(charge)
+
+    def _admit_alone(self, name: str, cost: int) -> int:
+        now = self._clock() // 1000
+        full_at = max(now, self._full_at.get(name, now))
+        wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval
+        if wait > 0:
+            return wait
+        self._full_at[name] = full_at + cost * self._interval
+        return 0

@@ -1,0 +1,230 @@
+"""Redis behind a time-out and a breaker, and the cache that replicas share in it."""
+
+import asyncio
+import hashlib
+import hmac
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from core.errors import CareError
+from service.breaker import Breaker
+from service.vector_search import Found
+
+ErrorKind = Literal["timeout", "connection", "value"]
+T = TypeVar("T")
+
+_CONNECTIONS = 16
+_FORMAT = 1
+_HEADER = struct.Struct("<BI")
+_SCORE = np.dtype("<f4")
+_ROW = np.dtype("<i8")
+_MAC_BYTES = 16
+
+
+class RedisUnavailableError(Exception):
+    """A call to Redis failed, came too late, or was not made because the breaker is open."""
+
+
+class RedisGuard:
+    """Calls Redis so that a slow or dead one costs little: do without what it would have said.
+
+    A call takes at most its time-out, connecting and the wait for a free connection
+    included. When calls keep failing, the breaker opens and further ones cost nothing.
+
+    Args:
+        url: Address: redis://, rediss:// or unix://.
+        timeout: Longest time of a call [s].
+        breaker: What stops the calls.
+        on_error: Told of each call that failed: it took too long, the connection failed,
+            or the answer is of no use.
+        connections: Connections at most; further calls wait for one.
+
+    Raises:
+        CareError: If the address cannot be used; its message does not quote it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        breaker: Breaker,
+        on_error: Callable[[ErrorKind], None],
+        connections: int = _CONNECTIONS,
+    ) -> None:
+        self._timeout = timeout
+        self._breaker = breaker
+        self.on_error = on_error
+        self._pool = _make_pool(url, timeout, connections)
+        self._client = Redis(connection_pool=self._pool)
+        # Rather than a blocking pool, which may lose a free connection, or the news of one, when
+        # those that wait are cancelled.
+        self._slots = asyncio.Semaphore(connections)
+
+    async def run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
+        """Returns what an operation returns.
+
+        A cancelled call counts neither as success nor as failure. The connection of a call
+        that was cancelled or came too late is closed, as its answer may still arrive.
+
+        Raises:
+            RedisUnavailableError: If there is no answer.
+        """
+        allowed = False
+        kind: ErrorKind
+        cause: Exception
+        try:
+            async with asyncio.timeout(self._timeout), self._slots:
+                allowed = self._breaker.allows()
+                if not allowed:
+                    raise RedisUnavailableError("the breaker is open")
+                result = await operation(self._client)
+        except ResponseError as error:
+            # Redis is there, but refuses: it is out of memory or read-only, for example.
+            kind, cause = "value", error
+            self._breaker.succeeded()
+        except (TimeoutError, RedisTimeoutError) as error:
+            kind, cause = "timeout", error
+            if allowed:
+                self._breaker.failed()
+        except (RedisError, OSError) as error:
+            kind, cause = "connection", error
+            self._breaker.failed()
+        except BaseException:
+            if allowed:
+                self._breaker.abandoned()
+            raise
+        else:
+            self._breaker.succeeded()
+            return result
+        self.on_error(kind)
+        raise RedisUnavailableError(kind) from cause
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        with suppress(RedisError, OSError):
+            await self._pool.aclose()
+
+
+def _make_pool(url: str, timeout: float, connections: int) -> ConnectionPool:
+    # The time-out is the guard's alone: the client's own would start a task for each write. The
+    # second version of the protocol needs no exchange before the first command.
+    options: dict[str, Any] = {
+        "max_connections": connections,
+        "socket_timeout": None,
+        "socket_connect_timeout": timeout,
+        "retry": None,
+        "protocol": 2,
+        "driver_info": None,
+        "decode_responses": False,
+    }
+    try:
+        pool = ConnectionPool(**{**parse_url(url), **options})
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError, RedisError):
+        # Without its cause, which may quote the password.
+        raise CareError(
+            "CARE_REDIS_URL is not an address of Redis, such as redis://:password@host:6379/0"
+        ) from None
+    return pool
+
+
+class RedisCache:
+    """Found rows of queries, shared by all processes that share a Redis and a secret.
+
+    A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
+    (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
+    written under this key by a holder of the secret is a miss, and told to `on_error`.
+
+    Args:
+        guard: The way to Redis.
+        secret: Key of the hash, of any length; processes that share a cache share it.
+        prefix: What the keys in Redis begin with.
+        ttl_seconds: Life of an entry [s].
+    """
+
+    def __init__(self, guard: RedisGuard, secret: bytes, prefix: str, ttl_seconds: int) -> None:
+        self._guard = guard
+        self._secret = hashlib.sha256(b"value" + secret).digest()
+        self._prefix = prefix
+        self._ttl_seconds = ttl_seconds
+
+    async def get_many(self, keys: Sequence[bytes], count: int) -> list[Found | None]:
+        """Looks up keys, in one call.
+
+        Args:
+            keys: Keyed hashes, 32 bytes each.
+            count: Documents in the index; rows are below it.
+
+        Returns:
+            For each key scores, float32 [m], and rows, int64 [m], or None.
+        """
+        if not keys:
+            return []
+        names = [self._name(key) for key in keys]
+        try:
+            values = await self._guard.run(lambda redis: redis.mget(names))
+        except RedisUnavailableError:
+            return [None] * len(keys)
+        return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
+
+    async def put_many(self, items: Iterable[tuple[bytes, Found]]) -> None:
+        """Keeps what was found for keys, in one call; if Redis fails, they are not kept."""
+        values = {self._name(key): self._encode(key, found) for key, found in items}
+        if not values:
+            return
+
+        async def put(redis: Redis) -> None:
+            async with redis.pipeline(transaction=False) as pipeline:
+                for name, value in values.items():
+                    pipeline.set(name, value, ex=self._ttl_seconds)
+                await pipeline.execute()
+
+        with suppress(RedisUnavailableError):
+            await self._guard.run(put)
+
+    def _name(self, key: bytes) -> str:
+        return self._prefix + key.hex()
+
+    def _encode(self, key: bytes, found: Found) -> bytes:
+        scores, rows = found
+        payload = b"".join(
+            (
+                _HEADER.pack(_FORMAT, len(rows)),
+                scores.astype(_SCORE).tobytes(),
+                rows.astype(_ROW).tobytes(),
+            )
+        )
+        return payload + self._mac(key, payload)
+
+    def _read(self, key: bytes, value: bytes | str | None, count: int) -> Found | None:
+        if value is None:
+            return None
+        found = self._decode(key, value, count) if isinstance(value, bytes) else None
+        if found is None:
+            self._guard.on_error("value")
+        return found
+
+    def _decode(self, key: bytes, value: bytes, count: int) -> Found | None:
+        payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(key, payload)):
+            return None
+        if payload[0] != _FORMAT:
+            return None
+        _, m = _HEADER.unpack_from(payload)
+        # Copies, which unlike views of these bytes are aligned and can be written to.
+        scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
+        rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
+        if m and (rows.min() < 0 or rows.max() >= count):
+            return None
+        return scores, rows
+
+    def _mac(self, key: bytes, payload: bytes) -> bytes:
+        return hashlib.blake2b(key + payload, key=self._secret, digest_size=_MAC_BYTES).digest()

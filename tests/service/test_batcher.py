@@ -1,0 +1,207 @@
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.types import Encoding, FloatArray
+from service.batcher import Batcher, Job, choose
+from service.metrics import Metrics
+from tests.encoders import BigramEncoder
+
+WAIT = 30
+
+
+class GatedEncoder(BigramEncoder):
+    """Lets each batch through when told to, and keeps the texts of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        self.batches: list[list[str]] = []
+
+    def tokenize(self, texts: Sequence[str]) -> Sequence[str]:
+        if any("不可分" in text for text in texts):
+            raise RuntimeError("cannot tokenize")
+        return super().tokenize(texts)
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        self.batches.append(list(tokens))
+        self.entered.release()
+        assert self.gate.acquire(timeout=WAIT)
+        if "坏" in tokens:
+            raise RuntimeError("cannot encode")
+        return super().encode_tokens(tokens)
+
+
+class Outcomes:
+    """Collects what a batcher hands on."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, FloatArray | Exception] = {}
+        self.changed = threading.Condition()
+
+    def __call__(self, jobs: Sequence[Job], vectors: FloatArray | Exception) -> None:
+        with self.changed:
+            for i, job in enumerate(jobs):
+                self.of[job.text] = vectors if isinstance(vectors, Exception) else vectors[i]
+            self.changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.of) >= count, WAIT)
+
+
+@contextmanager
+def running(
+    encoder: BigramEncoder, budget: int = 1000, workers: int = 1
+) -> Iterator[tuple[Batcher, Outcomes]]:
+    outcomes = Outcomes()
+    batcher = Batcher(encoder, workers, budget, outcomes, Metrics())
+    try:
+        yield batcher, outcomes
+    finally:
+        if isinstance(encoder, GatedEncoder):
+            encoder.gate.release(1000)
+        batcher.close()
+
+
+def jobs(*texts: str) -> list[Job]:
+    return [Job(text=text) for text in texts]
+
+
+def test_what_comes_while_the_encoder_is_busy_is_one_batch() -> None:
+    encoder = GatedEncoder()
+    with running(encoder) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        for text in "乙丙丁":
+            batcher.submit(jobs(text))
+        encoder.gate.release(2)
+        outcomes.wait(4)
+    assert encoder.batches == [["甲"], ["乙", "丙", "丁"]]
+
+
+def test_vectors_come_back_to_their_texts() -> None:
+    texts = [f"第{i}个问题" * (i % 7 + 1) for i in range(200)]
+    with running(BigramEncoder(), budget=64, workers=3) as (batcher, outcomes):
+        for start in range(0, 200, 5):
+            batcher.submit(jobs(*texts[start : start + 5]))
+        outcomes.wait(200)
+    expected = BigramEncoder().encode(texts).vectors
+    for text, vector in zip(texts, expected, strict=True):
+        np.testing.assert_array_equal(outcomes.of[text], vector)
+
+
+def test_nobody_waits_for_a_text_no_longer_encoded() -> None:
+    encoder = GatedEncoder()
+    with running(encoder) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        gone, kept = jobs("乙", "丙")
+        batcher.submit([gone, kept])
+        gone.abandoned = True
+        encoder.gate.release(2)
+        outcomes.wait(2)
+    assert encoder.batches == [["甲"], ["丙"]]
+
+
+@pytest.mark.parametrize("bad", ["坏", "不可分"])
+def test_a_batch_that_fails_tells_each_of_its_jobs_and_the_next_one_works(bad: str) -> None:
+    encoder = GatedEncoder()
+    encoder.gate.release(3)
+    with running(encoder) as (batcher, outcomes):
+        batcher.submit(jobs("甲", bad))
+        outcomes.wait(2)
+        batcher.submit(jobs("乙"))
+        outcomes.wait(3)
+    assert isinstance(outcomes.of["甲"], RuntimeError)
+    assert isinstance(outcomes.of[bad], RuntimeError)
+    assert isinstance(outcomes.of["乙"], np.ndarray)
+
+
+def test_a_text_longer_than_the_budget_is_a_batch_of_its_own() -> None:
+    encoder = GatedEncoder()
+    with running(encoder, budget=4) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        batcher.submit(jobs("长" * 9, "乙", "丙"))
+        encoder.gate.release(10)
+        outcomes.wait(4)
+    assert encoder.batches == [["甲"], ["长" * 9], ["乙", "丙"]]
+
+
+def test_the_first_come_is_never_passed_by_for_ever() -> None:
+    encoder = GatedEncoder()
+    with running(encoder, budget=8) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        batcher.submit(jobs("乙" * 8, "丙", "丁"))
+        encoder.gate.release(1)
+        assert encoder.entered.acquire(timeout=WAIT)
+        assert encoder.batches[1] == ["乙" * 8]
+        encoder.gate.release(2)
+        outcomes.wait(4)
+    assert encoder.batches[2] == ["丙", "丁"]
+
+
+def test_an_urgent_text_goes_before_all_that_wait() -> None:
+    encoder = GatedEncoder()
+    with running(encoder, budget=1) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        batcher.submit(jobs("乙"))
+        batcher.submit(jobs("急"), first=True)
+        encoder.gate.release(3)
+        outcomes.wait(3)
+    assert encoder.batches == [["甲"], ["急"], ["乙"]]
+
+
+def test_closing_ends_what_waits_first() -> None:
+    encoder = GatedEncoder()
+    with running(encoder) as (batcher, outcomes):
+        batcher.submit(jobs("甲"))
+        assert encoder.entered.acquire(timeout=WAIT)
+        batcher.submit(jobs("乙"))
+        encoder.gate.release(2)
+        batcher.close()
+        assert set(outcomes.of) == {"甲", "乙"}
+
+
+def test_times_are_those_of_waiting_and_of_the_batch() -> None:
+    encoder = GatedEncoder()
+    with running(encoder) as (batcher, outcomes):
+        first, second = jobs("甲", "乙")
+        batcher.submit([first])
+        assert encoder.entered.acquire(timeout=WAIT)
+        batcher.submit([second])
+        time.sleep(0.05)
+        encoder.gate.release(2)
+        outcomes.wait(2)
+    assert second.queue >= 0.05
+    assert first.encode >= 0.05 > first.queue
+    assert second.tokenize > 0
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(1, 500))
+def test_a_batch_holds_the_oldest_text_and_keeps_to_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    chosen = choose(lengths, budget)
+    longest = max(lengths[i] for i in chosen)
+    assert 0 in chosen
+    assert len(chosen) == 1 or len(chosen) * longest <= budget
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_all_texts_come_along_where_there_is_room(lengths: list[int]) -> None:
+    assert choose(lengths, len(lengths) * max(lengths)) == set(range(len(lengths)))
+
+
+def test_the_texts_nearest_in_length_come_along() -> None:
+    assert choose([10, 50, 12, 9, 100, 11], 48) == {0, 2, 3, 5}

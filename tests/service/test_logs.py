@@ -1,0 +1,98 @@
+import asyncio
+import json
+import logging
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from core.types import IndexManifest
+from service.logs import JsonFormatter, log_failure
+from tests.conftest import SEARCH_KEY
+from tests.service.conftest import Serve
+
+SECRET = "绝密病历"
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    formatter = JsonFormatter()
+    records = [r for r in caplog.records if r.name == "care.service"]
+    return [json.loads(formatter.format(record)) for record in records]
+
+
+def test_each_request_is_a_line_with_its_id_and_times(
+    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serve(api_keys=SecretStr(SEARCH_KEY))
+    caplog.set_level(logging.INFO)
+    headers = {"X-Request-ID": "mine", "Authorization": "Bearer asks"}
+    client.post("/search", json={"query": SECRET}, headers=headers)
+    (line,) = lines(caplog)
+    stages = line.pop("stages_ms")
+    assert isinstance(stages, dict)
+    assert list(stages) == ["cache", "queue", "tokenize", "encode", "search", "fetch"]
+    assert line.pop("ms") >= sum(stages.values()) - 0.1
+    assert line.pop("time")
+    assert line == {
+        "level": "info",
+        "logger": "care.service",
+        "message": "request",
+        "request_id": "mine",
+        "method": "POST",
+        "route": "/search",
+        "status": 200,
+        "key": "app",
+    }
+
+
+def test_the_path_of_an_unknown_route_is_not_logged(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    client.get(f"/search/{SECRET}?q={SECRET}")
+    (line,) = lines(caplog)
+    assert (line["route"], line["status"], line["stages_ms"]) == ("unmatched", 404, {})
+
+
+def test_levels_above_info_leave_requests_out(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    client.post("/search", json={"query": SECRET})
+    assert lines(caplog) == []
+
+
+def failure() -> Exception:
+    try:
+        raise ValueError(SECRET)
+    except ValueError as error:
+        return error
+
+
+def test_an_error_is_told_by_type_and_place_without_its_message() -> None:
+    error = failure()
+    record = logging.LogRecord(
+        "uvicorn.error", logging.ERROR, __file__, 1, "Exception in %s", ("task",), None
+    )
+    record.exc_info = (type(error), error, error.__traceback__)
+    text = JsonFormatter().format(record)
+    line = json.loads(text)
+    assert (line["message"], line["error"]) == ("Exception in task", "ValueError")
+    assert "in failure" in line["traceback"]
+    assert SECRET not in text
+
+
+def test_what_a_task_leaves_unhandled_is_told_likewise(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    log_failure(loop, {"message": f"Task failed: {SECRET}", "exception": failure()})
+    log_failure(loop, {"message": SECRET})
+    loop.close()
+    first, second = lines(caplog)
+    assert first["error"] == "ValueError"
+    assert "error" not in second
+    assert SECRET not in caplog.text + json.dumps([first, second], ensure_ascii=False)
+
+
+def test_text_is_written_as_it_is() -> None:
+    record = logging.makeLogRecord({"msg": "索引已换", "exc_info": None})
+    assert "索引已换" in JsonFormatter().format(record)
