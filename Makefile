@@ -14,6 +14,11 @@ CARE_PAIR ?= $(PAIR)
 CARE_INDEX ?= $(INDEX)
 USERS ?= 8
 DURATION ?= 30s
+MIN_RATE ?= 0
+MAX_ERROR_RATE ?= 0.001
+BOUND_MS ?= 100
+LOAD_QUERIES ?= data/sample/queries.jsonl
+LOAD_OUT ?= loadtest/results/locust
 IMAGE ?= care-retrieval
 
 BASE := .venv/.base
@@ -24,7 +29,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest format docs image clean
+.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,9 +64,16 @@ care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in buil
 	.venv-test/bin/python -m models.conversion --out builds/care-mini-fp32 \
 	  --spec builds/care-mini-fp32/pair.toml --precision fp32
 
-loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT=
-	.venv-test/bin/locust -f loadtest/locustfile.py --headless --users $(USERS) \
-	  --spawn-rate $(USERS) --run-time $(DURATION) --host http://127.0.0.1:$(CARE_PORT)
+loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= MIN_RATE= MAX_ERROR_RATE=
+	.venv-test/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \
+	  --users $(USERS) --spawn-rate $(USERS) --run-time $(DURATION) \
+	  --host http://127.0.0.1:$(CARE_PORT) --queries '$(LOAD_QUERIES)' \
+	  --min-rate $(MIN_RATE) --max-error-rate $(MAX_ERROR_RATE) \
+	  --csv '$(LOAD_OUT)/report' --html '$(LOAD_OUT)/report.html'
+
+loadtest-max: $(TEST) ## Find the highest rate whose p99 stays within BOUND_MS= of a running service
+	.venv-test/bin/python -m loadtest.open_loop --url http://127.0.0.1:$(CARE_PORT) \
+	  --queries '$(LOAD_QUERIES)' --find-max --bound-ms $(BOUND_MS)
 
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .

@@ -1,53 +1,92 @@
-"""Traffic of RAG applications: some questions asked often, single and in batches, filtered or not.
+"""Locust users that ask as applications of retrieval-augmented generation do.
 
-Questions come from the sample queries; `CARE_LOAD_QUERIES` names another JSONL file.
+Locust's exit status is 1 where the budget is missed: requests per second that were answered well
+below `--min-rate`, or a share of failed requests above `--max-error-rate`. Every status but 2xx
+is a failure, so is 429, whatever its Retry-After says.
+
+`CARE_LOAD_KEY` holds the API key, if one is needed.
 """
 
-import json
+import logging
 import os
 import random
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from locust import FastHttpUser, constant, task
+from locust import FastHttpUser, constant, events, task
+from locust.runners import WorkerRunner
 
-QUERIES = Path(os.environ.get("CARE_LOAD_QUERIES", "data/sample/queries.jsonl"))
-BATCH = 8
-TOP_K = 10
+from loadtest.queries import SAMPLE, Questions, read_texts
+from loadtest.traffic import Mix, Traffic, departments_of
 
-TEXTS = [json.loads(line)["text"] for line in QUERIES.read_text(encoding="utf-8").splitlines()]
-# Zipf's law: the n-th most popular question is asked 1/n as often as the first.
-WEIGHTS = [1 / rank for rank in range(1, len(TEXTS) + 1)]
+logger = logging.getLogger(__name__)
 
 
-def _body(**more: Any) -> dict[str, Any]:
-    return {"query": random.choices(TEXTS, WEIGHTS)[0], "top_k": TOP_K, **more}
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def add_options(parser: ArgumentParser, **_: Any) -> None:
+    """Adds the budget and the traffic's shares to Locust's options."""
+    group = parser.add_argument_group("Care", "Traffic and budget of a retrieval service")
+    group.add_argument("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
+    group.add_argument("--repeated", type=float, default=Mix.repeated, help="share of questions")
+    group.add_argument("--filtered", type=float, default=Mix.filtered, help="share of questions")
+    group.add_argument("--batches", type=float, default=Mix.batches, help="share of requests")
+    group.add_argument("--min-rate", type=float, default=0, help="good answers per second")
+    group.add_argument("--max-error-rate", type=float, default=0.001, help="share of requests")
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def share_questions(environment: Any, **_: Any) -> None:
+    """Reads the questions once; all users draw from them, so no two ask the same fresh one."""
+    options = environment.parsed_options
+    RagApplication.questions = Questions(read_texts(options.queries), random.randrange(2**32))
+    RagApplication.mix = Mix(options.repeated, options.filtered, options.batches)
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def judge(environment: Any, **_: Any) -> None:
+    """Sets the exit status from the budget."""
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    options, total = environment.parsed_options, environment.stats.total
+    seconds = (total.last_request_timestamp or 0) - total.start_time
+    good = total.num_requests - total.num_failures
+    rate = good / seconds if seconds > 0 else 0.0
+    missed = []
+    if not total.num_requests:
+        missed.append("no request was made")
+    if rate < options.min_rate:
+        missed.append(f"{rate:.1f} good answers per second, {options.min_rate:g} wanted")
+    if total.fail_ratio > options.max_error_rate:
+        missed.append(f"{total.fail_ratio:.3%} failed, {options.max_error_rate:.3%} allowed")
+    if environment.runner.exceptions:
+        missed.append("a user raised an exception")
+    for reason in missed:
+        logger.error("Budget missed: %s", reason)
+    environment.process_exit_code = 1 if missed else 0
 
 
 class RagApplication(FastHttpUser):
     """Asks the next question as soon as the last one is answered."""
 
     wait_time = constant(0)
+    questions: Questions
+    mix: Mix
 
     def on_start(self) -> None:
         """Learns the departments that searches can be filtered by."""
-        filters = self.client.get("/index", name="/index").json()["filters"]
-        self.departments = filters.get("department", [])
+        key = os.environ.get("CARE_LOAD_KEY")
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        index = self.client.get("/index", headers=self.headers, name="/index").json()
+        self.traffic = Traffic(
+            self.questions,
+            self.mix,
+            departments_of(index),
+            random.randrange(2**32),
+        )
 
-    @task(16)
-    def search(self) -> None:
-        """One question."""
-        self.client.post("/search", json=_body(), name="/search")
-
-    @task(3)
-    def search_in_department(self) -> None:
-        """One question to one department."""
-        if self.departments:
-            wanted = {"department": [random.choice(self.departments)]}
-            self.client.post("/search", json=_body(filter=wanted), name="/search filtered")
-
-    @task(1)
-    def search_batch(self) -> None:
-        """Several questions at once."""
-        queries = [_body() for _ in range(BATCH)]
-        self.client.post("/search/batch", json={"queries": queries}, name="/search/batch")
+    @task
+    def ask(self) -> None:
+        """One request."""
+        request = self.traffic.draw()
+        self.client.post(request.path, json=request.body, headers=self.headers, name=request.name)

@@ -1,0 +1,181 @@
+"""The service beside a real Redis: search goes on whatever becomes of it."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from core.types import IndexManifest
+from tests.encoders import BigramEncoder
+from tests.redis_server import RedisServer, free_port, run_redis
+from tests.service.conftest import Serve, sample
+
+MARKER = "绝密病历"
+# Long enough for a loaded machine to answer, short enough to wait for.
+PATIENCE = {"redis_timeout_ms": 500, "cache_entries": 0}
+OPEN = 2
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with run_redis(tmp_path) as server:
+        yield server
+
+
+def shared(url: str, **changes: Any) -> dict[str, Any]:
+    secrets = {"redis_url": SecretStr(url), "cache_secret": SecretStr("shared")}
+    return PATIENCE | secrets | changes
+
+
+def ask(client: TestClient, query: str = MARKER, **more: Any) -> dict[str, Any]:
+    response = client.post("/search", json={"query": query} | more)
+    assert response.status_code == 200
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def errors(client: TestClient) -> float:
+    kinds = ("timeout", "connection", "value")
+    return sum(sample(client, "care_redis_errors_total", kind=kind) for kind in kinds)
+
+
+def stored(redis: RedisServer, count: int) -> list[bytes]:
+    """Waits until so many keys are in Redis: they are written behind the answer."""
+    with redis.client() as client:
+        end = time.monotonic() + 20
+        while len(keys := client.keys("care:query:*")) < count:  # type: ignore[arg-type]
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    return list(keys)  # type: ignore[arg-type]
+
+
+def test_replicas_share_what_one_has_found(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    one, encoder = serve(**shared(redis.url)), BigramEncoder()
+    other = serve(encoder, **shared(redis.url))
+    first = ask(one)
+    stored(redis, 1)
+    seen = encoder.texts_seen
+    second = ask(other)
+    assert (first["cached"], second["cached"]) == (False, True)
+    assert first["hits"] == second["hits"]
+    assert encoder.texts_seen == seen
+    assert sample(other, "care_cache_lookups_total", tier="redis", result="hit") == 1
+    assert sample(one, "care_cache_lookups_total", tier="redis", result="miss") == 1
+    assert sample(other, "care_redis_breaker_state") == 0
+
+
+def test_a_batch_takes_from_redis_what_is_there(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    client = serve(**shared(redis.url))
+    known = ask(client)
+    stored(redis, 1)
+    queries = [{"query": "发热"}, {"query": MARKER}, {"query": "骨折"}]
+    results = client.post("/search/batch", json={"queries": queries}).json()["results"]
+    assert [result["cached"] for result in results] == [False, True, False]
+    assert results[1]["hits"] == known["hits"]
+
+
+def test_what_redis_found_is_kept_in_memory(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    ask(serve(**shared(redis.url)))
+    stored(redis, 1)
+    client = serve(**shared(redis.url, cache_entries=10))
+    assert [ask(client)["cached"] for _ in range(2)] == [True, True]
+    assert sample(client, "care_cache_lookups_total", tier="memory", result="hit") == 1
+
+
+def test_another_secret_or_encoder_finds_nothing(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    ask(serve(**shared(redis.url)))
+    stored(redis, 1)
+    assert not ask(serve(**shared(redis.url, cache_secret=SecretStr("other"))))["cached"]
+    encoder = BigramEncoder()
+    encoder.spec = encoder.spec.model_copy(update={"weights_sha256": "1" * 64})
+    assert not ask(serve(encoder, **shared(redis.url)))["cached"]
+
+
+def test_no_query_reaches_redis(serve: Serve, manifest: IndexManifest, redis: RedisServer) -> None:
+    ask(serve(**shared(redis.url, rate_limit=100.0)), filter={"department": ["儿科"]})
+    stored(redis, 1)
+    with redis.client() as client:
+        keys: Any = client.keys("*")
+        values = [client.get(key) for key in keys]
+    assert len(keys) == 2
+    for text in (MARKER, "儿科"):
+        assert not any(text.encode() in content for content in (*keys, *values))
+
+
+def test_a_redis_that_is_down_at_start_does_not_matter(
+    serve: Serve, manifest: IndexManifest, tmp_path: Path
+) -> None:
+    client = serve(**shared(f"redis://127.0.0.1:{free_port()}/0"))
+    assert client.get("/health/ready").status_code == 200
+    for i in range(10):
+        assert ask(client, f"第{i}个问题")["hits"]
+    assert sample(client, "care_redis_breaker_state") == OPEN
+    # The breaker has opened: not every call was tried.
+    assert 3 <= errors(client) < 10
+
+
+def test_a_redis_that_is_killed_midway_costs_no_answer(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    client = serve(**shared(redis.url))
+    for i in range(20):
+        if i == 5:
+            redis.kill()
+        assert ask(client, f"第{i}个问题")["hits"]
+    assert sample(client, "care_redis_breaker_state") == OPEN
+    assert errors(client) >= 3
+
+
+def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    client = serve(**shared(redis.url, redis_timeout_ms=50))
+    ask(client)
+    redis.hang()
+    for i in range(20):
+        assert ask(client, f"第{i}个问题")["hits"]
+    assert sample(client, "care_redis_breaker_state") == OPEN
+    assert 3 <= sample(client, "care_redis_errors_total", kind="timeout") < 20
+
+
+def test_garbage_under_our_keys_is_neither_believed_nor_fatal(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    client = serve(**shared(redis.url))
+    good = ask(client)
+    (key,) = stored(redis, 1)
+    with redis.client() as direct:
+        value: Any = direct.get(key)
+        for garbage in (b"", b"\x00" * len(value), value[:-1], value + b"\x00", b"\xff" * 5000):
+            direct.set(key, garbage)
+            answer = ask(client)
+            assert (answer["cached"], answer["hits"]) == (False, good["hits"])
+        direct.delete(key)
+        direct.lpush(key, "a list")
+        assert ask(client)["hits"] == good["hits"]
+    assert sample(client, "care_redis_errors_total", kind="value") >= 5
+    assert sample(client, "care_redis_breaker_state") == 0
+
+
+def test_a_rate_limit_is_shared_and_outlives_redis(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    limits = {"rate_limit": 0.1, "rate_burst": 2}
+    one, other = (serve(**shared(redis.url, **limits)) for _ in range(2))
+    body = {"query": MARKER}
+    assert [c.post("/search", json=body).status_code for c in (one, other, one)] == [200, 200, 429]
+    redis.kill()
+    # Alone, each process has a bucket of its own.
+    assert [one.post("/search", json=body).status_code for _ in range(3)] == [200, 200, 429]
