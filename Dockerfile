@@ -8,7 +8,7 @@ COPY models models
 COPY indexer indexer
 COPY service service
 RUN python -m venv /opt/care \
-    && /opt/care/bin/pip install --no-cache-dir -c constraints.txt .
+    && /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[tracing]'
 
 FROM python:3.11-slim
 RUN apt-get update \
@@ -23,7 +23,7 @@ ENV PATH=/opt/care/bin:$PATH \
     CARE_HOST=0.0.0.0 \
     CARE_INDEXES=/indexes
 WORKDIR /home/care
-USER care
+USER 10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('CARE_PORT', '8000')}/health/ready\", timeout=4)"]

@@ -39,6 +39,7 @@ demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PO
 
 test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	deploy/install-chromium.sh
+	deploy/install-tools.sh
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/ruff check .
 	.venv-test/bin/mypy

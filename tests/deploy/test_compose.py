@@ -1,0 +1,95 @@
+import json
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from compose_spec import PyCompose
+
+from service.settings import Settings
+from tests.deploy.tools import DEPLOY, ROOT, run
+
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OWN_IMAGE = "care-retrieval"
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    assert set(PyCompose.from_json(json.dumps(COMPOSE)).service_names()) == set(SERVICES)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_container_refers_to_is_there(name: str) -> None:
+    container = SERVICES[name]
+    assert set(container.get("depends_on", ())) <= set(SERVICES)
+    assert set(container.get("networks", ())) <= set(COMPOSE["networks"])
+    for source in (volume.split(":")[0] for volume in container.get("volumes", ())):
+        assert (
+            (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+        )
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
+    container = SERVICES[name]
+    assert container["read_only"] is True
+    assert container["cap_drop"] == ["ALL"]
+    assert container["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in container.get("ports", ()))
+    if container["image"] == OWN_IMAGE:
+        assert "healthcheck" in container or "HEALTHCHECK" in (ROOT / "Dockerfile").read_text()
+    else:
+        assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
+        assert container["healthcheck"]["test"]
+
+
+def test_the_variables_of_the_service_are_settings_that_it_accepts() -> None:
+    variables = SERVICES["service"]["environment"]
+    assert {name.removeprefix("CARE_").lower() for name in variables} <= set(Settings.model_fields)
+    settings = Settings.model_validate(
+        {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
+    )
+    assert settings.redis_url
+    assert urlsplit(settings.redis_url.get_secret_value()).hostname in SERVICES
+    grace = float(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
+    assert grace > settings.drain_seconds + settings.timeout_ms / 1000
+
+
+def test_there_is_no_secret_in_the_file_and_none_is_a_clear_error() -> None:
+    variable = SERVICES["service"]["environment"]["CARE_CACHE_SECRET"]
+    assert re.fullmatch(r"\$\{CARE_CACHE_SECRET:\?set it to .+\}", variable)
+    assert "\nCARE_CACHE_SECRET=\n" in (DEPLOY / ".env.example").read_text()
+
+
+def test_redis_is_a_bounded_cache_that_only_the_service_reaches() -> None:
+    command = SERVICES["redis"]["command"]
+    for option in ("--maxmemory 256mb", "--maxmemory-policy allkeys-lru", '--save ""'):
+        assert option in command
+    assert SERVICES["redis"]["mem_limit"] == "384m"
+    assert "ports" not in SERVICES["redis"]
+    networks = SERVICES["redis"]["networks"]
+    assert all(COMPOSE["networks"][name]["internal"] for name in networks)
+    assert [
+        name for name in SERVICES if set(SERVICES[name].get("networks", ())) & set(networks)
+    ] == [
+        "service",
+        "redis",
+    ]
+
+
+def test_prometheus_and_grafana_look_where_something_listens() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["service:8000"]}]
+    assert SERVICES["service"]["ports"] == ["127.0.0.1:8000:8000"]
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    sources = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+    folder = yaml.safe_load((provisioning / "dashboards" / "care.yml").read_text())["providers"][0]
+    mounts = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    assert folder["options"]["path"] in mounts
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    run("hadolint", "--config", DEPLOY / "hadolint.yaml", ROOT / "Dockerfile")

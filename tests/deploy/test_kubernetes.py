@@ -1,0 +1,252 @@
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from indexer.__main__ import _parser
+from service.metrics import Metrics
+from service.routes import router
+from service.settings import Settings
+from tests.deploy.rules import RULE_FILES
+from tests.deploy.tools import DEPLOY, find, run
+
+KUBERNETES = DEPLOY / "kubernetes"
+VERSION = "1.37"
+# Kinds that operators define: their schemas are not Kubernetes's own.
+FOREIGN = {"ServiceMonitor", "PrometheusRule"}
+BUCKET = "../../components/index-from-bucket"
+
+Object = dict[str, Any]
+Objects = dict[tuple[str, str], Object]
+
+
+@pytest.fixture(scope="module")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Objects]:
+    """Builds a kustomization as kubectl would apply it: objects by kind and name."""
+
+    def build(folder: str, *components: str) -> Objects:
+        deploy = tmp_path_factory.mktemp("deploy") / "deploy"
+        shutil.copytree(DEPLOY, deploy)
+        example = deploy / "kubernetes" / "overlays" / "example"
+        shutil.copy(example / "secrets.env.example", example / "secrets.env")
+        path = deploy / "kubernetes" / folder / "kustomization.yaml"
+        kustomization = yaml.safe_load(path.read_text())
+        kustomization.setdefault("components", []).extend(components)
+        path.write_text(yaml.safe_dump(kustomization))
+        output = run("kubectl", "kustomize", path.parent)
+        assert "Warning" not in output
+        # Generated names end in a checksum of the contents.
+        return {
+            (item["kind"], re.sub(r"-[a-z0-9]{10}$", "", item["metadata"]["name"])): item
+            for item in yaml.safe_load_all(output)
+        }
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def example(render: Callable[..., Objects]) -> Objects:
+    return render("overlays/example")
+
+
+@pytest.fixture(scope="module")
+def fetching(render: Callable[..., Objects]) -> Objects:
+    return render("overlays/example", BUCKET)
+
+
+@pytest.fixture(scope="module")
+def indexer(render: Callable[..., Objects]) -> Objects:
+    return render("indexer")
+
+
+def pod(workload: Object) -> Object:
+    spec: Object = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def pods(objects: Objects) -> list[Object]:
+    return [pod(item) for (kind, _), item in objects.items() if kind in ("Deployment", "Job")]
+
+
+def containers(spec: Object) -> list[Object]:
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+@pytest.mark.parametrize("name", ["example", "fetching", "indexer"])
+def test_every_object_follows_its_schema(name: str, request: pytest.FixtureRequest) -> None:
+    objects: Objects = request.getfixturevalue(name)
+    own = [item for (kind, _), item in objects.items() if kind not in FOREIGN]
+    assert own
+    for item in own:
+        kubernetes_validate.validate(item, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("name", ["example", "fetching", "indexer"])
+def test_pods_can_do_no_more_than_they_must(name: str, request: pytest.FixtureRequest) -> None:
+    for spec in pods(request.getfixturevalue(name)):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        for container in containers(spec):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
+
+
+@pytest.mark.parametrize("name", ["example", "fetching"])
+def test_what_the_pods_refer_to_is_there(name: str, request: pytest.FixtureRequest) -> None:
+    objects: Objects = request.getfixturevalue(name)
+    names = {(kind, item["metadata"]["name"]) for (kind, _), item in objects.items()}
+    for spec in pods(objects):
+        mounted = {m["name"] for c in containers(spec) for m in c.get("volumeMounts", ())}
+        assert mounted == {volume["name"] for volume in spec["volumes"]}
+        for volume in spec["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                assert ("PersistentVolumeClaim", claim["claimName"]) in names
+            if config := volume.get("configMap"):
+                assert ("ConfigMap", config["name"]) in names
+        for source in (s for c in containers(spec) for s in c.get("envFrom", ())):
+            if "configMapRef" in source:
+                assert ("ConfigMap", source["configMapRef"]["name"]) in names
+            elif not source["secretRef"].get("optional"):
+                assert ("Secret", source["secretRef"]["name"]) in names
+
+
+def test_selectors_and_ports_name_what_the_pods_carry(example: Objects) -> None:
+    for name in ("care", "care-redis"):
+        template = example["Deployment", name]["spec"]["template"]
+        labels = template["metadata"]["labels"].items()
+        ports = {p["name"] for c in template["spec"]["containers"] for p in c["ports"]}
+        service = example["Service", name]["spec"]
+        policy = example["NetworkPolicy", name]["spec"]
+        assert service["selector"].items() <= labels
+        assert policy["podSelector"]["matchLabels"].items() <= labels
+        assert {port["targetPort"] for port in service["ports"]} == ports
+        assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
+    labels = example["Deployment", "care"]["spec"]["template"]["metadata"]["labels"].items()
+    budget = example["PodDisruptionBudget", "care"]["spec"]["selector"]["matchLabels"]
+    assert budget.items() <= labels
+
+
+def test_the_service_monitor_finds_the_service_under_the_name_of_the_job(example: Objects) -> None:
+    monitor = example["ServiceMonitor", "care"]["spec"]
+    service = example["Service", "care"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "care"
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["path"] in {route.path for route in router.routes}
+
+
+def test_the_probes_ask_routes_that_exist(example: Objects) -> None:
+    (container,) = pod(example["Deployment", "care"])["containers"]
+    asked = [
+        container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
+    ]
+    assert [probe["path"] for probe in asked] == ["/health/live", "/health/live", "/health/ready"]
+    assert {probe["path"] for probe in asked} <= {route.path for route in router.routes}
+    assert {probe["port"] for probe in asked} == {container["ports"][0]["name"]}
+
+
+def test_the_settings_are_accepted_and_leave_time_to_drain(example: Objects) -> None:
+    variables = {
+        **example["ConfigMap", "care-settings"]["data"],
+        **dict.fromkeys(example["Secret", "care-secrets"]["data"], "given by the operator"),
+    }
+    values = {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
+    assert set(values) <= set(Settings.model_fields)
+    settings = Settings.model_validate(values)
+    spec = pod(example["Deployment", "care"])
+    drain = settings.drain_seconds + settings.timeout_ms / 1000
+    assert settings.drain_seconds > 0
+    assert spec["terminationGracePeriodSeconds"] > drain
+    assert settings.redis_url
+    assert settings.redis_url.get_secret_value() == "redis://care-redis:6379/0"
+    # Kubernetes would set CARE_PORT=tcp://… for a Service named care.
+    assert spec["enableServiceLinks"] is False
+
+
+def test_the_autoscaler_reads_a_metric_that_is_exported_and_adapted(example: Objects) -> None:
+    scaler = example["HorizontalPodAutoscaler", "care"]["spec"]
+    assert "replicas" not in example["Deployment", "care"]["spec"]
+    (queue,) = [metric["pods"] for metric in scaler["metrics"] if metric["type"] == "Pods"]
+    name = queue["metric"]["name"]
+    assert name in {family.name for family in Metrics().registry.collect()}
+    values = yaml.safe_load((KUBERNETES / "prometheus-adapter-values.yaml").read_text())
+    assert name in {rule["name"]["as"] for rule in values["rules"]["custom"]}
+    limit = int(example["ConfigMap", "care-settings"]["data"]["CARE_QUEUE_TOKENS"])
+    assert int(queue["target"]["averageValue"]) < limit
+
+
+def test_an_overlay_without_secrets_is_refused(tmp_path: Path) -> None:
+    copy = shutil.copytree(
+        DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("secrets.env")
+    )
+    result = subprocess.run(
+        [find("kubectl"), "kustomize", copy / "kubernetes" / "overlays" / "example"],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, "secrets.env" in result.stderr) == (1, True)
+
+
+def test_the_indexer_takes_its_command_and_a_gpu(indexer: Objects, example: Objects) -> None:
+    spec = pod(indexer["Job", "care-indexer"])
+    (container,) = spec["containers"]
+    *module, command = container["command"]
+    assert module == ["python", "-m", "indexer"]
+    options = _parser().parse_args([command, *container["args"]])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    mounts = {
+        mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
+    }
+    assert mounts[options.corpus] is True
+    assert mounts[str(options.indexes)] is mounts[str(options.builds)] is False
+    assert options.index == example["ConfigMap", "care-settings"]["data"]["CARE_INDEX"]
+    sources = [volume.get("persistentVolumeClaim") for volume in spec["volumes"]]
+    claims = {source["claimName"] for source in sources if source}
+    made = {name for kind, name in {**indexer, **example} if kind == "PersistentVolumeClaim"}
+    assert claims <= made
+
+
+def test_the_rules_are_printed_as_objects_of_the_operator() -> None:
+    output = run(str(KUBERNETES / "prometheus-rules.sh"))
+    objects = list(yaml.safe_load_all(output))
+    assert [item["kind"] for item in objects] == ["PrometheusRule"] * len(RULE_FILES)
+    for item, path in zip(objects, RULE_FILES, strict=True):
+        assert item["metadata"]["name"] == f"care-{path.stem}"
+        assert item["spec"] == yaml.safe_load(path.read_text())
+
+
+def test_a_pod_fetches_the_active_version_alone(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket" / "medical"
+    for version in ("old", "new"):
+        (bucket / version).mkdir(parents=True)
+        (bucket / version / "manifest.json").write_text(version)
+    (bucket / "CURRENT").write_text("new\n")
+    script = KUBERNETES / "components" / "index-from-bucket" / "fetch-index.sh"
+    environment = {
+        "PATH": os.pathsep.join([str(Path(find("rclone")).parent), os.environ["PATH"]]),
+        "RCLONE_CONFIG": str(tmp_path / "rclone.conf"),
+        "RCLONE_CONFIG_INDEXES_TYPE": "local",
+        "SOURCE": f"indexes:{tmp_path / 'bucket'}",
+        "CARE_INDEX": "medical",
+        "DESTINATION": str(tmp_path / "indexes"),
+    }
+    subprocess.run(["sh", script], env=environment, check=True, timeout=60)
+    index = tmp_path / "indexes" / "medical"
+    assert sorted(path.name for path in index.iterdir()) == ["CURRENT", "new"]
+    assert (index / "CURRENT").read_text() == "new\n"
+    assert (index / "new" / "manifest.json").read_text() == "new"
