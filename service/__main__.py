@@ -13,6 +13,8 @@ from types import FrameType
 
 # Before faiss is imported: threads of OpenMP that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Likewise the tokenizer's own threads: requests are the parallelism.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import uvicorn
 from pydantic import ValidationError

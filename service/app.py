@@ -41,7 +41,7 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """
     pair = load_pair(settings.pair)
     provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
-    encoder = OnnxEncoder(pair.query, pair.folder, settings.threads, provider)
+    encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
     encoder.warm_up()
     return encoder
 

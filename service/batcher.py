@@ -48,6 +48,7 @@ class Batcher:
         encoder: Turns texts into vectors; called from `workers` threads at once.
         workers: Encoding threads.
         budget: Tokens of a batch, padding included. A longer text is a batch of its own.
+        padding: Padding that one more text may add to a batch [tokens].
         encoded: Called in an encoding thread with the jobs of a batch and their vectors,
             float32 [n, dimension], or the error that came in their place.
         metrics: Where batches are counted.
@@ -58,11 +59,13 @@ class Batcher:
         encoder: QueryEncoder,
         workers: int,
         budget: int,
+        padding: int,
         encoded: Encoded,
         metrics: Metrics,
     ) -> None:
         self._encoder = encoder
         self._budget = budget
+        self._padding = padding
         self._encoded = encoded
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
@@ -136,7 +139,7 @@ class Batcher:
 
     def _form(self, window: Sequence[Job]) -> list[Job]:
         """Chooses a batch and puts the other jobs back where they were."""
-        chosen = choose([len(job.tokenized) for job in window], self._budget)
+        chosen = choose([len(job.tokenized) for job in window], self._budget, self._padding)
         rest = [job for i, job in enumerate(window) if i not in chosen]
         if rest:
             self.submit(rest, first=True)
@@ -153,25 +156,29 @@ class Batcher:
         return encoding.vectors
 
 
-def choose(lengths: Sequence[int], budget: int) -> set[int]:
+def choose(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
     """Chooses which texts are encoded together.
 
-    The oldest text always is, so none waits for ever; those nearest to it in length come
-    with it, so that little is padding.
+    The oldest text always is, so none waits for ever. Those nearest to it in length come
+    with it as long as each costs little padding: the processor's time for a batch is that
+    of its padded tokens and a little for the run itself, so that a text that would make
+    others longer is cheaper in a run of its own.
 
     Args:
         lengths: Tokens of each text, the oldest first.
         budget: Number of texts × tokens of the longest may not exceed this, unless the
             oldest alone does.
+        padding: Padding that one more text may add [tokens].
 
     Returns:
         Positions in `lengths`, 0 among them.
     """
-    chosen: set[int] = set()
-    longest = 0
-    for i in sorted(range(len(lengths)), key=lambda i: (abs(lengths[i] - lengths[0]), i)):
-        longest = max(longest, lengths[i])
-        if chosen and (len(chosen) + 1) * longest > budget:
-            break
-        chosen.add(i)
+    chosen = {0}
+    longest = lengths[0]
+    for i in sorted(range(1, len(lengths)), key=lambda i: (abs(lengths[i] - lengths[0]), i)):
+        grown = max(longest, lengths[i])
+        added = (grown - longest) * len(chosen) + grown - lengths[i]
+        if (len(chosen) + 1) * grown <= budget and added <= padding:
+            chosen.add(i)
+            longest = grown
     return chosen

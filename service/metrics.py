@@ -20,7 +20,7 @@ UNMATCHED = "unmatched"  # stands for every path that no route has: a label must
 DEPARTED = "499"  # stands for the status of a request whose client went away unanswered
 
 Tier = Literal["memory", "in_flight", "redis"]
-Rejection = Literal["queue", "rate", "connections", "draining", "deadline", "departed"]
+Rejection = Literal["queue", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)

@@ -66,7 +66,14 @@ class Pipeline:
         self._tokens = 0
         metrics.watch_queue(lambda: self._queries, lambda: self._tokens, self._limit)
         self._search = ThreadPoolExecutor(settings.threads, "search", limit_threads)
-        self._batcher = Batcher(encoder, 1, settings.batch_tokens, self._encoded, metrics)
+        self._batcher = Batcher(
+            encoder,
+            settings.encoders,
+            settings.batch_tokens,
+            settings.batch_padding,
+            self._encoded,
+            metrics,
+        )
 
     def find(self, key: bytes) -> Flight | None:
         """Returns the work under way on an equal query."""

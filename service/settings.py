@@ -33,8 +33,23 @@ class Settings(BaseSettings):
         description="Threads for encoding and searching; by default the processors that the "
         "affinity mask and the cgroup quota allow.",
     )
+    encode_threads: int = Field(
+        1,
+        ge=1,
+        description="Threads that encode one batch. With 1, as many batches are encoded at once "
+        "as there are threads, which wastes least; more shorten the answer of an idle service.",
+    )
     batch_tokens: int = Field(
-        512, ge=1, description="Tokens that are encoded at once, padding included."
+        default_factory=lambda known: 256 if known["provider"] == "cpu" else 16_384,
+        ge=1,
+        description="Tokens of a batch, padding included; by default 256 on processors, where "
+        "larger batches gain nothing, and 16384 on GPUs.",
+    )
+    batch_padding: int = Field(
+        default_factory=lambda known: 6 if known["provider"] == "cpu" else known["batch_tokens"],
+        ge=0,
+        description="Padding that one more text may add to a batch [tokens]; by default 6 on "
+        "processors, about what a run of its own costs, and any on GPUs.",
     )
     queue_tokens: int = Field(
         8192,
@@ -92,6 +107,11 @@ class Settings(BaseSettings):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
+
+    @property
+    def encoders(self) -> int:
+        """Batches that are encoded at once; a GPU is kept busy by two."""
+        return max(1, self.threads // self.encode_threads) if self.provider == "cpu" else 2
 
     @field_validator("cors_origins", mode="before")
     @classmethod

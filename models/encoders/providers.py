@@ -221,10 +221,12 @@ def require_products(
         if provider != options.title and any(product in operator for product in _PRODUCTS)
     }
     if elsewhere:
+        # TensorRT parses the operators of the ONNX standard alone.
+        form = "quantisation or fusion" if options.name == "tensorrt" else "quantisation"
         raise ProviderError(
             f"{weights} holds operators that '{options.name}' does not run "
             f"({', '.join(sorted(elsewhere))}): use a pair whose query encoder is exported "
-            "without quantisation, or the provider 'cpu'"
+            f"without {form}, or the provider 'cpu'"
         )
 
 

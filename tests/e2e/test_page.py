@@ -4,9 +4,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.conftest import ADMIN_KEY, SEARCH_KEY
+from tests.service_process import run_service
 
 _FLAGS = [
     "--no-sandbox",
@@ -103,3 +107,22 @@ def test_the_page_fits_a_phone_and_keeps_the_question_out_of_the_address(page: P
 def test_the_footer_names_the_index(page: Page) -> None:
     expect(page.locator("#index-info")).to_contain_text("sample")
     expect(page.locator("#index-info")).to_contain_text("care-mini")
+
+
+def test_a_service_that_asks_for_a_key_gets_it_from_the_page(
+    browser: Browser, indexes: Path
+) -> None:
+    keys = f"{ADMIN_KEY},{SEARCH_KEY}"
+    with run_service(indexes, "sample", API_KEYS=keys) as url:
+        page = browser.new_page(locale="zh-CN")
+        page.goto(url)
+        page.fill("#access-key", "wrong")
+        page.press("#access-key", "Enter")
+        ask(page, "血压高的人平时吃饭要注意什么")
+        expect(page.locator("#error")).to_contain_text("没有使用此服务的权限")
+        page.fill("#access-key", "asks")
+        page.press("#access-key", "Enter")
+        expect(page.locator("#hits li.hit")).to_have_count(10)
+        expect(page.locator("#index-info")).to_contain_text("sample")
+        assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
+        page.close()

@@ -170,5 +170,5 @@ def test_products_that_another_provider_computes_are_an_error() -> None:
         ProviderError, match=r"query\.onnx .*'cuda' does not run \(MatMulIntegerToFloat\)"
     ):
         require_products(ProviderOptions("cuda"), weights, mixed)
-    with pytest.raises(ProviderError, match=r"\(MatMul\)"):
+    with pytest.raises(ProviderError, match=r"\(MatMul\): .* without quantisation or fusion"):
         require_products(ProviderOptions("tensorrt"), weights, placed)

@@ -62,7 +62,7 @@ def running(
     encoder: BigramEncoder, budget: int = 1000, workers: int = 1
 ) -> Iterator[tuple[Batcher, Outcomes]]:
     outcomes = Outcomes()
-    batcher = Batcher(encoder, workers, budget, outcomes, Metrics())
+    batcher = Batcher(encoder, workers, budget, 1000, outcomes, Metrics())
     try:
         yield batcher, outcomes
     finally:
@@ -188,20 +188,32 @@ def test_times_are_those_of_waiting_and_of_the_batch() -> None:
     assert second.tokenize > 0
 
 
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(1, 500))
+LENGTHS = st.lists(st.integers(1, 100), min_size=1, max_size=80)
+
+
+@given(LENGTHS, st.integers(1, 500), st.integers(0, 50))
 def test_a_batch_holds_the_oldest_text_and_keeps_to_the_budget(
-    lengths: list[int], budget: int
+    lengths: list[int], budget: int, padding: int
 ) -> None:
-    chosen = choose(lengths, budget)
+    chosen = choose(lengths, budget, padding)
     longest = max(lengths[i] for i in chosen)
     assert 0 in chosen
     assert len(chosen) == 1 or len(chosen) * longest <= budget
+    assert sum(longest - lengths[i] for i in chosen) <= padding * (len(chosen) - 1)
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+@given(LENGTHS)
 def test_all_texts_come_along_where_there_is_room(lengths: list[int]) -> None:
-    assert choose(lengths, len(lengths) * max(lengths)) == set(range(len(lengths)))
+    room = len(lengths) * max(lengths)
+    assert choose(lengths, room, room) == set(range(len(lengths)))
 
 
 def test_the_texts_nearest_in_length_come_along() -> None:
-    assert choose([10, 50, 12, 9, 100, 11], 48) == {0, 2, 3, 5}
+    assert choose([10, 50, 12, 9, 100, 11], 48, 100) == {0, 2, 3, 5}
+
+
+def test_a_text_that_would_pad_others_waits_for_its_like() -> None:
+    assert choose([10, 15, 11, 10, 4, 3, 16], 1000, 6) == {0, 2, 3}
+    assert choose([10, 10, 4, 3], 1000, 6) == {0, 1, 2}
+    assert choose([10, 16], 1000, 6) == {0, 1}
+    assert choose([10, 11, 10], 1000, 0) == {0, 2}

@@ -1,0 +1,240 @@
+import asyncio
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.breaker import Breaker
+from service.rate_limit import RateLimitedError, RateLimiter
+from service.redis_tier import RedisGuard
+from tests.redis_server import RedisServer, free_port, run_redis
+
+pytestmark = pytest.mark.anyio
+
+PREFIX = "test:rate:"
+# So slow that what passes while a test runs does not matter: a query in 1,000 s.
+SLOW = 0.001
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Clock:
+    """Time [ns] that passes when it is told to, from an odd beginning."""
+
+    def __init__(self) -> None:
+        self.now = 1_234_567_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += round(seconds * 1e9)
+
+
+def make_guard(url: str) -> RedisGuard:
+    return RedisGuard(url, 10, Breaker(), lambda _: None)
+
+
+async def admit_all(limiter: RateLimiter, costs: list[int], name: str = "app") -> list[float]:
+    return [await limiter.admit(name, cost) for cost in costs]
+
+
+async def test_a_full_bucket_admits_the_burst_and_then_one_for_each_interval() -> None:
+    clock = Clock()
+    limiter = RateLimiter(10, 3, None, PREFIX, clock)
+    assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
+    clock.advance(0.099999)
+    assert await admit_all(limiter, [1]) == [0.000001]
+    clock.advance(0.000001)
+    assert await admit_all(limiter, [1, 1]) == [0, 0.1]
+    clock.advance(1000)
+    assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
+
+
+async def test_a_request_costs_as_much_as_its_queries() -> None:
+    clock = Clock()
+    limiter = RateLimiter(10, 5, None, PREFIX, clock)
+    assert await admit_all(limiter, [4, 2, 1, 1]) == [0, 0.1, 0, 0.1]
+    clock.advance(0.3)
+    assert await admit_all(limiter, [4, 3]) == [0.1, 0]
+
+
+async def test_more_than_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
+    clock = Clock()
+    limiter = RateLimiter(10, 3, None, PREFIX, clock)
+    assert await admit_all(limiter, [1, 8]) == [0, 0.1]
+    clock.advance(0.1)
+    assert await admit_all(limiter, [8, 1, 3, 8]) == [0, 0.6, 0.8, 0.8]
+    clock.advance(0.6)
+    assert await admit_all(limiter, [1, 1]) == [0, 0.1]
+
+
+async def test_who_is_refused_is_charged_nothing() -> None:
+    clock = Clock()
+    limiter = RateLimiter(10, 2, None, PREFIX, clock)
+    assert await admit_all(limiter, [2, *[1] * 50]) == [0, *[0.1] * 50]
+    clock.advance(0.1)
+    assert await admit_all(limiter, [1]) == [0]
+
+
+async def test_names_have_buckets_of_their_own() -> None:
+    limiter = RateLimiter(10, 1, None, PREFIX, Clock())
+    assert await admit_all(limiter, [1, 1], "a") == [0, 0.1]
+    assert await admit_all(limiter, [1, 1], "b") == [0, 0.1]
+
+
+@pytest.mark.parametrize("rate", [3, 7, 0.3, 999.9, 33_333])
+async def test_queries_at_the_rate_are_never_refused(rate: float) -> None:
+    clock = Clock()
+    limiter = RateLimiter(rate, 1, None, PREFIX, clock)
+    for _ in range(2000):
+        assert await limiter.admit("app", 1) == 0
+        clock.now += round(1e6 / rate) * 1000
+
+
+@given(
+    rate=st.sampled_from([0.5, 10, 1000, 100_000]),
+    burst=st.integers(1, 8),
+    requests=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 8)), min_size=1, max_size=40),
+)
+def test_no_span_of_time_admits_more_than_the_burst_and_the_rate(
+    rate: float, burst: int, requests: list[tuple[float, int]]
+) -> None:
+    """The arrivals are spaced by parts of an interval, so that they are on both sides."""
+    clock = Clock()
+    limiter = RateLimiter(rate, burst, None, PREFIX, clock)
+    interval = round(1e9 / rate)
+    admitted: list[tuple[int, int]] = []
+    for pause, cost in requests:
+        clock.now += round(pause * interval) // 1000 * 1000
+        cost = min(cost, burst)
+        wait = asyncio.run(limiter.admit("app", cost))
+        if wait == 0:
+            admitted.append((clock.now, cost))
+        else:
+            start = clock.now
+            clock.now = start + round(wait * 1e9) - 1000
+            assert limiter._admit_alone("app", cost) == 1
+            clock.now = start
+    for first, (start, _) in enumerate(admitted):
+        totals = accumulate(cost for _, cost in admitted[first:])
+        for (end, _), total in zip(admitted[first:], totals, strict=True):
+            assert total <= burst + (end - start) / interval
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        [1, 1, 1, 1, 1],
+        [2, 2, 1, 1],
+        [3, 1],
+        [4, 1, 3, 9],
+        [1, 9, 1, 1, 1],
+        [9, 9, 1],
+    ],
+)
+async def test_redis_and_the_process_decide_alike(tmp_path: Path, costs: list[int]) -> None:
+    with run_redis(tmp_path) as server:
+        guard = make_guard(server.url)
+        shared = await admit_all(RateLimiter(SLOW, 3, guard, PREFIX), costs)
+        alone = await admit_all(RateLimiter(SLOW, 3, None, PREFIX, Clock()), costs)
+        await guard.close()
+    assert shared == pytest.approx(alone, abs=100)
+    assert [wait == 0 for wait in shared] == [wait == 0 for wait in alone]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> RedisServer:
+    with run_redis(tmp_path) as server:
+        yield server
+
+
+async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> None:
+    guards = [make_guard(server.url) for _ in range(2)]
+    one, other = (RateLimiter(SLOW, 4, guard, PREFIX) for guard in guards)
+    assert await admit_all(one, [1, 1]) == [0, 0]
+    assert await admit_all(other, [1, 1]) == [0, 0]
+    for limiter in (one, other):
+        (wait,) = await admit_all(limiter, [1])
+        assert 900 < wait <= 1000
+    assert await admit_all(other, [4], "another") == [0]
+    for guard in guards:
+        await guard.close()
+
+
+async def test_requests_at_once_never_get_more_than_the_burst(server: RedisServer) -> None:
+    guards = [make_guard(server.url) for _ in range(2)]
+    limiters = [RateLimiter(SLOW, 7, guard, PREFIX) for guard in guards]
+    waits = await asyncio.gather(*(limiters[i % 2].admit("app", 1) for i in range(100)))
+    assert waits.count(0) == 7
+    for guard in guards:
+        await guard.close()
+
+
+async def test_redis_refills_the_bucket_and_forgets_full_ones(server: RedisServer) -> None:
+    guard = make_guard(server.url)
+    limiter = RateLimiter(10, 2, guard, PREFIX)
+    assert await admit_all(limiter, [2]) == [0]
+    with server.client() as client:
+        assert 0 < client.pttl(PREFIX + "app") <= 200
+        while client.exists(PREFIX + "app"):
+            await asyncio.sleep(0.02)
+    assert await admit_all(limiter, [2]) == [0]
+    await guard.close()
+
+
+async def test_only_the_name_is_in_redis(server: RedisServer) -> None:
+    guard = make_guard(server.url)
+    await RateLimiter(SLOW, 2, guard, PREFIX).admit("app", 1)
+    with server.client() as client:
+        assert client.keys() == [b"test:rate:app"]
+    await guard.close()
+
+
+async def test_each_process_limits_alone_while_redis_is_dead(server: RedisServer) -> None:
+    guards = [make_guard(server.url) for _ in range(2)]
+    one, other = (RateLimiter(SLOW, 2, guard, PREFIX, Clock()) for guard in guards)
+    assert await admit_all(one, [1]) == [0]
+    server.kill()
+    assert await admit_all(one, [1, 1, 1]) == [0, 0, 1000]
+    assert await admit_all(other, [2, 1]) == [0, 1000]
+    for guard in guards:
+        await guard.close()
+
+
+async def test_a_redis_that_never_was_does_not_matter() -> None:
+    guard = make_guard(f"redis://127.0.0.1:{free_port()}/0")
+    limiter = RateLimiter(SLOW, 2, guard, PREFIX, Clock())
+    assert await admit_all(limiter, [1, 1, 1, 1, 1, 1]) == [0, 0, 1000, 1000, 1000, 1000]
+    await guard.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12"])
+async def test_garbage_under_a_name_is_a_full_bucket(server: RedisServer, garbage: bytes) -> None:
+    with server.client() as client:
+        client.set(PREFIX + "app", garbage)
+    guard = make_guard(server.url)
+    waits = await admit_all(RateLimiter(SLOW, 2, guard, PREFIX), [1, 1, 1])
+    assert waits[:2] == [0, 0]
+    assert 900 < waits[2] <= 1000
+    await guard.close()
+
+
+async def test_a_value_of_another_type_leaves_the_process_alone(server: RedisServer) -> None:
+    with server.client() as client:
+        client.rpush(PREFIX + "app", "x")
+    guard = make_guard(server.url)
+    limiter = RateLimiter(SLOW, 2, guard, PREFIX, Clock())
+    assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
+    await guard.close()
+
+
+def test_the_error_says_how_long_to_wait() -> None:
+    error = RateLimitedError(1.5)
+    assert error.wait == 1.5
+    assert "1.500 s" in str(error)

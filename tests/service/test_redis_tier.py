@@ -1,0 +1,577 @@
+import asyncio
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from core.errors import CareError
+from service.breaker import Breaker, BreakerState
+from service.redis_tier import RedisCache, RedisGuard, RedisUnavailableError
+from service.vector_search import Found
+from tests.redis_server import RedisServer, free_port, run_fake, run_redis
+
+pytestmark = pytest.mark.anyio
+
+# Longer than a healthy server ever takes, so that no test depends on how busy the machine is.
+PATIENT = 20.0
+# For servers that never answer.
+IMPATIENT = 0.05
+SECRET = b"secret"
+PREFIX = "test:query:"
+TTL = 1000
+COUNT = 100
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with run_redis(tmp_path) as server:
+        yield server
+
+
+class Guarded:
+    """A guard whose breaker's time passes when it is told to, and the errors that it told of."""
+
+    def __init__(self, url: str, timeout: float = PATIENT, connections: int = 16) -> None:
+        self.now = 0.0
+        self.errors: Counter[str] = Counter()
+        self.calls = 0
+        self.breaker = Breaker(failures=3, retry_after=5, clock=lambda: self.now)
+        self.guard = RedisGuard(url, timeout, self.breaker, self._count, connections)
+
+    def _count(self, kind: str) -> None:
+        self.errors[kind] += 1
+
+    async def get(self, name: str = "name") -> Any:
+        def call(redis: Redis) -> Awaitable[Any]:
+            self.calls += 1
+            return redis.get(name)
+
+        return await self.guard.run(call)
+
+    async def fails(self) -> None:
+        """A call fails, within a time far beyond the time-out."""
+        async with asyncio.timeout(10):
+            with pytest.raises(RedisUnavailableError):
+                await self.get()
+
+    def cache(self, secret: bytes = SECRET) -> RedisCache:
+        return RedisCache(self.guard, secret, PREFIX, TTL)
+
+    async def __aenter__(self) -> "Guarded":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.guard.close()
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def found(*rows: int) -> Found:
+    return np.linspace(1, 0.1, len(rows), dtype=np.float32), np.array(rows, np.int64)
+
+
+def same(one: Found | None, other: Found) -> bool:
+    return (
+        one is not None
+        and one[0].dtype == np.float32
+        and one[1].dtype == np.int64
+        and np.array_equal(one[0], other[0])
+        and np.array_equal(one[1], other[1])
+    )
+
+
+# The guard
+
+
+async def test_it_returns_what_the_operation_returns(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        assert await guarded.get() is None
+        await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
+        assert await guarded.get() == b"\xff"
+        assert guarded.errors == {}
+
+
+async def test_a_redis_that_is_down_at_start_is_found_when_it_comes(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    async with Guarded(server.url) as guarded:
+        for _ in range(5):
+            await guarded.fails()
+        assert guarded.errors == {"connection": 3}
+        assert guarded.calls == 3
+        assert guarded.breaker.state is BreakerState.OPEN
+        try:
+            server.start()
+            guarded.now += 5
+            assert await guarded.get() is None
+        finally:
+            server.kill()
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+async def test_a_redis_that_dies_and_comes_back(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        await guarded.guard.run(lambda redis: redis.set("name", "old"))
+        # Several connections, all of which the death breaks.
+        await asyncio.gather(*(guarded.get() for _ in range(16)))
+        server.kill()
+        for _ in range(5):
+            await guarded.fails()
+        assert guarded.errors == {"connection": 3}
+        assert guarded.breaker.state is BreakerState.OPEN
+        guarded.now += 5
+        await guarded.fails()
+        assert guarded.breaker.state is BreakerState.OPEN
+        server.start()
+        guarded.now += 5
+        assert await guarded.get() is None
+        assert guarded.breaker.state is BreakerState.CLOSED
+        assert await asyncio.gather(*(guarded.get() for _ in range(16))) == [None] * 16
+        assert guarded.errors == {"connection": 4}
+
+
+async def test_a_restart_between_calls_is_not_noticed(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        await asyncio.gather(*(guarded.get() for _ in range(16)))
+        server.kill()
+        server.start()
+        assert await asyncio.gather(*(guarded.get() for _ in range(16))) == [None] * 16
+        assert guarded.errors == {}
+
+
+async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
+    server: RedisServer,
+) -> None:
+    with server.client() as client:
+        client.set("name", "value")
+    async with Guarded(server.url, IMPATIENT) as guarded:
+        server.hang()
+        for _ in range(5):
+            await guarded.fails()
+        assert guarded.errors == {"timeout": 3}
+        assert guarded.calls == 3
+        server.resume()
+        guarded.now += 5
+        # The answer to a late call, had its connection been kept, would come here.
+        for _ in range(100):
+            try:
+                assert await guarded.get() == b"value"
+                break
+            except RedisUnavailableError:
+                guarded.now += 5
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+async def test_a_redis_that_hangs_in_use_costs_its_time_out(server: RedisServer) -> None:
+    async with Guarded(server.url, 1) as guarded:
+        assert await guarded.get() is None
+        server.hang()
+        for _ in range(4):
+            await guarded.fails()
+        assert guarded.errors == {"timeout": 3}
+
+
+async def test_a_server_that_never_answers_is_not_asked_again_and_again() -> None:
+    async with run_fake(None) as fake, Guarded(fake.url, IMPATIENT, connections=4) as guarded:
+        async with asyncio.timeout(30):
+            results = await asyncio.gather(
+                *(guarded.get() for _ in range(500)), return_exceptions=True
+            )
+        assert {type(result) for result in results} == {RedisUnavailableError}
+        assert guarded.breaker.state is BreakerState.OPEN
+        assert fake.connections <= 4
+        assert guarded.calls <= 4
+        connections, calls = fake.connections, guarded.calls
+        await asyncio.gather(*(guarded.get() for _ in range(500)), return_exceptions=True)
+        assert (fake.connections, guarded.calls) == (connections, calls)
+        guarded.now += 5
+        await asyncio.gather(*(guarded.get() for _ in range(500)), return_exceptions=True)
+        assert (fake.connections, guarded.calls) == (connections + 1, calls + 1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (b"", "connection"),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "connection"),
+        (bytes(100), "connection"),
+        (b"$100\r\nshort", "connection"),
+        (b"$-9\r\n", "connection"),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", "connection"),
+        (b"-NOAUTH Authentication required.\r\n", "connection"),
+        (b"-\xff\xfe\r\n", "value"),
+        (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "value"),
+    ],
+)
+async def test_every_bad_answer_is_the_same_to_the_caller(reply: bytes, kind: str) -> None:
+    async with run_fake(reply) as fake, Guarded(fake.url) as guarded:
+        for _ in range(4):
+            await guarded.fails()
+        refused = kind == "value"
+        assert guarded.errors == {kind: 4 if refused else 3}
+        expected = BreakerState.CLOSED if refused else BreakerState.OPEN
+        assert guarded.breaker.state is expected
+
+
+async def test_a_name_that_does_not_resolve_is_a_failed_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    async with Guarded("redis://redis.invalid:6379/0") as guarded:
+        await guarded.fails()
+        assert guarded.errors == {"connection": 1}
+
+
+async def test_a_refusal_shows_that_redis_is_there(server: RedisServer) -> None:
+    with server.client() as client:
+        client.rpush("name", "x")
+    async with Guarded(server.url) as guarded:
+        for _ in range(5):
+            await guarded.fails()
+        assert guarded.errors == {"value": 5}
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+async def test_an_error_of_the_operation_itself_is_not_hidden(server: RedisServer) -> None:
+    async def wrong(_: Redis) -> None:
+        raise KeyError("wrong")
+
+    async with Guarded(server.url) as guarded:
+        server.kill()
+        for _ in range(3):
+            await guarded.fails()
+        guarded.now += 5
+        with pytest.raises(KeyError):
+            await guarded.guard.run(wrong)
+        # It told nothing of Redis; the next call is the probe.
+        assert guarded.breaker.state is BreakerState.OPEN
+        assert guarded.breaker.allows()
+
+
+async def test_many_calls_at_once_share_few_connections(server: RedisServer) -> None:
+    names = [f"name{i}" for i in range(500)]
+    with server.client() as client:
+        client.mset({name: name for name in names})
+        before = client.info("stats")["total_connections_received"]
+        async with Guarded(server.url, connections=4) as guarded:
+            values = await asyncio.gather(*(guarded.get(name) for name in names))
+            after = client.info("stats")["total_connections_received"]
+        assert [value.decode() for value in values] == names
+        assert 1 <= after - before <= 4
+        assert guarded.errors == {}
+
+
+async def test_waiting_for_a_connection_is_no_failure_of_redis(server: RedisServer) -> None:
+    async with Guarded(server.url, 1, connections=1) as guarded:
+        forever = asyncio.Event()
+        holder = asyncio.create_task(guarded.guard.run(lambda _: forever.wait()))
+        await asyncio.sleep(0)
+        # They begin later, but not by so much that the holder's time is not theirs.
+        results = await asyncio.gather(*(guarded.get() for _ in range(5)), return_exceptions=True)
+        with pytest.raises(RedisUnavailableError):
+            await holder
+        unavailable = [r for r in results if isinstance(r, RedisUnavailableError)]
+        assert guarded.errors == {"timeout": 1 + len(unavailable)}
+        assert guarded.breaker.state is BreakerState.CLOSED
+        assert await guarded.get() is None
+
+
+async def start_and_cancel(server: RedisServer, work: Callable[[], Awaitable[Any]]) -> None:
+    """Cancels a call after its command was written and before it is answered."""
+    server.hang()
+    task = asyncio.ensure_future(work())
+    # Writing needs a few turns of the loop, which a hung server cannot end.
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    server.resume()
+
+
+async def test_a_cancelled_call_leaves_its_answer_to_nobody(server: RedisServer) -> None:
+    with server.client() as client:
+        client.mset({"one": "1", "two": "2"})
+        client.set("other", "3")
+    async with Guarded(server.url, connections=1) as guarded:
+        assert await guarded.get("other") == b"3"
+        await start_and_cancel(server, lambda: guarded.get("one"))
+        assert await guarded.get("two") == b"2"
+        assert await guarded.get("other") == b"3"
+        assert guarded.errors == {}
+
+
+async def test_a_cancelled_pipeline_leaves_its_answers_to_nobody(server: RedisServer) -> None:
+    async with Guarded(server.url, connections=1) as guarded:
+        cache = guarded.cache()
+        await cache.put_many([(key(1), found(1))])
+        items = [(key(i), found(i)) for i in range(2, 50)]
+        await start_and_cancel(server, lambda: cache.put_many(items))
+        (one,) = await cache.get_many([key(1)], COUNT)
+        assert same(one, found(1))
+        assert guarded.errors == {}
+
+
+async def test_a_cancelled_call_is_no_failure(server: RedisServer) -> None:
+    async with Guarded(server.url, connections=2) as guarded:
+        server.hang()
+        for _ in range(5):
+            task = asyncio.create_task(guarded.get())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        server.resume()
+        assert guarded.breaker.state is BreakerState.CLOSED
+        assert guarded.errors == {}
+        assert await guarded.get() is None
+
+
+async def test_a_cancelled_probe_leaves_the_probe_to_the_next_call(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        server.kill()
+        for _ in range(3):
+            await guarded.fails()
+        server.start()
+        guarded.now += 5
+        await start_and_cancel(server, guarded.get)
+        assert guarded.breaker.state is BreakerState.OPEN
+        assert await guarded.get() is None
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisServer) -> None:
+    """Calls are cancelled as they wait, connect, write and read, beside calls that go on."""
+    rng = random.Random(0)
+    names = [f"name{i}" for i in range(600)]
+    with server.client() as client:
+        client.mset({name: name for name in names})
+        async with Guarded(server.url, connections=4) as guarded:
+
+            async def get(name: str, turns: int) -> None:
+                task = asyncio.create_task(guarded.get(name))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    assert (await task).decode() == name
+                    ended["answered"] += 1
+                except asyncio.CancelledError:
+                    ended["cancelled"] += 1
+
+            ended: Counter[str] = Counter()
+            for start in range(0, len(names), 20):
+                batch = names[start : start + 20]
+                await asyncio.gather(*(get(name, rng.randrange(60)) for name in batch))
+            assert min(ended["answered"], ended["cancelled"]) > 50
+            assert sum(ended.values()) == len(names)
+            values = await asyncio.gather(*(guarded.get(name) for name in names))
+            assert [value.decode() for value in values] == names
+            # Ours, and those of the cancelled calls that Redis has yet to see end.
+            async with asyncio.timeout(20):
+                while client.info("clients")["connected_clients"] > 4 + 1:
+                    await asyncio.sleep(0.02)
+        assert guarded.errors == {}
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:6379",
+        "http://:hunter2@localhost",
+        "redis://:hunter2@localhost:port",
+        "redis://:hunter2@localhost?hunter2=1",
+        "redis://:hunter2@localhost?socket_timeout=hunter2",
+    ],
+)
+def test_a_wrong_address_is_refused_at_start_and_not_quoted(url: str) -> None:
+    with pytest.raises(CareError, match="CARE_REDIS_URL") as caught:
+        Guarded(url)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+async def test_an_address_cannot_undo_what_the_guard_relies_on(server: RedisServer) -> None:
+    url = f"{server.url}?decode_responses=true&protocol=3&socket_timeout=0.000001"
+    async with Guarded(url) as guarded:
+        await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
+        assert await guarded.get() == b"\xff"
+
+
+async def test_closing_ends_all_connections(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        await asyncio.gather(*(guarded.get() for _ in range(8)))
+    with server.client() as client:
+        async with asyncio.timeout(20):
+            while client.info("clients")["connected_clients"] > 1:
+                await asyncio.sleep(0.02)
+
+
+# The cache
+
+
+async def test_what_is_put_is_found_as_it_was(server: RedisServer) -> None:
+    items = {
+        key(1): found(0, 99, 5),
+        key(2): found(),
+        key(3): found(7),
+        key(4): (np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3])),
+    }
+    async with Guarded(server.url) as guarded, Guarded(server.url) as other:
+        await guarded.cache().put_many(items.items())
+        values = await other.cache().get_many([*items, key(9), key(1)], COUNT)
+        assert len(values) == 6
+        for value, expected in zip(values, [*items.values(), None, found(0, 99, 5)], strict=True):
+            assert value is None if expected is None else same(value, expected)
+        assert values[0] is not None
+        assert all(array.flags.writeable and array.flags.aligned for array in values[0])
+        assert other.errors == {}
+
+
+async def test_one_lookup_is_one_command_and_no_keys_are_none(server: RedisServer) -> None:
+    with server.client() as client:
+        async with Guarded(server.url) as guarded:
+            cache = guarded.cache()
+            client.config_resetstat()
+            await cache.put_many([])
+            assert await cache.get_many([], COUNT) == []
+            await cache.get_many([key(i) for i in range(50)], COUNT)
+        calls = {name: stats["calls"] for name, stats in client.info("commandstats").items()}
+    assert {name: calls.get(f"cmdstat_{name}") for name in ("mget", "get", "set")} == {
+        "mget": 1,
+        "get": None,
+        "set": None,
+    }
+
+
+async def test_entries_lie_under_the_prefix_and_live_as_long_as_they_may(
+    server: RedisServer,
+) -> None:
+    async with Guarded(server.url) as guarded:
+        await guarded.cache().put_many([(key(10), found(1)), (key(11), found(2))])
+    with server.client() as client:
+        names = client.keys()
+        assert sorted(names) == [f"{PREFIX}{'0a' * 32}".encode(), f"{PREFIX}{'0b' * 32}".encode()]
+        assert all(0 < client.ttl(name) <= TTL for name in names)
+
+
+def name_of(number: int) -> str:
+    return PREFIX + key(number).hex()
+
+
+async def test_garbage_under_our_keys_is_a_miss_and_told_of(server: RedisServer) -> None:
+    rng = random.Random(0)
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        await cache.put_many([(key(1), found(1, 2, 3)), (key(2), found(4, 5))])
+        with server.client() as client:
+            good = client.get(name_of(1))
+            assert isinstance(good, bytes)
+            flipped = bytearray(good)
+            flipped[7] ^= 1
+            garbage = [
+                b"",
+                b"\x01",
+                *(rng.randbytes(size) for size in (5, 15, 16, 17, 21, 57, 1000)),
+                *(good[:size] for size in range(len(good))),
+                *(good[size:] for size in range(1, len(good))),
+                good + b"\x00",
+                bytes(flipped),
+                client.get(name_of(2)),
+                struct.pack("<BI", 1, 2**32 - 1) + bytes(16),
+            ]
+            for value in garbage:
+                client.set(name_of(1), value)
+                values = await cache.get_many([key(1), key(2)], COUNT)
+                assert values[0] is None
+                assert same(values[1], found(4, 5))
+            assert guarded.errors == {"value": len(garbage)}
+            client.set(name_of(1), good)
+            (value,) = await cache.get_many([key(1)], COUNT)
+            assert same(value, found(1, 2, 3))
+        assert guarded.breaker.state is BreakerState.CLOSED
+
+
+async def test_a_value_of_another_type_is_a_miss_until_it_is_put(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        await cache.put_many([(key(2), found(4, 5))])
+        with server.client() as client:
+            client.rpush(name_of(1), "x")
+        values = await cache.get_many([key(1), key(2)], COUNT)
+        assert values[0] is None
+        assert same(values[1], found(4, 5))
+        await cache.put_many([(key(1), found(1))])
+        (value,) = await cache.get_many([key(1)], COUNT)
+        assert same(value, found(1))
+        assert guarded.errors == {}
+
+
+async def test_what_another_secret_wrote_is_a_miss(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        await guarded.cache(b"another").put_many([(key(1), found(1))])
+        assert await guarded.cache().get_many([key(1)], COUNT) == [None]
+        assert guarded.errors == {"value": 1}
+
+
+async def test_a_value_of_another_format_is_a_miss(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Guarded(server.url) as guarded:
+        with monkeypatch.context() as patch:
+            patch.setattr("service.redis_tier._FORMAT", 2)
+            await guarded.cache().put_many([(key(1), found(1))])
+        assert await guarded.cache().get_many([key(1)], COUNT) == [None]
+        assert guarded.errors == {"value": 1}
+
+
+async def test_rows_that_the_index_has_not_are_a_miss(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        await cache.put_many([(key(1), found(0, 99)), (key(2), found(0, -1))])
+        values = await cache.get_many([key(1), key(2)], 100)
+        assert same(values[0], found(0, 99))
+        assert values[1] is None
+        assert guarded.errors == {"value": 1}
+        assert await cache.get_many([key(1)], 99) == [None]
+
+
+async def test_without_redis_all_are_misses_and_nothing_is_raised() -> None:
+    async with Guarded(f"redis://127.0.0.1:{free_port()}/0") as guarded:
+        cache = guarded.cache()
+        for _ in range(3):
+            await cache.put_many([(key(1), found(1))])
+            assert await cache.get_many([key(1), key(2)], COUNT) == [None, None]
+        assert guarded.errors == {"connection": 3}
+
+
+async def test_a_redis_that_takes_no_more_still_answers(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        await cache.put_many([(key(1), found(1))])
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+        await cache.put_many([(key(2), found(2)), (key(3), found(3))])
+        values = await cache.get_many([key(1), key(2), key(3)], COUNT)
+        assert same(values[0], found(1))
+        assert values[1:] == [None, None]
+        assert guarded.errors == {"value": 1}
+        assert guarded.breaker.state is BreakerState.CLOSED
