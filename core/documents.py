@@ -83,7 +83,8 @@ class DocumentReader:
             raise IndexVersionError(f"{path} does not hold the columns {', '.join(_SCHEMA.names)}")
         if any(len(batch) != _BATCH_ROWS for batch in batches[:-1]):
             raise IndexVersionError(f"{path} is not cut into batches of {_BATCH_ROWS} rows")
-        self._batches = batches
+        # Its columns: a batch makes them anew each time that they are asked for.
+        self._batches = [batch.columns for batch in batches]
         self._count = sum(len(batch) for batch in batches)
 
     def __len__(self) -> int:
@@ -95,20 +96,20 @@ class DocumentReader:
 
     def __iter__(self) -> Iterator[Document]:
         for batch in self._batches:
-            for offset in range(len(batch)):
+            for offset in range(len(batch[0])):
                 yield _document(batch, offset)
 
     def id(self, row: int) -> str:
         """Returns the id of the document in `row`."""
         batch, offset = self._locate(row)
-        return str(batch.column(0)[offset].as_py())
+        return str(batch[0][offset].as_py())
 
-    def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+    def _locate(self, row: int) -> tuple[list[pa.Array], int]:
         if not 0 <= row < self._count:
             raise IndexError(f"row {row} of {self._count}")
         return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
 
 
-def _document(batch: pa.RecordBatch, offset: int) -> Document:
-    id_, title, text, metadata = (batch.column(i)[offset].as_py() for i in range(4))
+def _document(batch: list[pa.Array], offset: int) -> Document:
+    id_, title, text, metadata = (column[offset].as_py() for column in batch)
     return Document(id=id_, title=title, text=text, metadata=json.loads(metadata))

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -74,7 +75,11 @@ def serve(settings: Settings) -> None:
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
     )
+    # What lives as long as the process need not be looked through by each collection.
+    gc.collect()
+    gc.freeze()
     # From here on connections are accepted, if only into the backlog.
     listener.listen(config.backlog)
     host, port = listener.getsockname()[:2]

@@ -24,12 +24,13 @@ from service.middleware import Limits, RequestContext
 from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
 from service.redis_tier import RedisCache, RedisGuard
-from service.routes import PAGE, router
+from service.routes import PAGE, hot_router, router
 from service.settings import Settings
 from service.state import State
 from service.tracing import make_tracer
 
 _PREFIX = "care:"
+_ROUTERS = (hot_router, router)
 
 
 def load_query_encoder(settings: Settings) -> OnnxEncoder:
@@ -110,7 +111,8 @@ def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
     metrics.register_routes(
         {
             route.path: [route.status_code or 200, *(int(code) for code in route.responses)]
-            for route in router.routes
+            for part in _ROUTERS
+            for route in part.routes
             if isinstance(route, APIRoute)
         }
     )
@@ -130,7 +132,8 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    app.include_router(router)
+    for part in _ROUTERS:
+        app.include_router(part)
     return app
 
 

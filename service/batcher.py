@@ -52,6 +52,7 @@ class Batcher:
         encoded: Called in an encoding thread with the jobs of a batch and their vectors,
             float32 [n, dimension], or the error that came in their place.
         metrics: Where batches are counted.
+        initializer: Run at the start of each encoding thread.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Batcher:
         padding: int,
         encoded: Encoded,
         metrics: Metrics,
+        initializer: Callable[[], None] = lambda: None,
     ) -> None:
         self._encoder = encoder
         self._budget = budget
@@ -71,7 +73,7 @@ class Batcher:
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
         self._closed = False
-        self._threads = ThreadPoolExecutor(workers, "encode")
+        self._threads = ThreadPoolExecutor(workers, "encode", initializer)
         for _ in range(workers):
             self._threads.submit(self._work)
 

@@ -1,12 +1,13 @@
 """Logs as JSON lines; an exception is told by its type and place, never by its message."""
 
-import json
 import logging
 import sys
 import traceback
 from asyncio import AbstractEventLoop
 from datetime import UTC, datetime
 from typing import Any
+
+from pydantic_core import to_json
 
 _LOG = logging.getLogger("care.service")
 
@@ -28,7 +29,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1]:
             line |= describe(record.exc_info[1])
-        return json.dumps(line, ensure_ascii=False)
+        return to_json(line).decode()
 
 
 def configure_logs(level: str) -> None:

@@ -40,6 +40,10 @@ class Timings:
     fetch: float = 0.0
     total: float = 0.0
 
+    def milliseconds(self) -> dict[str, float]:
+        """Returns the time in each stage [ms], in the order of the stages."""
+        return {stage: round(getattr(self, stage) * 1000, 3) for stage in STAGES}
+
 
 STAGES = tuple(stage.name for stage in fields(Timings))
 _CACHED_STAGES = ("cache", "fetch", "total")
@@ -114,8 +118,7 @@ class Metrics:
     def _make_series(self) -> None:
         for reason in get_args(Rejection):
             self.rejections.labels(reason)
-        for stage in STAGES:
-            self.stage_seconds.labels(stage)
+        self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
         for tier in get_args(Tier):
             for result in ("hit", "miss"):
                 self.cache_lookups.labels(tier, result)
@@ -147,7 +150,7 @@ class Metrics:
     def observe(self, timings: Timings, *, cached: bool) -> None:
         """Counts one answered query; a cached one was neither encoded nor searched."""
         for stage in _CACHED_STAGES if cached else STAGES:
-            self.stage_seconds.labels(stage).observe(getattr(timings, stage))
+            self._stages[stage].observe(getattr(timings, stage))
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Names the active index version."""

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
+import random
 import re
 import time
-from dataclasses import asdict
-from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -52,7 +51,7 @@ class RequestContext:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["arrived"] = asyncio.get_running_loop().time()
@@ -104,8 +103,7 @@ class RequestContext:
         if status == DEPARTED:
             self._metrics.rejections.labels("departed").inc()
         state = scope["state"]
-        timings = state.get("timings")
-        stages = asdict(timings) if timings else {}
+        stages = state["timings"].milliseconds() if "timings" in state else {}
         stages.pop("total", None)
         if _LOG.isEnabledFor(logging.INFO):
             fields = {
@@ -114,7 +112,7 @@ class RequestContext:
                 "route": route,
                 "status": int(status),
                 "ms": round(seconds * 1000, 3),
-                "stages_ms": {name: round(s * 1000, 3) for name, s in stages.items()},
+                "stages_ms": stages,
                 **({"key": state["key"]} if "key" in state else {}),
             }
             _LOG.info("request", extra={"fields": fields})

@@ -1,6 +1,7 @@
 """From texts to results: admission, batches in encoding threads, the rest in search threads."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from service.settings import Settings
 from service.vector_search import limit_threads
 
 _T = TypeVar("_T")
+
+# Results that are ready this close together wake the event loop once [s].
+_DELIVER_EVERY = 0.001
 
 
 class OverloadedError(Exception):
@@ -59,7 +63,8 @@ class Pipeline:
         self._limit = settings.queue_tokens
         self._longest = encoder.spec.max_length
         self._prompt = len(encoder.spec.prompt)
-        self._parts = settings.threads
+        # Where every thread encodes, each also searches for what it has encoded.
+        self._parts = settings.threads if settings.encoders < settings.threads else 0
         self._metrics = metrics
         self._open: dict[bytes, Flight] = {}
         self._queries = 0
@@ -73,6 +78,7 @@ class Pipeline:
             settings.batch_padding,
             self._encoded,
             metrics,
+            limit_threads,
         )
 
     def find(self, key: bytes) -> Flight | None:
@@ -164,12 +170,17 @@ class Pipeline:
 
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
         """Called in an encoding thread, which goes on with the next batch."""
+        if not self._parts:
+            self._finish(flights, vectors)
         for i in range(min(self._parts, len(flights))):
             mine = slice(i, None, self._parts)
             part = vectors if isinstance(vectors, Exception) else vectors[mine]
             self._search.submit(self._finish, flights[mine], part)
 
     def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
+        loop = flights[0].result.get_loop()
+        finished: list[tuple[Flight, Any]] = []
+        due = time.perf_counter() + _DELIVER_EVERY
         for i, flight in enumerate(flights):
             if flight.abandoned:
                 continue
@@ -177,4 +188,13 @@ class Pipeline:
                 result = vectors if isinstance(vectors, Exception) else flight.finish(vectors[i])
             except Exception as error:  # whatever it is, its waiters must hear of it
                 result = error
-            flight.result.get_loop().call_soon_threadsafe(self.resolve, flight, result)
+            finished.append((flight, result))
+            if time.perf_counter() >= due:
+                loop.call_soon_threadsafe(self._resolve_all, finished)
+                finished, due = [], time.perf_counter() + _DELIVER_EVERY
+        if finished:
+            loop.call_soon_threadsafe(self._resolve_all, finished)
+
+    def _resolve_all(self, finished: Sequence[tuple[Flight, Any]]) -> None:
+        for flight, result in finished:
+            self.resolve(flight, result)

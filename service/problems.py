@@ -84,7 +84,6 @@ def _field_error(error: dict[str, object]) -> FieldError:
     if error["type"] == "json_invalid":
         return _NOT_JSON
     field = ".".join(str(part)[:64] for part in location) or "body"
-    field = field.encode(errors="replace").decode()
     return FieldError(field=field, message=str(error["msg"]))
 
 

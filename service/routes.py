@@ -2,12 +2,13 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -17,9 +18,10 @@ from core.errors import QueryError
 from core.types import FloatArray, Query
 from core.vectors import truncate_normalize
 from service.api_keys import Role
+from service.direct_route import direct
 from service.engine import Answer, Answers, check_text
 from service.loaded_index import LoadedIndex
-from service.metrics import Timings
+from service.metrics import STAGES, Timings
 from service.problems import MEDIA_TYPE
 from service.rate_limit import RateLimitedError
 from service.schemas import (
@@ -38,10 +40,10 @@ from service.state import State
 PAGE = Path(__file__).parent / "page"
 
 _MAX_FILTER_VALUES = 100
+_TIMEOUT = "X-Request-Timeout-Ms"
 _MAX_TIMEOUT_MS = 60_000
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
-router = APIRouter()
 _bearer = HTTPBearer(auto_error=False, description="One of the keys in CARE_API_KEYS.")
 
 
@@ -55,7 +57,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 TimeoutMs = Annotated[
     int | None,
     Header(
-        alias="X-Request-Timeout-Ms",
+        alias=_TIMEOUT,
         ge=1,
         le=_MAX_TIMEOUT_MS,
         description="Time for the answer [ms]; past it comes 504.",
@@ -63,30 +65,56 @@ TimeoutMs = Annotated[
 ]
 
 
-class _Allowed:
-    """A dependency that lets a role in and returns the name of the key."""
-
-    def __init__(self, role: Role) -> None:
-        self._role = role
-
-    async def __call__(self, request: Request, state: StateOf, credentials: Credentials) -> str:
-        keys = state.keys
-        if not keys.has(self._role):
-            if self._role == "search":
-                return "anonymous"
-            raise HTTPException(401, "closed: CARE_API_KEYS has no admin key", _CHALLENGE)
-        key = keys.find(credentials.credentials) if credentials else None
-        if key is None:
-            raise HTTPException(401, "the bearer key is missing or unknown", _CHALLENGE)
-        if not key.allows(self._role):
-            raise HTTPException(403, f"the key '{key.name}' has not the role {self._role}")
-        request.state.key = key.name
-        return key.name
+def _allow(request: Request, role: Role) -> str:
+    """Returns the name of the key that a request carries, if it may do what a role does."""
+    keys = request.app.state.service.keys
+    if not keys.has(role):
+        if role == "search":
+            return "anonymous"
+        raise HTTPException(401, "closed: CARE_API_KEYS has no admin key", _CHALLENGE)
+    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+    key = keys.find(secret) if scheme.lower() == "bearer" else None
+    if key is None:
+        raise HTTPException(401, "the bearer key is missing or unknown", _CHALLENGE)
+    if not key.allows(role):
+        raise HTTPException(403, f"the key '{key.name}' has not the role {role}")
+    request.state.key = key.name
+    return str(key.name)
 
 
-Searcher = Annotated[str, Depends(_Allowed("search"))]
-_ADMIN = [Depends(_Allowed("admin"))]
-_SEARCHER = [Depends(_Allowed("search"))]
+async def _searcher(request: Request, _: Credentials) -> str:
+    return _allow(request, "search")
+
+
+async def _administrator(request: Request, _: Credentials) -> str:
+    return _allow(request, "admin")
+
+
+Searcher = Annotated[str, Depends(_searcher)]
+_SEARCHER = [Depends(_searcher)]
+_ADMIN = [Depends(_administrator)]
+
+
+def _timeout_ms(request: Request) -> int | None:
+    given = request.headers.get(_TIMEOUT)
+    if given is None:
+        return None
+    if given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MAX_TIMEOUT_MS:
+        return int(given[:9])
+    message = f"is not a whole number from 1 to {_MAX_TIMEOUT_MS}"
+    raise RequestValidationError([{"type": "timeout", "loc": ("header", _TIMEOUT), "msg": message}])
+
+
+def _prepare(request: Request) -> dict[str, Any]:
+    return {
+        "state": request.app.state.service,
+        "key": _allow(request, "search"),
+        "timeout_ms": _timeout_ms(request),
+    }
+
+
+router = APIRouter()
+hot_router = APIRouter(route_class=direct(_prepare))
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, object]]:
@@ -96,7 +124,7 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, object]]:
 _WORK = _problems(401, 403, 413, 422, 429, 503, 504)
 
 
-@router.post("/search", response_model=SearchResponse, responses=_WORK)
+@hot_router.post("/search", response_model=SearchResponse, responses=_WORK)
 async def search(
     request: Request,
     body: SearchRequest,
@@ -113,7 +141,7 @@ async def search(
     return _json(_search_response(answers.index, answer, body))
 
 
-@router.post("/search/batch", response_model=BatchResponse, responses=_WORK)
+@hot_router.post("/search/batch", response_model=BatchResponse, responses=_WORK)
 async def search_batch(
     request: Request,
     body: BatchRequest,
@@ -138,7 +166,7 @@ async def search_batch(
     return _json({"results": results})
 
 
-@router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=_WORK)
+@hot_router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=_WORK)
 async def embeddings(
     request: Request,
     body: EmbeddingsRequest,
@@ -255,15 +283,15 @@ def _search_response(index: LoadedIndex, answer: Answer, body: SearchRequest) ->
     return {
         "hits": [{name: getattr(hit, name) for name in fields} for hit in answer.hits],
         "index": {"name": index.manifest.name, "version": index.manifest.version},
-        "timings_ms": {name: round(s * 1000, 3) for name, s in asdict(answer.timings).items()},
+        "timings_ms": answer.timings.milliseconds(),
         "cached": answer.cached,
     }
 
 
 def _longest(answers: Answers) -> Timings:
     """Returns of each stage the longest time that a query spent in it."""
-    all_timings = [asdict(answer.timings) for answer in answers.answers]
-    return Timings(**{stage: max(t[stage] for t in all_timings) for stage in all_timings[0]})
+    timings = [answer.timings for answer in answers.answers]
+    return Timings(*(max(getattr(t, stage) for t in timings) for stage in STAGES))
 
 
 def _embedding(vector: FloatArray, dimension: int, encoding: str) -> list[float] | str:

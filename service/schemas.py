@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,22 +22,13 @@ Include = Literal["text", "metadata"]
 _INCLUDE: tuple[Include, ...] = ("text", "metadata")
 
 
-def _check_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PydanticCustomError("unicode", "holds half a surrogate pair") from error
-    return text
-
-
 def _check_filter_item(value: object) -> object:
     """Makes one error of a wrong value, where a union makes one for each of its types."""
     if not isinstance(value, str | int | bool):
         raise PydanticCustomError("filter_item", "is not text, a whole number or a boolean")
-    return _check_unicode(value) if isinstance(value, str) else value
+    return value
 
 
-Text = Annotated[StrictStr, AfterValidator(_check_unicode)]
 FilterItem = Annotated[StrictStr | StrictInt | StrictBool, BeforeValidator(_check_filter_item)]
 
 
@@ -49,13 +39,15 @@ class _Request(BaseModel):
 class SearchRequest(_Request):
     """One query."""
 
-    query: Text = Field(description="The question, in the user's words.")
+    query: StrictStr = Field(description="The question, in the user's words.")
     top_k: StrictInt = Field(10, ge=1, description="Hits wanted.")
-    filter: dict[Text, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
-        default_factory=dict,
-        max_length=16,
-        description="Accepted values by metadata field; every field must match.",
-        examples=[{"department": ["心血管科"]}],
+    filter: dict[StrictStr, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = (
+        Field(
+            default_factory=dict,
+            max_length=16,
+            description="Accepted values by metadata field; every field must match.",
+            examples=[{"department": ["心血管科"]}],
+        )
     )
     min_score: StrictFloat | None = Field(
         None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
@@ -120,17 +112,17 @@ class BatchResponse(BaseModel):
 class EmbeddingsRequest(_Request):
     """Texts to encode as queries, in the words of OpenAI's interface."""
 
-    input: Text | Annotated[list[Text], Field(min_length=1)] = Field(
+    input: StrictStr | Annotated[list[StrictStr], Field(min_length=1)] = Field(
         description="A text or several."
     )
-    model: Text | None = Field(None, description="The pair's name, or nothing.")
+    model: StrictStr | None = Field(None, description="The pair's name, or nothing.")
     dimensions: StrictInt | None = Field(
         None, ge=1, description="First dimensions to keep; the rest is cut off, then normalized."
     )
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="Numbers, or base64 of little-endian float32."
     )
-    user: Text | None = Field(None, description="Ignored.")
+    user: StrictStr | None = Field(None, description="Ignored.")
 
 
 class EmbeddingResponse(BaseModel):

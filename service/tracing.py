@@ -55,7 +55,7 @@ class Tracer:
             route: The route's template, never the path that was asked for.
             headers: Headers of the request; its `traceparent` becomes the parent.
             seconds: Time that the request took [s].
-            stages: Time of each stage, in their order [s].
+            stages: Time of each stage, in their order [ms].
             request_id: The request's id.
             status: HTTP status of the answer.
         """
@@ -80,7 +80,7 @@ class Tracer:
         inside = set_span_in_context(span)
         for stage, spent in stages.items():
             child = self._tracer.start_span(stage, context=inside, start_time=start)
-            start += round(spent * 1e9)
+            start += round(spent * 1e6)
             child.end(start)
         span.end(end)
 

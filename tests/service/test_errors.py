@@ -45,7 +45,6 @@ def assert_one_fault(response: Response, field: str, message: str) -> None:
         ({"query": 5}, "query", "Input should be a valid string"),
         ({"query": None}, "query", "Input should be a valid string"),
         ({"query": [SECRET]}, "query", "Input should be a valid string"),
-        ({"query": f"{SECRET}\ud800"}, "query", "holds half a surrogate pair"),
         ({"top_k": 0}, "top_k", "Input should be greater than or equal to 1"),
         ({"top_k": -1}, "top_k", "Input should be greater than or equal to 1"),
         ({"top_k": 2.0}, "top_k", "Input should be a valid integer"),
@@ -60,7 +59,7 @@ def assert_one_fault(response: Response, field: str, message: str) -> None:
         ({"min_score": "0.5"}, "min_score", "Input should be a valid number"),
         ({"min_score": True}, "min_score", "Input should be a valid number"),
         ({"include": ["title"]}, "include.0", "Input should be 'text' or 'metadata'"),
-        ({"include": "text"}, "include", "Input should be a valid list"),
+        ({"include": "text"}, "include", "Input should be a valid array"),
         (
             {"filter": {"ward": [SECRET]}},
             "filter.ward",
@@ -76,25 +75,15 @@ def assert_one_fault(response: Response, field: str, message: str) -> None:
             "filter.department.0",
             "is not text, a whole number or a boolean",
         ),
-        (
-            {"filter": {"department": [f"{SECRET}\ud800"]}},
-            "filter.department.0",
-            "holds half a surrogate pair",
-        ),
-        ({"filter": {"department": SECRET}}, "filter.department", "Input should be a valid list"),
+        ({"filter": {"department": SECRET}}, "filter.department", "Input should be a valid array"),
         (
             {"filter": {"department": []}},
             "filter.department",
             "List should have at least 1 item after validation, not 0",
         ),
-        ({"filter": [SECRET]}, "filter", "Input should be a valid dictionary"),
+        ({"filter": [SECRET]}, "filter", "Input should be an object"),
         ({"topk": 3}, "topk", "Extra inputs are not permitted"),
         ({"x" * 99: 3}, "x" * 64, "Extra inputs are not permitted"),
-        (
-            {"filter": {"\ud800": [1]}},
-            "filter.\ufffd\ufffd\ufffd.[key]",
-            "holds half a surrogate pair",
-        ),
     ],
 )
 def test_a_bad_field_is_named_alone_and_in_a_batch(
@@ -115,12 +104,14 @@ def test_a_bad_field_is_named_alone_and_in_a_batch(
         (b"{}", "query", "Field required"),
         (b'{"query": "' + SECRET.encode(), "body", "is not valid JSON"),
         (b'{"query": "\xff"}', "body", "is not valid JSON"),
+        (b'{"query": "\\ud800"}', "body", "is not valid JSON"),
+        (b'{"query": "a", "filter": {"\\ud800": [1]}}', "body", "is not valid JSON"),
         (b"[" * 200_000, "body", "is not valid JSON"),
         (b'{"query": "a", "top_k": ' + b"1" * 5000 + b"}", "body", "is not valid JSON"),
         (
             json.dumps([SECRET]).encode(),
             "body",
-            "Input should be a valid dictionary or object to extract fields from",
+            "Input should be an object",
         ),
     ],
 )
@@ -134,7 +125,7 @@ def test_a_body_that_is_no_query_is_refused(
     ("changes", "queries", "message"),
     [
         ({}, [], "List should have at least 1 item after validation, not 0"),
-        ({}, SECRET, "Input should be a valid list"),
+        ({}, SECRET, "Input should be a valid array"),
         ({"max_batch": 2}, [{"query": SECRET}] * 3, "holds 3 texts; the limit is 2"),
     ],
 )
