@@ -6,6 +6,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
+from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from service.app import openapi_document
@@ -17,6 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 # What the schema cannot say: white space is no query, filters name fields of the index.
 BEYOND_THE_SCHEMA = [positive_data_acceptance]
+
+TIMEOUT = "X-Request-Timeout-Ms"
 
 schema = schemathesis.openapi.from_dict(openapi_document())
 
@@ -42,4 +45,8 @@ def closed_url(indexes: Path) -> Iterator[str]:
 def test_the_service_keeps_its_contract(case: Case, closed_url: str) -> None:
     """No 5xx, every status documented, every answer of its schema."""
     response = case.call(base_url=closed_url, headers=ADMIN)
-    case.validate_response(response, excluded_checks=BEYOND_THE_SCHEMA)
+    excluded = list(BEYOND_THE_SCHEMA)
+    if response.status_code == 504 and TIMEOUT in (case.headers or {}):
+        # Who asks for an answer within a millisecond may be told that it took longer.
+        excluded.append(not_a_server_error)
+    case.validate_response(response, excluded_checks=excluded)

@@ -94,6 +94,11 @@ def same(one: Found | None, other: Found) -> bool:
     )
 
 
+async def see_what_was_closed() -> None:
+    """Lets the event loop read that the other side has closed connections."""
+    await asyncio.sleep(0.05)
+
+
 # The guard
 
 
@@ -148,6 +153,7 @@ async def test_a_restart_between_calls_is_not_noticed(server: RedisServer) -> No
         await asyncio.gather(*(guarded.get() for _ in range(16)))
         server.kill()
         server.start()
+        await see_what_was_closed()
         assert await asyncio.gather(*(guarded.get() for _ in range(16))) == [None] * 16
         assert guarded.errors == {}
 
@@ -220,6 +226,7 @@ async def test_every_bad_answer_is_the_same_to_the_caller(reply: bytes, kind: st
     async with run_fake(reply) as fake, Guarded(fake.url) as guarded:
         for _ in range(4):
             await guarded.fails()
+            await see_what_was_closed()
         refused = kind == "value"
         assert guarded.errors == {kind: 4 if refused else 3}
         expected = BreakerState.CLOSED if refused else BreakerState.OPEN
