@@ -20,6 +20,13 @@ BOUND_MS ?= 100
 LOAD_QUERIES ?= data/sample/queries.jsonl
 LOAD_OUT ?= loadtest/results/locust
 IMAGE ?= care-retrieval
+ONLY ?=
+VECTORS ?= 100000
+SCALE_ARGS ?=
+BENCH_ARGS ?=
+BENCH_OUT ?= loadtest/results
+BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
+BENCH_WEIGHTS := builds/bench/weights/complete
 
 BASE := .venv/.base
 EVAL := .venv/.eval
@@ -29,7 +36,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max format docs image clean
+.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +83,37 @@ loadtest-max: $(TEST) ## Find the highest rate whose p99 stays within BOUND_MS= 
 	.venv-test/bin/python -m loadtest.open_loop --url http://127.0.0.1:$(CARE_PORT) \
 	  --queries '$(LOAD_QUERIES)' --find-max --bound-ms $(BOUND_MS)
 
+bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure over HTTP beside the bare loop and other systems: CORPUS= INDEX= QUERIES= ONLY= BENCH_ARGS=
+	@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }
+	.venv-test/bin/python -m indexer build --reuse --corpus '$(CORPUS)' --index '$(INDEX)' \
+	  --pair care-mini
+	.venv-test/bin/python -m loadtest.bench --index '$(INDEX)' --queries '$(QUERIES)' \
+	  --out '$(BENCH_OUT)' $(if $(ONLY),--only '$(ONLY)') $(BENCH_ARGS)
+
+bench-scale: .venv-bench-scale/.complete ## Recall@10 against speed of index types and libraries: VECTORS= SCALE_ARGS=
+	.venv-bench-scale/bin/python -m loadtest.bench.scale --vectors $(VECTORS) --out '$(BENCH_OUT)' $(SCALE_ARGS)
+
+bench-start: $(TEST) .venv-bench-scale/.complete ## Time from process start to ready, memory of a second process: VECTORS=
+	.venv-test/bin/python -m loadtest.bench.start --vectors $(VECTORS) --out '$(BENCH_OUT)'
+
+$(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
+	.venv-test/bin/python -m loadtest.bench.weights --out $(@D)
+
+.venv-bench/.complete: loadtest/bench/requirements-sentence-transformers.txt
+.venv-bench-infinity/.complete: loadtest/bench/requirements-infinity.txt
+$(BENCH_OTHERS):
+	@echo "Installing into $(@D) (with torch; some minutes) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.venv-bench-scale/.complete: loadtest/bench/requirements-scale.txt
+	@echo "Installing into $(@D) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
@@ -88,7 +126,7 @@ image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
 
 clean: ## Delete the environments, caches and builds; indexes stay
-	rm -rf .venv .venv-test builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into .venv …"

