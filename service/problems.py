@@ -49,7 +49,11 @@ def retry_after(seconds: float) -> dict[str, str]:
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Teaches an application how each exception is answered."""
+    """Teaches an application how each exception is answered.
+
+    All handlers are coroutines: others would be run in threads, which under overload take the
+    processors from those that encode.
+    """
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(QueryError, _bad_query)
     app.add_exception_handler(OverloadedError, _overloaded)
@@ -71,7 +75,7 @@ def _respond(
     return problem_response(status, detail, request.state.request_id, errors, headers)
 
 
-def _invalid_request(request: Request, error: Exception) -> Response:
+async def _invalid_request(request: Request, error: Exception) -> Response:
     """Names the fields at fault; the input itself, which may be a query, is left out."""
     found = cast("RequestValidationError", error).errors()
     errors = [_field_error(e) for e in found[:_MAX_ERRORS]]
@@ -87,12 +91,12 @@ def _field_error(error: dict[str, object]) -> FieldError:
     return FieldError(field=field, message=str(error["msg"]))
 
 
-def _unreadable_body(request: Request, error: Exception) -> Response:
+async def _unreadable_body(request: Request, error: Exception) -> Response:
     """Answers FastAPI's 400 for what its parser gives up on: bytes that are not UTF-8, for one."""
     return _respond(request, 422, f"{_NOT_JSON.field}: {_NOT_JSON.message}", [_NOT_JSON])
 
 
-def _bad_query(request: Request, error: Exception) -> Response:
+async def _bad_query(request: Request, error: Exception) -> Response:
     field, message = cast("QueryError", error).field, str(error)
     return _respond(request, 422, f"{field}: {message}", [FieldError(field=field, message=message)])
 
@@ -101,31 +105,31 @@ def _reject(request: Request, reason: Rejection) -> None:
     request.app.state.service.metrics.rejections.labels(reason).inc()
 
 
-def _overloaded(request: Request, error: Exception) -> Response:
+async def _overloaded(request: Request, error: Exception) -> Response:
     _reject(request, "queue")
     return _respond(request, 429, "the service is busy: try again", headers=retry_after(1))
 
 
-def _rate_limited(request: Request, error: Exception) -> Response:
+async def _rate_limited(request: Request, error: Exception) -> Response:
     _reject(request, "rate")
     wait = retry_after(cast("RateLimitedError", error).wait)
     return _respond(request, 429, "this key asks too often: try again", headers=wait)
 
 
-def _too_late(request: Request, error: Exception) -> Response:
+async def _too_late(request: Request, error: Exception) -> Response:
     _reject(request, "deadline")
     return _respond(request, 504, "the deadline passed before the answer was ready")
 
 
-def _not_ready(request: Request, error: Exception) -> Response:
+async def _not_ready(request: Request, error: Exception) -> Response:
     return _respond(request, 503, str(error), headers=retry_after(1))
 
 
-def _bad_index(request: Request, error: Exception) -> Response:
+async def _bad_index(request: Request, error: Exception) -> Response:
     return _respond(request, 503, f"the index was not loaded: {error}")
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     http = cast("HTTPException", error)
     headers = dict(http.headers) if http.headers else None
     return _respond(request, http.status_code, http.detail, headers=headers)

@@ -1,3 +1,4 @@
+import inspect
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -5,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from core.types import Encoding, IndexManifest
 from service.logs import JsonFormatter
+from service.pipeline import OverloadedError
+from service.problems import add_problem_handlers
 from tests.encoders import BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
 
@@ -276,3 +280,13 @@ def test_an_unexpected_error_says_nothing_but_its_request_id(
     assert SECRET not in line + caplog.text
     encoder.failing = False
     assert client.get("/health/ready").status_code == 200
+
+
+def test_errors_are_answered_without_a_thread() -> None:
+    """Handlers that are no coroutines would be run in threads, which overload cannot afford."""
+    app = FastAPI()
+    given = set(app.exception_handlers)
+    add_problem_handlers(app)
+    added = {kind: handler for kind, handler in app.exception_handlers.items() if kind not in given}
+    assert OverloadedError in added
+    assert all(inspect.iscoroutinefunction(handler) for handler in added.values())
