@@ -5,6 +5,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from core.errors import CareError
 from core.text import document_text, normalize_text
@@ -61,6 +62,7 @@ class Chunker:
         """Returns the chunks of a document in order; one that fits is its own only chunk."""
         text = document.text
 
+        @cache
         def count(start: int, end: int) -> int:
             chunk = document_text(document.title, text[start:end])
             return len(self._tokenizer.token_offsets(chunk))

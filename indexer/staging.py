@@ -207,7 +207,8 @@ class _Ids:
         """Returns an id and, if it is a chunk's, the id of the document."""
         document = reader[self._rows[at]]
         is_chunk = document.parent is not None and document.parent != document.id
-        if is_chunk and self._digests[at * _DIGEST_BYTES :][:_DIGEST_BYTES] == _digest(document.id):
+        digest = self._digests[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
+        if is_chunk and digest == _digest(document.id):
             return document.id, document.parent
         return document.parent or document.id, None
 

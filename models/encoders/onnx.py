@@ -104,12 +104,13 @@ class OnnxEncoder:
         """
         prompt = len(self.spec.prompt)
         head = self._tokenizer.encode(with_prompt(self.spec.prompt, text))
-        offsets = [(0, 0)] * sum(head.special_tokens_mask)
-        for part in (head, *head.overflowing):
-            for (start, end), special in zip(part.offsets, part.special_tokens_mask, strict=True):
-                if not special:
-                    offsets.append((max(start - prompt, 0), max(end - prompt, 0)))
-        return offsets
+        empty = [(0, 0)] * sum(head.special_tokens_mask)
+        return empty + [
+            (start - prompt if start > prompt else 0, end - prompt if end > prompt else 0)
+            for part in (head, *head.overflowing)
+            for (start, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
+            if not special
+        ]
 
     def encode_tokens(self, tokens: Sequence[TokenEncoding]) -> Encoding:
         """Encodes tokenized texts as one batch, padded to the longest of them or to a bucket.
