@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from core.errors import IndexVersionError
 from core.types import Document, RowArray
@@ -104,9 +105,10 @@ class DocumentReader:
         self.chunked = reader.schema == _CHUNK_SCHEMA
         self._chunks = np.empty(0, np.int32)
         if self.chunked and batches:
-            self._chunks = np.concatenate([batch["chunk"].to_numpy() for batch in batches])
-            follows = self._chunks[1:] == self._chunks[:-1] + 1
-            if self._chunks[0] or not (follows | (self._chunks[1:] == 0)).all():
+            self._chunks = _column(batches, "chunk")
+            is_last = self._chunks + 1 == _column(batches, "chunks")
+            following = np.where(is_last, 0, self._chunks + 1)
+            if following[-1] or (self._chunks != np.roll(following, 1)).any():
                 raise IndexVersionError(f"{path} does not hold the chunks of documents in order")
 
     def __len__(self) -> int:
@@ -134,6 +136,10 @@ class DocumentReader:
         if not 0 <= row < self._count:
             raise IndexError(f"row {row} of {self._count}")
         return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
+
+
+def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:
+    return np.concatenate([batch[name].to_numpy() for batch in batches])
 
 
 def _document(batch: list[pa.Array], offset: int) -> Document:

@@ -24,7 +24,7 @@ _SLACK = 8
 
 
 class NoRoomError(ValueError):
-    """Not even the smallest piece of a text fits into a chunk."""
+    """Not even one character of a text fits into a chunk."""
 
 
 class Chunker:
@@ -74,7 +74,7 @@ class Chunker:
         try:
             spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
         except NoRoomError:
-            return Reject(f"beside its title no piece of the text fits into {limit} tokens")
+            return Reject(f"beside its title no text fits into {limit} tokens")
         return [
             replace(
                 document,
@@ -89,12 +89,16 @@ class Chunker:
 
 
 def token_starts(offsets: Iterable[Span]) -> list[int]:
-    """Returns where the tokens of a text begin, ascending; tokens within a character do not."""
-    starts, reached = [], 0
+    """Returns where each token of a text begins, ascending; those of one character where it does.
+
+    Tokens that stand for no part of the text are left out.
+    """
+    starts: list[int] = []
+    reached = 0
     for start, end in offsets:
-        if start >= reached and end > start:
-            starts.append(start)
-            reached = end
+        if start < end:
+            starts.append(start if start >= reached else starts[-1])
+            reached = max(reached, end)
     return starts
 
 
@@ -118,7 +122,7 @@ def chunk_spans(
         text: A text with at least one visible character.
         count: Tokens of a chunk that is this span of the text, with all that is read
             beside it. It decides what fits.
-        starts: Where the tokens of the whole text begin, ascending: with them chunks are
+        starts: Where each token of the whole text begins, ascending: with them chunks are
             estimated, so that few spans are counted.
         limit: The most tokens of a chunk.
         overlap: The most tokens that a chunk shares with the one before.
@@ -127,7 +131,7 @@ def chunk_spans(
         Start and end of each chunk, in order.
 
     Raises:
-        NoRoomError: If between two tokens there is more than fits.
+        NoRoomError: If not even one character fits.
     """
     whole = count(0, len(text))
     if whole <= limit:
@@ -166,8 +170,11 @@ class _Cutter:
         for begin in self._overlaps(start, end):
             if stop := self._whole_sentences(begin, end, self._room):
                 return begin, stop
-        stop = self._whole_sentences(end, end, self._room) or (
-            self._whole_sentences(end, end, self._room + _SLACK) or self._piece(end)
+        stop = (
+            self._whole_sentences(end, end, self._room)
+            or self._whole_sentences(end, end, self._room + _SLACK)
+            or self._tokens(end)
+            or self._characters(end)
         )
         if not stop:
             raise NoRoomError
@@ -175,13 +182,13 @@ class _Cutter:
 
     def _overlaps(self, start: int, end: int) -> list[int]:
         """Returns where the sentences begin that may be repeated behind [start, end)."""
-        ends = self._sentence_ends
+        ends, starts = self._sentence_ends, self._starts
         at = bisect_left(ends, end)
         if not self._overlap or ends[at] != end:
             return []
-        token = bisect_left(self._starts, end) - self._overlap
-        earliest = self._starts[token] if token >= 0 else 0
-        return ends[bisect_left(ends, max(earliest, start + 1)) : at]
+        earliest = bisect_left(starts, end) - self._overlap
+        sentences = ends[bisect_right(ends, start) : at]
+        return [begin for begin in sentences if bisect_left(starts, begin) >= earliest]
 
     def _whole_sentences(self, begin: int, past: int, room: int) -> int:
         """Returns the last sentence end beyond `past` that fits, or 0."""
@@ -189,11 +196,17 @@ class _Cutter:
         low, high = bisect_right(ends, past), bisect_right(ends, self._reach(begin, room))
         return self._last_that_fits(begin, ends[low:high])
 
-    def _piece(self, begin: int) -> int:
+    def _tokens(self, begin: int) -> int:
         """Returns the last end of a token that fits, or 0."""
         first = bisect_right(self._starts, begin)
         last = bisect_right(self._starts, self._reach(begin, self._room))
-        return self._last_that_fits(begin, self._cuts(self._starts[first : max(last, first + 1)]))
+        return self._last_that_fits(begin, self._cuts(self._starts[first:last]))
+
+    def _characters(self, begin: int) -> int:
+        """Returns the last end of a character that fits, or 0: estimates can be far off."""
+        near, length = begin + self._limit, len(self._text)
+        end = [length] if near >= length else []
+        return self._last_that_fits(begin, self._cuts(range(begin + 1, near + 1)) + end)
 
     def _reach(self, begin: int, room: int) -> int:
         """Returns up to where `room` tokens from `begin` on go."""
