@@ -22,6 +22,7 @@ from core.text import document_text, normalize_text
 from core.types import (
     SCHEMA_VERSION,
     Canary,
+    Chunking,
     CorpusRecord,
     Encoder,
     EncoderSpec,
@@ -32,6 +33,7 @@ from core.types import (
     RowArray,
 )
 from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_current
+from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, encode_corpus
 from indexer.faiss_index import (
@@ -67,6 +69,7 @@ class BuildOptions:
         batch_size: Texts in a batch.
         threads: Threads of the encoder and of FAISS.
         progress: Whether to show bars.
+        chunking: How long documents are cut, or None to keep them whole.
     """
 
     corpus: str
@@ -81,6 +84,7 @@ class BuildOptions:
     batch_size: int = 32
     threads: int = 1
     progress: bool = True
+    chunking: Chunking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.encoder == spec
         and manifest.factory == factory
         and manifest.recall.target == options.recall
+        and manifest.chunking == options.chunking
     )
     return manifest if same else None
 
@@ -120,6 +125,7 @@ def encode(options: BuildOptions, encoder: Encoder) -> Encoded:
         CareError: If the corpus or the vectors are bad, or another build is at work on them.
     """
     index_folder(options.indexes, options.name)
+    chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     checksum = corpus_checksum(files)
     folder = options.builds / options.name / _build_key(checksum, encoder, options)
@@ -131,6 +137,7 @@ def encode(options: BuildOptions, encoder: Encoder) -> Encoded:
             folder,
             max_reject_rate=options.max_reject_rate,
             progress=options.progress,
+            chunker=chunker,
         )
         summary = encode_corpus(
             folder,
@@ -196,6 +203,7 @@ def build(
                 rejected=encoded.staged.rejected,
                 truncated=encoded.summary.truncated,
                 tokens=encoded.summary.tokens,
+                chunks=encoded.staged.chunks,
             ),
             recall=RecallReport(
                 k=RECALL_K,
@@ -209,6 +217,7 @@ def build(
             created_at=datetime.now(UTC),
             build_seconds=round(time.perf_counter() - started, 3),
             libraries={name: library_version(name) for name in _LIBRARIES},
+            chunking=options.chunking,
         )
         write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
         verify_version(folder)
@@ -218,6 +227,8 @@ def build(
 
 def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
+    if options.chunking:
+        facts.append(options.chunking.model_dump())
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
