@@ -122,7 +122,6 @@ class OpenAIEncoder:
             raise EmbeddingServerError(
                 f"{self.url} refuses even a short text: its log says why"
             ) from error
-        self._reached = True
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes texts, in as many requests as they need.
@@ -221,6 +220,7 @@ class OpenAIEncoder:
             raise _PassingError(f"no answer in {self._timeout:g} s") from error
         except httpx2.RequestError as error:
             raise _PassingError(f"a broken connection ({type(error).__name__})") from error
+        self._reached = True
         self._require_success(response)
         return response.content
 

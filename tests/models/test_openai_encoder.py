@@ -367,6 +367,13 @@ def test_nobody_waits_for_a_server_that_was_never_there(monkeypatch: pytest.Monk
             OpenAIEncoder(SPEC, url)
 
 
+def test_a_server_that_answered_once_is_waited_for(server: FakeServer) -> None:
+    # As one does that is still loading its model.
+    server.script(status(503), hang_up, status(500))
+    connect(server)
+    assert len(server.requests) == 4
+
+
 def test_a_server_that_went_away_is_waited_for(server: FakeServer) -> None:
     encoder = connect(server, retries=3)
     server.shutdown()
