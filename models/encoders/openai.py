@@ -153,7 +153,8 @@ class OpenAIEncoder:
             headers=self._headers,
             verify=self._tls,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=self._concurrency),
+            # The permits bound connections; waiting for one must not count as the server's time.
+            limits=httpx2.Limits(),
         ) as client:
             try:
                 async with asyncio.TaskGroup() as group:

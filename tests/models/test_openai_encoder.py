@@ -479,6 +479,7 @@ def with_value(value: float, form: str) -> Answer:
         (with_value(np.nan, "float"), "is zero, NaN or infinite|no answer"),
         (edited(lambda data: [d | {"embedding": None} for d in data]), "no answer"),
         (edited(lambda data: [d | {"embedding": "病历0"} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": {"of": "病历0"}} for d in data]), "no answer"),
         (edited(lambda data: [d | {"embedding": "AAAAA"} for d in data]), "no answer"),
         (edited(lambda data: [d | {"embedding": "AAA="} for d in data]), "no answer"),
         (edited(lambda data: [d | {"embedding": [[1.0]]} for d in data]), "no answer"),
