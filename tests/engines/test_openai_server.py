@@ -24,9 +24,9 @@ from tests.encoders import make_spec
 
 MODEL = "tiny-qwen3"
 KEY = "sk-test"
-MAX_LENGTH = 256
+MAX_LENGTH = 128
 START_SECONDS = 240
-TEXTS = [f"第{i}号病历：" + "血压升高，建议复查。" * (i % 7) for i in range(40)]
+TEXTS = [f"第{i}号病历：" + "血压升高，建议复查。" * (i % 3) for i in range(40)]
 
 
 def free_port() -> int:
