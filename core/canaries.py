@@ -7,6 +7,7 @@ does not finds it by chance only, once in the number of canaries.
 
 import base64
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,12 +17,27 @@ from core.types import Canary, Encoder, FloatArray
 MAX_CANARIES = 32
 # A distilled query encoder may confuse two near-duplicates; a foreign one finds 1 in 32.
 MIN_FOUND = 0.75
+_CANDIDATES = 8
 
 
-def canary_rows(count: int) -> list[int]:
-    """Returns up to 32 row numbers spread evenly over `count` documents."""
-    number = min(count, MAX_CANARIES)
-    return [i * count // number for i in range(number)]
+def canary_candidates(count: int) -> list[int]:
+    """Returns up to 256 row numbers spread evenly over `count` documents, ascending."""
+    return _spread(count, MAX_CANARIES * _CANDIDATES)
+
+
+def choose_canaries(lengths: Sequence[int]) -> list[int]:
+    """Chooses canaries among candidates: of about eight neighbours the shortest.
+
+    Each start of a service encodes them all.
+
+    Args:
+        lengths: Of each candidate's text, in any unit.
+
+    Returns:
+        Up to 32 positions in `lengths`, ascending.
+    """
+    starts = [*_spread(len(lengths), MAX_CANARIES), len(lengths)]
+    return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]
 
 
 def make_canaries(texts: Sequence[str], vectors: FloatArray) -> list[Canary]:
@@ -65,3 +81,8 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
             f"only {found:.0%} of the index's canaries are found by the query encoder "
             f"{encoder.spec.model}: it does not share the index's embedding space"
         )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    number = min(count, most)
+    return [i * count // number for i in range(number)]

@@ -1,12 +1,13 @@
 """`python -m indexer`: build, look after and switch the versions of an index."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from core.cpus import available_cpus
 from core.errors import CareError
-from core.types import Chunking, IndexManifest, Pair
+from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
 from indexer.staging import REJECTS
@@ -16,6 +17,8 @@ from models.encoders.onnx import OnnxEncoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
 _DEFAULTS = BuildOptions(corpus="", name="")
+# What a server's encoder takes at once: enough for all connections, few enough to see progress.
+_SERVER_TEXTS = 1024
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,6 +95,16 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
     add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+    add("--encoder", choices=("onnx", "openai"), default="onnx", help="what encodes documents")
+    server = command.add_argument_group(
+        "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
+    )
+    server.add_argument("--base-url", help="address of the server")
+    server.add_argument("--model", help="the server's name for the model (default: the pair's)")
+    server.add_argument("--concurrency", type=_positive, default=8, help="requests at once")
+    server.add_argument(
+        "--truncate", action="store_true", help="ask the server to cut long texts (vLLM can)"
+    )
 
 
 def _whole(text: str) -> int:
@@ -136,14 +149,37 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         queries=options.queries,
         max_reject_rate=options.max_reject_rate,
         shard_size=options.shard_size,
-        batch_size=options.batch_size,
+        # A server forms its own batches: a build goes on where another size of requests ended.
+        batch_size=_SERVER_TEXTS if options.encoder == "openai" else options.batch_size,
         threads=options.threads,
         chunking=_chunking(options),
     )
 
 
-def _document_encoder(pair: Pair, threads: int) -> OnnxEncoder:
-    return OnnxEncoder(pair.document, pair.folder, threads)
+def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    if options.encoder == "openai":
+        return _server_encoder(pair, options)
+    return OnnxEncoder(pair.document, pair.folder, options.threads)
+
+
+def _server_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    if not options.base_url:
+        raise CareError("--encoder openai needs --base-url, the address of a server")
+    try:
+        from models.encoders.openai import OpenAIEncoder
+    except ModuleNotFoundError as error:
+        raise CareError(
+            f"--encoder openai needs {error.name}: pip install 'care-retrieval[openai]'"
+        ) from error
+    return OpenAIEncoder(
+        pair.document,
+        options.base_url,
+        model=options.model,
+        api_key=os.environ.get("OPENAI_API_KEY"),
+        concurrency=options.concurrency,
+        request_texts=options.batch_size,
+        truncate=options.truncate,
+    )
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -153,7 +189,7 @@ def _build(options: argparse.Namespace) -> None:
         return
     manifest, encoded = build(
         _options(options),
-        _document_encoder(pair, options.threads),
+        _document_encoder(pair, options),
         OnnxEncoder(pair.query, pair.folder, options.threads),
     )
     _print_encoded(encoded, pair)
@@ -171,7 +207,7 @@ def _build(options: argparse.Namespace) -> None:
 
 def _encode(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
-    encoded = encode(_options(options), _document_encoder(pair, options.threads))
+    encoded = encode(_options(options), _document_encoder(pair, options))
     _print_encoded(encoded, pair)
     print(f"shards  {encoded.folder}")
 

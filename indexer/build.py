@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from core import documents, filters
-from core.canaries import canary_rows, check_canaries, make_canaries
+from core.canaries import canary_candidates, check_canaries, choose_canaries, make_canaries
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import exclusive, sha256_file, sync, write_text, writing_in
@@ -256,9 +256,10 @@ def _held_out_queries(
 
 
 def _canaries(reader: DocumentReader, vectors: ShardedVectors, text_rows: RowArray) -> list[Canary]:
-    rows = text_rows[canary_rows(len(text_rows))]
+    rows = text_rows[canary_candidates(len(text_rows))]
     texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in rows)]
-    return make_canaries(texts, vectors.take(rows))
+    chosen = choose_canaries([len(text) for text in texts])
+    return make_canaries([texts[i] for i in chosen], vectors.take(rows[chosen]))
 
 
 def _first_sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,12 @@ def load_index(root: Path, name: str, encoder: Encoder) -> LoadedIndex:
             f"index '{name}' is of the embedding space '{spec.embedding_space}', the query encoder "
             f"of '{ours.embedding_space}': set CARE_PAIR to the pair that the index was built with"
         )
-    verify_files(folder, manifest)
-    check_canaries(encoder, manifest.canaries)
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            check_canaries(encoder, manifest.canaries)
+        finally:
+            verified.result()
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
         raise IndexVersionError(

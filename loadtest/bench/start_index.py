@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 
 from core import documents, filters
-from core.canaries import MAX_CANARIES, make_canaries
+from core.canaries import choose_canaries, make_canaries
 from core.documents import DocumentWriter
 from core.files import atomic, sha256_file
 from core.filters import FilterWriter
@@ -102,15 +102,16 @@ def make_index(options: Options, pair_path: Path, indexes: Path) -> str:
     parameters = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
     reached = recall(index.search(queries, K, params=parameters)[1], truth)
 
-    sample = list(_sample_texts())[:MAX_CANARIES]
-    texts = [document_text(title, text) for title, text in sample]
+    sample = [document_text(title, text) for title, text in _sample_texts()]
+    chosen = choose_canaries([len(text) for text in sample])
+    texts = [sample[i] for i in chosen]
     vectors = np.concatenate([encoder.encode([text]).vectors for text in texts])
     index.add(vectors)
 
     folder = indexes / name / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-00000000"
     folder.mkdir(parents=True)
     write_index(index, folder / VECTORS)
-    fields = _write_documents(folder, index.ntotal - len(sample))
+    fields = _write_documents(folder, index.ntotal - len(chosen), chosen)
     manifest = IndexManifest(
         schema_version=SCHEMA_VERSION,
         name=name,
@@ -154,13 +155,13 @@ def make_index(options: Options, pair_path: Path, indexes: Path) -> str:
     return name
 
 
-def _write_documents(folder: Path, count: int) -> dict[str, int]:
-    """Writes `count` documents and the canaries' after them; returns values of each field."""
+def _write_documents(folder: Path, count: int, canaries: list[int]) -> dict[str, int]:
+    """Writes `count` documents and the canaries after them; returns values of each field."""
     records = _sample_records()
     filter_writer = FilterWriter()
     with DocumentWriter(folder / documents.FILE_NAME) as writer:
-        for row in range(count + MAX_CANARIES):
-            record = records[row % len(records) if row < count else row - count]
+        for row in range(count + len(canaries)):
+            record = records[row % len(records)] if row < count else records[canaries[row - count]]
             metadata = {**record["metadata"], "year": 2000 + row % 25}
             title = record["title"] if row >= count else f"{record['title']}（{row}）"
             writer.write(Document(f"d{row}", record["text"], title, metadata))

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.canaries import canary_rows, canary_vectors, check_canaries, make_canaries
+from core.canaries import (
+    canary_candidates,
+    canary_vectors,
+    check_canaries,
+    choose_canaries,
+    make_canaries,
+)
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.types import Canary
 from tests.conftest import make_records
@@ -20,13 +26,26 @@ def canaries_of(encoder: BigramEncoder) -> list[Canary]:
 
 @given(st.integers(1, 10**9))
 def test_rows_are_different_spread_evenly_and_inside(count: int) -> None:
-    rows = canary_rows(count)
-    assert len(rows) == min(count, 32)
+    rows = canary_candidates(count)
+    assert len(rows) == min(count, 256)
     assert rows[0] == 0
     assert rows[-1] < count
     steps = np.diff([*rows, count])
     assert steps.min() >= 1
     assert steps.max() - steps.min() <= 1
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=256))
+def test_the_shortest_of_neighbours_become_canaries(lengths: list[int]) -> None:
+    chosen = choose_canaries(lengths)
+    assert len(chosen) == min(len(lengths), 32)
+    assert chosen == sorted(set(chosen))
+    assert min(lengths) in [lengths[i] for i in chosen]
+
+
+def test_of_eight_neighbours_the_first_shortest_is_the_canary() -> None:
+    lengths = [9, 5, 7, 8, 6, 5, 9, 9] * 32
+    assert choose_canaries(lengths) == list(range(1, 256, 8))
 
 
 def test_vectors_come_back_bit_by_bit() -> None:

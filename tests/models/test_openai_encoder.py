@@ -1,0 +1,633 @@
+import base64
+import json
+import logging
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import CareError, VectorError
+from core.types import FloatArray
+from core.vectors import truncate_normalize
+from indexer.__main__ import main
+from models.encoders.onnx import OnnxEncoder
+from models.encoders.openai import EmbeddingServerError, OpenAIEncoder, TextRefusedError
+from models.pairs import REGISTRY, load_pair
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import make_spec
+from tests.indexer.builds import only_folder
+from tests.service_process import run_service
+
+SPEC = make_spec("document").model_copy(update={"dimension": 16, "prompt": "文："})
+NATIVE = SPEC.native_dimension
+KEY = "sk-very-secret"
+TEXTS = [f"病历{i}" for i in range(10)]
+
+Answer = Callable[["Handler", dict[str, Any]], None]
+
+
+def native(text: str) -> FloatArray:
+    """The vector that the server computes for what it was sent."""
+    generator = np.random.default_rng(zlib.crc32(text.encode()))
+    return generator.standard_normal(NATIVE).astype(np.float32)
+
+
+def expected(texts: Sequence[str]) -> FloatArray:
+    vectors = np.stack([native(SPEC.prompt + text) for text in texts])
+    return truncate_normalize(vectors, SPEC.dimension)
+
+
+def item(index: int, vector: FloatArray, form: str = "base64") -> dict[str, Any]:
+    packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return {"index": index, "embedding": packed if form == "base64" else vector.tolist()}
+
+
+def items(body: dict[str, Any], form: str = "base64") -> list[dict[str, Any]]:
+    return [item(i, native(text), form) for i, text in enumerate(body["input"])]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: "FakeServer"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append(body)
+            self.server.paths.append(self.path)
+            self.server.keys.append(self.headers.get("Authorization"))
+            self.server.times.append(time.monotonic())
+            faults = self.server.faults
+            answer = faults.popleft() if faults else self.server.answer
+        answer(self, body)
+
+    def send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_items(self, data: Any, **more: Any) -> None:
+        self.send(200, json.dumps({"object": "list", "data": data} | more).encode())
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Gives each request the next of the scripted faults, and else its usual answer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.lock = threading.Lock()
+        self.faults: deque[Answer] = deque()
+        self.answer: Answer = plain
+        self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        self.times: list[float] = []
+        self.released = threading.Event()
+
+    def script(self, *faults: Answer) -> None:
+        """What the next requests meet; those before, the probe among them, are forgotten."""
+        self.faults.extend(faults)
+        self.requests.clear()
+        self.times.clear()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handle_error(request, client_address)
+
+
+def plain(handler: Handler, body: dict[str, Any]) -> None:
+    handler.send_items(items(body))
+
+
+def status(code: int, **headers: str) -> Answer:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        # A server may well quote what it was sent.
+        handler.send(code, json.dumps({"error": body["input"]}).encode(), **headers)
+
+    return answer
+
+
+def hang(handler: Handler, body: dict[str, Any]) -> None:
+    handler.server.released.wait(30)
+    handler.close_connection = True
+
+
+def trickle(handler: Handler, body: dict[str, Any]) -> None:
+    """Sends a byte now and then, so that no single read takes long."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    while not handler.server.released.wait(0.05):
+        handler.wfile.write(b" ")
+
+
+def hang_up(handler: Handler, body: dict[str, Any]) -> None:
+    handler.close_connection = True
+
+
+def reset_in_body(handler: Handler, body: dict[str, Any]) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"data": [')
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.close_connection = True
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield server
+        server.released.set()
+        server.shutdown()
+        thread.join()
+
+
+def connect(server: FakeServer, **options: Any) -> OpenAIEncoder:
+    return OpenAIEncoder(SPEC, server.url, **({"backoff": 0.01} | options))
+
+
+def whole(error: BaseException) -> str:
+    """All that a traceback of the error would show."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("form", ["base64", "float"])
+def test_native_vectors_are_cut_and_then_normalised(server: FakeServer, form: str) -> None:
+    server.answer = lambda handler, body: handler.send_items(items(body, form))
+    encoding = connect(server).encode(TEXTS)
+    assert encoding.vectors.dtype == np.float32
+    assert encoding.vectors.shape == (len(TEXTS), SPEC.dimension)
+    np.testing.assert_allclose(encoding.vectors, expected(TEXTS), atol=1e-6)
+    assert encoding.truncated.tolist() == [False] * len(TEXTS)
+
+
+def test_a_request_names_the_model_and_holds_the_texts_behind_the_prompt(
+    server: FakeServer,
+) -> None:
+    encoder = connect(server, concurrency=1)
+    server.script()
+    encoder.encode(TEXTS)
+    assert server.requests == [
+        {
+            "model": SPEC.model,
+            "encoding_format": "base64",
+            "input": [SPEC.prompt + text for text in TEXTS],
+        }
+    ]
+    encoder = connect(server, concurrency=1, model="served", truncate=True)
+    server.script()
+    encoder.encode(TEXTS)
+    assert server.requests[0]["model"] == "served"
+    assert server.requests[0]["truncate_prompt_tokens"] == SPEC.max_length
+
+
+def test_vectors_in_another_order_are_put_right(server: FakeServer) -> None:
+    server.answer = lambda handler, body: handler.send_items(items(body)[::-1])
+    vectors = connect(server, concurrency=2).encode(TEXTS).vectors
+    np.testing.assert_allclose(vectors, expected(TEXTS), atol=1e-6)
+
+
+def test_tokens_of_a_request_are_counted_evenly_over_its_texts(server: FakeServer) -> None:
+    server.answer = lambda handler, body: handler.send_items(
+        items(body), usage={"prompt_tokens": 23, "total_tokens": 23}
+    )
+    counts = connect(server, concurrency=1).encode(TEXTS).token_counts
+    assert counts.dtype == np.int32
+    assert counts.tolist() == [3, 3, 3, 2, 2, 2, 2, 2, 2, 2]
+
+
+def test_tokens_that_nobody_counted_are_0(server: FakeServer) -> None:
+    assert connect(server).encode(TEXTS).token_counts.tolist() == [0] * len(TEXTS)
+
+
+def test_many_texts_become_many_requests(server: FakeServer) -> None:
+    texts = [f"病历{i}" for i in range(1000)]
+    encoder = connect(server, concurrency=4, request_texts=32)
+    server.script()
+    np.testing.assert_allclose(encoder.encode(texts).vectors, expected(texts), atol=1e-6)
+    assert [len(body["input"]) for body in server.requests].count(32) == 31
+    assert sum(len(body["input"]) for body in server.requests) == 1000
+
+
+def test_as_many_requests_as_asked_for_are_in_work_and_no_more(server: FakeServer) -> None:
+    encoder = connect(server, concurrency=3, request_texts=2)
+    together = threading.Barrier(3)
+    in_work: list[int] = []
+    highest = 0
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        nonlocal highest
+        in_work.append(1)
+        highest = max(highest, len(in_work))
+        # Breaks, and with it the connection, if fewer than three ever come at once.
+        together.wait(10)
+        # A fourth would come now.
+        time.sleep(0.05)
+        in_work.pop()
+        plain(handler, body)
+
+    server.answer = answer
+    texts = TEXTS * 3
+    np.testing.assert_allclose(encoder.encode(texts).vectors, expected(texts), atol=1e-6)
+    assert highest == 3
+
+
+def test_few_texts_are_shared_among_all_connections(server: FakeServer) -> None:
+    encoder = connect(server, concurrency=4)
+    server.script()
+    encoder.encode(TEXTS)
+    assert sorted(len(body["input"]) for body in server.requests) == [1, 3, 3, 3]
+
+
+def test_threads_may_encode_at_once(server: FakeServer) -> None:
+    encoder = connect(server)
+    with ThreadPoolExecutor(3) as pool:
+        for encoding in pool.map(encoder.encode, [TEXTS] * 6):
+            np.testing.assert_allclose(encoding.vectors, expected(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [status(429)],
+        [status(408)],
+        [status(500)] * 3,
+        [status(503), status(502), status(504)],
+        [hang],
+        [trickle],
+        [hang_up],
+        [reset_in_body],
+        [status(429), reset_in_body, status(500), hang],
+    ],
+)
+def test_a_passing_fault_costs_a_repetition(server: FakeServer, faults: list[Answer]) -> None:
+    encoder = connect(server, concurrency=1, timeout=0.5)
+    server.script(*faults)
+    np.testing.assert_allclose(encoder.encode(TEXTS).vectors, expected(TEXTS), atol=1e-6)
+    assert len(server.requests) == len(faults) + 1
+
+
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize("date", [False, True])
+def test_a_server_that_asks_to_wait_is_waited_for(
+    server: FakeServer, code: int, date: bool
+) -> None:
+    encoder = connect(server, concurrency=1)
+    # A date has whole seconds: two seconds on, it is more than one away.
+    value = formatdate(time.time() + 2, usegmt=True) if date else "1"
+    server.script(status(code, Retry_After=value))
+    encoder.encode(TEXTS)
+    first, second = server.times
+    assert second - first > 0.95
+
+
+def test_a_server_that_asks_to_wait_for_a_day_is_not(server: FakeServer) -> None:
+    encoder = connect(server, concurrency=1)
+    server.script(status(429, Retry_After="86400"))
+    with pytest.raises(EmbeddingServerError, match="status 429 and asks to wait for 86400 s"):
+        encoder.encode(TEXTS)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (status(500), "status 500"),
+        (status(429, Retry_After="soon"), "status 429"),
+        (hang, "no answer in 0.2 s"),
+        (hang_up, "a broken connection"),
+        (reset_in_body, "a broken connection"),
+    ],
+)
+def test_repetitions_come_to_an_end(server: FakeServer, fault: Answer, reason: str) -> None:
+    encoder = connect(server, concurrency=1, retries=2, timeout=0.2, api_key=KEY)
+    server.script(*[fault] * 4)
+    with pytest.raises(EmbeddingServerError) as caught:
+        encoder.encode(TEXTS)
+    message = str(caught.value)
+    assert message.startswith(f"{server.url}/v1/embeddings failed 3 times in a row, at last with")
+    assert reason in message
+    assert TEXTS[0] not in whole(caught.value)
+    assert KEY not in whole(caught.value)
+    assert len(server.requests) == 3
+
+
+def test_waits_double_up_to_a_bound_and_vary(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    encoder = connect(server, concurrency=1, backoff=4.0)
+    monkeypatch.setattr("models.encoders.openai.asyncio.sleep", sleep)
+    server.answer = status(500)
+    for _ in range(2):
+        with pytest.raises(EmbeddingServerError):
+            encoder.encode(TEXTS)
+    bounds = [4, 8, 16, 30, 30, 30]
+    assert all(b / 2 <= w <= b for w, b in zip(waits, bounds * 2, strict=True))
+    assert waits[:6] != waits[6:]
+
+
+def test_nobody_waits_for_a_server_that_was_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.encoders.openai.asyncio.sleep", None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EmbeddingServerError, match=f"^{url}/v1/embeddings cannot be reached"):
+            OpenAIEncoder(SPEC, url)
+
+
+def test_a_server_that_answered_once_is_waited_for(server: FakeServer) -> None:
+    # As one does that is still loading its model.
+    server.script(status(503), hang_up, status(500))
+    connect(server)
+    assert len(server.requests) == 4
+
+
+def test_a_server_that_went_away_is_waited_for(server: FakeServer) -> None:
+    encoder = connect(server, retries=3)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(EmbeddingServerError, match=r"failed 4 times in a row.* no connection"):
+        encoder.encode(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "reason"),
+    [
+        (401, {"api_key": KEY}, "status 401: the key is wrong"),
+        (403, {"api_key": KEY}, "status 403: the key is wrong"),
+        (401, {}, "status 401: it asks for a key"),
+        (404, {"model": "unknown"}, "does not know the model 'unknown'"),
+        (301, {}, "status 301 instead of 200"),
+        (204, {}, "status 204 instead of 200"),
+        (400, {}, "refuses even a short text"),
+        (422, {}, "refuses even a short text"),
+    ],
+)
+def test_what_no_repetition_mends_is_said_at_once(
+    server: FakeServer, code: int, options: dict[str, Any], reason: str
+) -> None:
+    server.answer = status(code, Location="/elsewhere")
+    with pytest.raises(EmbeddingServerError, match=reason) as caught:
+        connect(server, **options)
+    assert server.url in str(caught.value)
+    assert KEY not in whole(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_the_first_failure_ends_the_other_requests(server: FakeServer) -> None:
+    encoder = connect(server, concurrency=2, request_texts=1)
+    server.script()
+    server.answer = status(404)
+    with pytest.raises(EmbeddingServerError, match="status 404"):
+        encoder.encode([f"病历{i}" for i in range(100)])
+    assert len(server.requests) <= 4
+
+
+@pytest.mark.parametrize("code", [400, 413, 422])
+@pytest.mark.parametrize("position", [0, 137, 299])
+def test_the_one_text_that_a_server_refuses_is_found(
+    server: FakeServer, code: int, position: int
+) -> None:
+    texts = [f"病历{i}" for i in range(300)]
+    poison = SPEC.prompt + texts[position]
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        (status(code) if poison in body["input"] else plain)(handler, body)
+
+    encoder = connect(server, concurrency=3, request_texts=32)
+    server.script()
+    server.answer = answer
+    with pytest.raises(TextRefusedError) as caught:
+        encoder.encode(texts)
+    assert caught.value.position == position
+    assert f"position {position} of a batch with status {code}" in str(caught.value)
+    assert texts[position] not in whole(caught.value)
+    assert [body["input"] for body in server.requests].count([poison]) == 1
+
+
+def test_a_server_that_takes_fewer_texts_gets_fewer(server: FakeServer) -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        (status(413) if len(body["input"]) > 4 else plain)(handler, body)
+
+    server.answer = answer
+    texts = [f"病历{i}" for i in range(100)]
+    encoding = connect(server, concurrency=2).encode(texts)
+    np.testing.assert_allclose(encoding.vectors, expected(texts), atol=1e-6)
+
+
+def edited(edit: Callable[[list[dict[str, Any]]], Any], form: str = "base64") -> Answer:
+    """Answers with what `edit` makes of the right items."""
+    return lambda handler, body: handler.send_items(edit(items(body, form)))
+
+
+def with_value(value: float, form: str) -> Answer:
+    vector = np.full(NATIVE, value, dtype=np.float32)
+    return edited(lambda data: [*data[:3], item(3, vector, form), *data[4:]], form)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (edited(lambda data: data[:-1]), "returned 9 vectors for 10 texts"),
+        (edited(lambda data: [*data, data[0]]), "returned 11 vectors for 10 texts"),
+        (edited(lambda data: [data[0], *data[:-1]]), "10 vectors .* with 9 different indices"),
+        (edited(lambda data: [*data[1:], data[0] | {"index": 10}]), "10 different indices"),
+        (edited(lambda data: []), "returned 0 vectors"),
+        (
+            edited(lambda data: [item(i, np.ones(32, np.float32)) for i in range(len(data))]),
+            "vectors of 32 dimensions instead of 64: is it a server of bigrams",
+        ),
+        (
+            edited(lambda data: [item(0, np.ones(3, np.float32)), *data[1:]]),
+            "vectors of 3, 64 dimensions instead of 64",
+        ),
+        (with_value(np.nan, "base64"), "vector 3 of 10 is zero, NaN or infinite"),
+        (with_value(np.inf, "base64"), "vector 3 of 10 is zero, NaN or infinite"),
+        (with_value(0, "base64"), "vector 3 of 10 is zero, NaN or infinite"),
+        (with_value(np.nan, "float"), "is zero, NaN or infinite|no answer"),
+        (edited(lambda data: [d | {"embedding": None} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": "病历0"} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": {"of": "病历0"}} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": "AAAAA"} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": "AAA="} for d in data]), "no answer"),
+        (edited(lambda data: [d | {"embedding": [[1.0]]} for d in data]), "no answer"),
+        (edited(lambda data: [{"embedding": d["embedding"]} for d in data]), "no answer"),
+        (edited(lambda data: {"0": data[0]}), "no answer"),
+        (lambda handler, body: handler.send(200, "<p>病历0".encode()), "no answer"),
+        (lambda handler, body: handler.send(200, b""), "no answer"),
+        (lambda handler, body: handler.send(200, b"\xff\xfe"), "no answer"),
+        (lambda handler, body: handler.send(200, b'["\xe7\x97\x85"]'), "no answer"),
+        (
+            lambda handler, body: handler.send_items(items(body), usage={"prompt_tokens": -1}),
+            "no answer",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_one_sentence(
+    server: FakeServer, answer: Answer, reason: str
+) -> None:
+    encoder = connect(server, concurrency=1)
+    server.script(answer)
+    with pytest.raises(VectorError, match=reason) as caught:
+        encoder.encode(TEXTS)
+    assert "\n" not in str(caught.value)
+    assert "病历" not in whole(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_another_model_is_found_out_at_start(server: FakeServer) -> None:
+    server.answer = lambda handler, body: handler.send_items([item(0, np.ones(32, np.float32))])
+    with pytest.raises(VectorError, match="32 dimensions instead of 64"):
+        connect(server)
+
+
+def test_the_key_is_sent_and_never_shown(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    encoder = connect(server, api_key=KEY)
+    encoder.encode(TEXTS)
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    assert KEY not in repr(encoder)
+    assert KEY not in caplog.text
+    assert TEXTS[0] not in caplog.text
+    server.keys.clear()
+    connect(server)
+    assert server.keys == [None]
+
+
+@pytest.mark.parametrize("key", ["sk-very secret", "sk-very-secret\n", "密-secret"])
+def test_a_key_that_no_header_can_hold_is_not_shown(server: FakeServer, key: str) -> None:
+    with pytest.raises(EmbeddingServerError, match="the key") as caught:
+        connect(server, api_key=key)
+    assert "secret" not in whole(caught.value)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("end", "path"),
+    [
+        ("", "/v1/embeddings"),
+        ("/", "/v1/embeddings"),
+        ("/v1", "/v1/embeddings"),
+        ("/v1/", "/v1/embeddings"),
+        ("/api/v4", "/api/v4/embeddings"),
+        ("/models/qwen", "/models/qwen/v1/embeddings"),
+    ],
+)
+def test_an_address_may_end_in_the_protocols_version(
+    server: FakeServer, end: str, path: str
+) -> None:
+    OpenAIEncoder(SPEC, server.url + end)
+    assert server.paths == [path]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "host:8000", "ftp://host", "http://", "http://me:secret@host", "http://host?key=secret"],
+)
+def test_an_address_that_cannot_be_used_is_not_shown(url: str) -> None:
+    with pytest.raises(EmbeddingServerError, match="not of the form http://host:port/v1") as caught:
+        OpenAIEncoder(SPEC, url)
+    assert "secret" not in str(caught.value)
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    corpus = write_jsonl(folder / "corpus.jsonl", make_records(20))
+    places = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
+    return ["build", "--corpus", str(corpus), *places, *arguments]
+
+
+def test_an_index_is_built_through_the_projects_own_service(tmp_path: Path) -> None:
+    pair = load_pair("care-mini")
+    # The service encodes with the query side, behind its prompt: here that is the document side.
+    text = (REGISTRY / "care-mini.toml").read_text("utf-8")
+    text = text.replace('"../care-mini/', f'"{REGISTRY.parent}/care-mini/')
+    mirror = tmp_path / "mirror.toml"
+    mirror.write_text(text.replace('"passage: "', '""'), encoding="utf-8")
+
+    assert main(command(tmp_path, "--index", "local")) == 0
+    with run_service(tmp_path / "indexes", "local") as url:
+        remote = ["--encoder", "openai", "--base-url", url, "--concurrency", "3"]
+        arguments = command(tmp_path, "--index", "remote", "--pair", str(mirror))
+        assert main([*arguments, *remote, "--model", "care-mini", "--batch-size", "4"]) == 0
+
+    (version,) = (tmp_path / "indexes" / "remote").glob("2*")
+    assert json.loads((version / "manifest.json").read_text("utf-8"))["corpus"]["tokens"] > 20
+    vectors = np.load(only_folder(tmp_path / "builds" / "remote") / "shard-00000.npy")
+    texts = [f"{record['title']}\n{record['text']}" for record in make_records(20)]
+    encoder = OnnxEncoder(pair.query, pair.folder, threads=1)
+    np.testing.assert_allclose(vectors, encoder.encode(texts).vectors, atol=1e-5)
+
+
+def test_a_command_reads_the_key_from_the_environment(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    main(command(tmp_path, "--index", "i", "--encoder", "openai", "--base-url", server.url))
+    assert server.keys == [f"Bearer {KEY}"]
+
+
+def test_a_command_fails_before_it_reads_the_corpus(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = status(404)
+    arguments = command(tmp_path, "--index", "i", "--encoder", "openai", "--base-url", server.url)
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(f"error: {server.url}/v1/embeddings answers")
+    assert not (tmp_path / "builds").exists()
+
+
+def test_a_command_without_an_address_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, "--index", "i", "--encoder", "openai")) == 1
+    assert "needs --base-url" in capsys.readouterr().err
+
+
+def test_a_command_without_the_extra_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "models.encoders.openai")
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    arguments = command(tmp_path, "--index", "i", "--encoder", "openai", "--base-url", "http://h")
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert errors == "error: --encoder openai needs httpx2: pip install 'care-retrieval[openai]'\n"
+
+
+def test_errors_are_the_users() -> None:
+    assert issubclass(TextRefusedError, EmbeddingServerError)
+    assert issubclass(EmbeddingServerError, CareError)
