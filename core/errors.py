@@ -35,3 +35,15 @@ class QueryError(CareError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class EmbeddingServerError(CareError):
+    """A server of embeddings cannot be reached, refuses, or goes on failing."""
+
+
+class TextRefusedError(EmbeddingServerError):
+    """A server refuses one text; carries its position among those that `encode` was given."""
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position

@@ -8,7 +8,7 @@ import numpy as np
 
 from core import documents
 from core.documents import DocumentReader
-from core.errors import VectorError
+from core.errors import TextRefusedError, VectorError
 from core.text import document_text
 from core.types import Encoder, FloatArray
 from indexer.progress import progress_bar
@@ -37,7 +37,8 @@ def encode_corpus(
     depend on the shard alone: a resumed run computes what an unbroken one would have.
 
     Raises:
-        VectorError: If the encoder returns vectors that are not finite and of unit norm.
+        VectorError: If the encoder refuses a text, or returns vectors that are not finite and
+            of unit norm.
     """
     started = time.perf_counter()
     reader = DocumentReader(folder / documents.FILE_NAME)
@@ -57,7 +58,11 @@ def encode_corpus(
             for at in range(0, len(order), batch_size):
                 batch = order[at : at + batch_size]
                 before = time.perf_counter()
-                encoding = encoder.encode([texts[i] for i in batch])
+                try:
+                    encoding = encoder.encode([texts[i] for i in batch])
+                except TextRefusedError as error:
+                    id_ = shard_documents[batch[error.position]].id
+                    raise VectorError(f"document '{id_}': {error}") from error
                 encoder_seconds += time.perf_counter() - before
                 _check(encoding.vectors, vectors.shape[1], [shard_documents[i].id for i in batch])
                 vectors[batch] = encoding.vectors

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from core.errors import CareError, VectorError
+from core.errors import EmbeddingServerError, TextRefusedError, VectorError
 from core.text import with_prompt
 from core.types import EncoderSpec, Encoding, FloatArray
 from core.vectors import truncate_normalize
@@ -37,18 +37,6 @@ _REFUSALS = (
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
-
-
-class EmbeddingServerError(CareError):
-    """A server of embeddings cannot be reached, refuses, or goes on failing."""
-
-
-class TextRefusedError(EmbeddingServerError):
-    """A server refuses one text; carries its position among those that `encode` was given."""
-
-    def __init__(self, message: str, position: int) -> None:
-        super().__init__(message)
-        self.position = position
 
 
 class OpenAIEncoder:

@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from core.errors import VectorError
+from core.errors import EmbeddingServerError, TextRefusedError, VectorError
 from core.types import EncoderSpec, FloatArray
 from core.vectors import truncate_normalize
-from models.encoders.openai import EmbeddingServerError, OpenAIEncoder, TextRefusedError
+from models.encoders.openai import OpenAIEncoder
 from tests.encoders import make_spec
 
 MODEL = "tiny-qwen3"

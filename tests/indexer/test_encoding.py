@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import VectorError
+from core.errors import TextRefusedError, VectorError
 from core.text import document_text
 from core.types import Encoding, FloatArray
 from indexer.build import encode
@@ -146,3 +146,23 @@ def test_a_bad_vector_is_refused_and_its_shard_is_not_kept(
     encoder = BigramEncoder("document")
     encode(options(make_records(40)), encoder)
     assert encoder.texts_seen == 40 - SHARD_SIZE
+
+
+class RefusingEncoder(BigramEncoder):
+    """Refuses one text, as a server may."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("document")
+        self._text = text
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        for position, text in enumerate(texts):
+            if self._text in text:
+                raise TextRefusedError("it is too long", position)
+        return super().encode(texts)
+
+
+def test_the_document_of_a_refused_text_is_named(options: OptionsMaker) -> None:
+    records = make_records(50)
+    with pytest.raises(VectorError, match=rf"document '{records[33]['_id']}': it is too long"):
+        encode(options(records), RefusingEncoder(records[33]["text"]))

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import CareError, VectorError
+from core.errors import CareError, EmbeddingServerError, TextRefusedError, VectorError
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 from indexer.__main__ import main
 from models.encoders.onnx import OnnxEncoder
-from models.encoders.openai import EmbeddingServerError, OpenAIEncoder, TextRefusedError
+from models.encoders.openai import OpenAIEncoder
 from models.pairs import REGISTRY, load_pair
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import make_spec
