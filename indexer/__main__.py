@@ -2,13 +2,15 @@
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from core.cpus import available_cpus
 from core.errors import CareError
-from core.types import IndexManifest, Pair
+from core.types import Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
+from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
 from indexer.staging import REJECTS
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
@@ -90,6 +92,10 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
     add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+    add("--encoder", choices=ENCODERS, default="auto", help="what encodes the documents")
+    add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
+    add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
+    add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
 
 
 def _whole(text: str) -> int:
@@ -131,8 +137,9 @@ def _options(options: argparse.Namespace) -> BuildOptions:
     )
 
 
-def _document_encoder(pair: Pair, threads: int) -> OnnxEncoder:
-    return OnnxEncoder(pair.document, pair.folder, threads)
+def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    names = (field.name for field in fields(EncoderOptions))
+    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -142,7 +149,7 @@ def _build(options: argparse.Namespace) -> None:
         return
     manifest, encoded = build(
         _options(options),
-        _document_encoder(pair, options.threads),
+        _document_encoder(pair, options),
         OnnxEncoder(pair.query, pair.folder, options.threads),
     )
     _print_encoded(encoded)
@@ -160,7 +167,7 @@ def _build(options: argparse.Namespace) -> None:
 
 def _encode(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
-    encoded = encode(_options(options), _document_encoder(pair, options.threads))
+    encoded = encode(_options(options), _document_encoder(pair, options))
     _print_encoded(encoded)
     print(f"shards  {encoded.folder}")
 
