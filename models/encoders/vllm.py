@@ -169,7 +169,6 @@ def _start(options: _EngineOptions, devices: str) -> None:
             pooler_config=PoolerConfig(
                 seq_pooling_type=_POOLING[options.pooling], use_activation=False
             ),
-            skip_tokenizer_init=True,
             dtype=dtype if options.dtype == "auto" else options.dtype,
             max_model_len=options.max_length,
             tensor_parallel_size=options.tensor_parallel,
