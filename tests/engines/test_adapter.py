@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from core.errors import PairError
 from core.types import Pair
-from indexer.encoders import EncoderOptions, document_encoder
+from indexer.encoders import EncoderOptions, _automatic, document_encoder
 from models.encoders.transformers import TransformersEncoder
 from models.encoders.vllm import VllmEncoder
 from models.pairs import load_pair
@@ -63,3 +63,4 @@ def test_vllm_reads_no_adapter_and_is_not_chosen_for_one(qwen3: Path, tmp_path: 
     query = load_pair("care-mini").query
     pair = Pair(name="tiny", description="d", folder=Path(), query=query, document=spec)
     assert isinstance(document_encoder(pair, EncoderOptions()), TransformersEncoder)
+    assert _automatic(checkpoint_spec(qwen3)) == "vllm"
