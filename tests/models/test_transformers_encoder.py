@@ -1,0 +1,288 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoModel
+
+from core.errors import CareError, PairError
+from core.types import Encoder, Pair, Pooling
+from indexer.encoders import EncoderOptions, document_encoder
+from models.encoders.checkpoints import CheckpointTokenizer
+from models.encoders.onnx import OnnxEncoder
+from models.encoders.transformers import TransformersEncoder
+from models.pairs import load_pair
+from tests.checkpoints import (
+    LONG,
+    MAX_LENGTH,
+    TEXTS,
+    WIDTH,
+    add_dense,
+    checkpoint_spec,
+    token_states,
+    unit,
+    write_bert,
+    write_modules,
+    write_qwen3,
+)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen3(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"))
+
+
+def load(folder: Path, pooling: Pooling = "last_token", **changes: Any) -> TransformersEncoder:
+    spec = checkpoint_spec(folder, pooling, **changes)
+    return TransformersEncoder(spec, Path(), device="cpu")
+
+
+def all_ids(folder: Path, text: str) -> list[int]:
+    """The tokens of a text, as the file of the checkpoint says and nothing else."""
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    return ids
+
+
+def test_last_token_is_the_vector_of_the_end_of_text(qwen3: Path) -> None:
+    model = AutoModel.from_pretrained(qwen3)
+    expected = [unit(token_states(model, all_ids(qwen3, text))[-1]) for text in TEXTS]
+    encoding = load(qwen3).encode(TEXTS)
+    assert encoding.vectors.dtype == np.float32
+    np.testing.assert_allclose(encoding.vectors, torch.stack(expected), atol=1e-5)
+    assert encoding.token_counts.tolist() == [len(all_ids(qwen3, text)) for text in TEXTS]
+    assert not encoding.truncated.any()
+    assert np.sort(encoding.vectors @ encoding.vectors.T)[:, -2].max() < 0.95
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_cls_and_mean_of_an_encoder(bert: Path, pooling: Pooling) -> None:
+    model = AutoModel.from_pretrained(bert)
+    states = [token_states(model, all_ids(bert, text)) for text in TEXTS]
+    expected = [unit(s[0] if pooling == "cls" else s.mean(dim=0)) for s in states]
+    vectors = load(bert, pooling).encode(TEXTS).vectors
+    np.testing.assert_allclose(vectors, torch.stack(expected), atol=1e-5)
+
+
+def test_a_text_has_the_same_vector_alone_and_in_any_batch(qwen3: Path) -> None:
+    encoder = load(qwen3)
+    alone = np.concatenate([encoder.encode([text]).vectors for text in TEXTS])
+    backwards = encoder.encode([LONG, *reversed(TEXTS)]).vectors[:0:-1]
+    np.testing.assert_allclose(encoder.encode(TEXTS).vectors, alone, atol=1e-5)
+    np.testing.assert_allclose(backwards, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("ends_texts", [True, False])
+def test_a_long_text_is_cut_before_its_end_of_text(tmp_path: Path, ends_texts: bool) -> None:
+    """A tokenizer that ends no text is given its end-of-text token."""
+    folder = write_qwen3(tmp_path, ends_texts=ends_texts)
+    end = 0 if ends_texts else 1
+    plain = all_ids(folder, LONG)[: MAX_LENGTH - 1]
+    short, long = CheckpointTokenizer(checkpoint_spec(folder), folder)(["短", LONG])
+    assert (long.ids, long.truncated) == ([*plain, end], True)
+    assert (short.ids[-1], short.truncated) == (end, False)
+    assert short.ids.count(end) == 1
+
+    encoding = load(folder).encode(["短", LONG])
+    assert encoding.truncated.tolist() == [False, True]
+    assert encoding.token_counts.tolist() == [len(short.ids), MAX_LENGTH]
+    expected = unit(token_states(AutoModel.from_pretrained(folder), [*plain, end])[-1])
+    np.testing.assert_allclose(encoding.vectors[1], expected, atol=1e-5)
+
+
+def test_a_special_token_in_a_text_means_its_letters(qwen3: Path) -> None:
+    (tokens,) = CheckpointTokenizer(checkpoint_spec(qwen3), qwen3)(["<|endoftext|>"])
+    assert tokens.ids.count(0) == 1
+    assert len(tokens.ids) > 2
+
+
+def test_the_prompt_stands_before_each_text(qwen3: Path) -> None:
+    prompted = load(qwen3, prompt="检索：").encode(TEXTS).vectors
+    expected = load(qwen3).encode([f"检索：{text}" for text in TEXTS]).vectors
+    np.testing.assert_array_equal(prompted, expected)
+
+
+def test_fewer_dimensions_are_a_renormalised_prefix(qwen3: Path) -> None:
+    whole = load(qwen3).encode(TEXTS).vectors[:, :16]
+    expected = whole / np.linalg.norm(whole, axis=1, keepdims=True)
+    np.testing.assert_allclose(load(qwen3, dimension=16).encode(TEXTS).vectors, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["linear.Identity", "activation.Tanh"])
+def test_a_dense_module_follows_the_pooling(tmp_path: Path, activation: str) -> None:
+    folder = write_bert(tmp_path)
+    pooled = [
+        token_states(AutoModel.from_pretrained(folder), all_ids(folder, text)).mean(dim=0)
+        for text in TEXTS
+    ]
+    with torch.inference_mode():
+        expected = add_dense(folder, 96, activation)(torch.stack(pooled))
+    if activation == "activation.Tanh":
+        expected = torch.tanh(expected)
+    encoder = load(folder, "mean", native_dimension=96, dimension=32)
+    vectors = encoder.encode(TEXTS).vectors
+    np.testing.assert_allclose(vectors, torch.stack([unit(v, 32) for v in expected]), atol=1e-5)
+    assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 32)
+
+
+def test_a_transformer_may_lie_in_a_folder_of_its_own(tmp_path: Path, bert: Path) -> None:
+    shutil.copytree(bert, tmp_path / "0_Transformer")
+    write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Normalize", "2_Normalize"))
+    expected = load(bert, "mean").encode(TEXTS).vectors
+    np.testing.assert_array_equal(load(tmp_path, "mean").encode(TEXTS).vectors, expected)
+
+
+def test_weights_lie_relative_to_the_pair(qwen3: Path) -> None:
+    spec = checkpoint_spec(qwen3, weights=qwen3.name)
+    encoder = TransformersEncoder(spec, qwen3.parent, device="cpu")
+    np.testing.assert_array_equal(encoder.encode(TEXTS).vectors, load(qwen3).encode(TEXTS).vectors)
+
+
+def drop_a_layer(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state.pop(next(name for name in state if "layers.1.mlp" in name))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_the_weights(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+
+
+def lose_the_end_of_text(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8")) | {"post_processor": None}
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    del config["eos_token"]
+    path.write_text(json.dumps(config | {"tokenizer_class": "TokenizersBackend"}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "changes", "message"),
+    [
+        (shutil.rmtree, {}, "is no checkpoint of tiny/.*: it has no config.json"),
+        (drop_a_layer, {}, "lacks 1 weights of its model: layers.1.mlp"),
+        (cut_the_weights, {}, "does not load"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), {}, "has no readable fast tokenizer"),
+        (lose_the_end_of_text, {}, "has no end-of-text token"),
+        (lambda f: write_modules(f, ("Transformer", ""), ("CNN", "1")), {}, "names a module CNN"),
+        (lambda f: write_modules(f, ("Pooling", "")), {}, "names 0 transformers instead of one"),
+        (
+            lambda f: write_modules(f, ("Transformer", ""), ("Dense", "2_Dense")),
+            {},
+            "2_Dense is not a readable Dense module",
+        ),
+        (lambda _: None, {"max_length": 4096}, "reads 128 tokens, not max_length 4096"),
+        (
+            lambda _: None,
+            {"native_dimension": 2560},
+            f"computes {WIDTH} dimensions, not the native_dimension 2560",
+        ),
+    ],
+)
+def test_what_is_not_as_described_is_refused(
+    qwen3: Path, tmp_path: Path, damage: Any, changes: dict[str, Any], message: str
+) -> None:
+    folder = shutil.copytree(qwen3, tmp_path / "qwen3")
+    damage(folder)
+    with pytest.raises(PairError, match=message):
+        load(folder, **changes).encode(TEXTS)
+
+
+@pytest.mark.parametrize("field", ["weights", "adapter"])
+def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    away = {"weights": {"weights": ""}, "adapter": {"adapter": "tiny/qwen3-lora"}}[field]
+    model = "tiny/qwen3-lora" if field == "adapter" else "tiny/qwen3.* at revision '1'"
+    message = f"{model} cannot be had from the hub .*: name a local folder as {field}"
+    with pytest.raises(CareError, match=message) as caught:
+        load(qwen3, **away)
+    assert "\n" not in str(caught.value)
+
+
+def checkpoint_pair(folder: Path, **changes: Any) -> Pair:
+    query = load_pair("care-mini").query
+    document = checkpoint_spec(folder, **changes)
+    return Pair(name="tiny", description="d", folder=Path(), query=query, document=document)
+
+
+@pytest.mark.parametrize("name", ["auto", "transformers"])
+def test_the_indexer_takes_transformers_for_a_checkpoint(qwen3: Path, name: str) -> None:
+    encoder: Encoder = document_encoder(checkpoint_pair(qwen3), EncoderOptions(name))
+    assert isinstance(encoder, TransformersEncoder)
+    assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), WIDTH)
+
+
+def test_the_indexer_takes_onnx_runtime_for_files_of_onnx() -> None:
+    assert isinstance(document_encoder(load_pair("care-mini"), EncoderOptions()), OnnxEncoder)
+
+
+def test_an_encoder_of_the_other_format_is_refused(qwen3: Path) -> None:
+    with pytest.raises(PairError, match="encoder 'onnx' cannot read format 'transformers'"):
+        document_encoder(checkpoint_pair(qwen3), EncoderOptions("onnx"))
+    with pytest.raises(PairError, match="encoder 'vllm' cannot read format 'onnx'"):
+        document_encoder(load_pair("care-mini"), EncoderOptions("vllm"))
+    with pytest.raises(PairError, match="it must be exported to ONNX"):
+        OnnxEncoder(checkpoint_spec(qwen3), Path(), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("missing", "encoder", "message"),
+    [
+        ("torch", "transformers", "torch is not installed: pip install torch transformers"),
+        ("transformers", "vllm", "transformers is not installed: pip install"),
+        ("vllm", "vllm", "vLLM is not installed: pip install vllm"),
+        ("peft", "transformers", "a LoRA adapter needs peft: pip install peft"),
+    ],
+)
+def test_what_is_not_installed_is_said_in_one_line(
+    qwen3: Path, tmp_path: Path, missing: str, encoder: str, message: str
+) -> None:
+    """In a fresh interpreter, whose import of one package fails."""
+    changes = {"adapter": str(tmp_path)} if missing == "peft" else {}
+    pair = checkpoint_pair(qwen3, **changes).model_dump_json()
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+from core.errors import ProviderError
+from core.types import Pair
+from indexer.encoders import EncoderOptions, document_encoder
+try:
+    document_encoder(Pair.model_validate_json(sys.stdin.read()), EncoderOptions({encoder!r}))
+except ProviderError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=pair, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(message)
+    assert done.stdout.count("\n") == 1
+
+
+def test_the_indexer_needs_no_torch_for_files_of_onnx() -> None:
+    script = """
+import sys
+from indexer.__main__ import main
+from indexer.encoders import EncoderOptions, document_encoder
+from models.pairs import load_pair
+document_encoder(load_pair("care-mini"), EncoderOptions())
+print([name for name in ("torch", "transformers", "vllm") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
