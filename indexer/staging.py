@@ -11,6 +11,7 @@ rejects.jsonl    file, line and reason of each record left out
 import hashlib
 import json
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,8 @@ from core.errors import CorpusError
 from core.files import write_text
 from core.filters import FilterWriter
 from core.text import document_text
-from core.types import RowArray
-from indexer.corpus import Place, Reject, read_corpus
+from core.types import RowArray, UpdateRecord
+from indexer.corpus import Place, Record, Reject, read_corpus
 from indexer.progress import progress_bar
 
 SUMMARY = "corpus.json"
@@ -45,10 +46,17 @@ class StagedCorpus(BaseModel):
     unique_texts: int
     rejected: int
     filter_fields: dict[str, int]
+    update: UpdateRecord | None = None
 
 
 def stage(
-    files: list[Path], checksum: str, folder: Path, *, max_reject_rate: float, progress: bool
+    files: list[Path],
+    checksum: str,
+    folder: Path,
+    *,
+    max_reject_rate: float,
+    progress: bool,
+    records: Iterable[Record] | None = None,
 ) -> StagedCorpus:
     """Checks a corpus and lays it out in `folder`, or reads what an earlier run laid out.
 
@@ -58,6 +66,7 @@ def stage(
         folder: The build folder.
         max_reject_rate: The share of records that may be left out.
         progress: Whether to show a bar.
+        records: What to lay out instead of the records of the files.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -77,7 +86,7 @@ def stage(
         (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
         progress_bar("read", show=progress) as bar,
     ):
-        for place, record in read_corpus(files):
+        for place, record in read_corpus(files) if records is None else records:
             bar.update()
             if isinstance(record, Reject):
                 line = {"file": place.file, "line": place.line, "reason": record.reason}
@@ -85,8 +94,8 @@ def stage(
                 rejects.add(place, record)
                 continue
             by_value.add(len(places), record.metadata)
-            ids += _digest(record.id)
-            texts += _digest(document_text(record.title, record.text))
+            ids += digest(record.id)
+            texts += digest(document_text(record.title, record.text))
             places.append(place)
             writer.write(record)
 
@@ -164,16 +173,18 @@ class _Rejects:
             )
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """Returns 16 bytes that tell a text or an id from all others."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def _as_array(digests: bytearray) -> NDArray[np.bytes_]:
+def as_array(digests: bytes | bytearray) -> NDArray[np.bytes_]:
+    """Returns digests that follow each other as an array of them."""
     return np.frombuffer(digests, dtype=f"S{_DIGEST_BYTES}")
 
 
 def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
-    _, first, inverse = np.unique(_as_array(digests), return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(as_array(digests), return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
