@@ -112,6 +112,9 @@ def _work(job: Job, folder: Path, point: int | None, pipe: Connection | None) ->
         if event in _EVENTS and str(arguments[0]).startswith(str(folder)):
             seen += 1
             if seen == point:
+                if event == "open" and "w" in str(arguments[1]):
+                    # The worst moment: the file is emptied and nothing is written yet.
+                    Path(str(arguments[0])).write_bytes(b"")
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(see)
