@@ -6,10 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from core.errors import IndexVersionError
-from core.types import Document
+from core.types import Document, RowArray
 
 FILE_NAME = "documents.arrow"
 
@@ -23,15 +25,25 @@ _SCHEMA = pa.schema(
         ("metadata", pa.string()),
     ]
 )
+# The chunks of a document lie one after the other.
+_CHUNK_SCHEMA = pa.schema(
+    [*_SCHEMA, ("parent", pa.string()), ("chunk", pa.int32()), ("chunks", pa.int32())]
+)
 
 
 class DocumentWriter:
-    """Writes documents in the order of their rows; a context manager."""
+    """Writes documents in the order of their rows; a context manager.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        chunked: Whether the documents are chunks; those of one document follow each other.
+    """
+
+    def __init__(self, path: Path, *, chunked: bool = False) -> None:
         self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, _SCHEMA)
-        self._rows: list[dict[str, str]] = []
+        self._schema = _CHUNK_SCHEMA if chunked else _SCHEMA
+        self._writer = pa.ipc.new_file(self._file, self._schema)
+        self._rows: list[dict[str, str | int | None]] = []
 
     def write(self, document: Document) -> None:
         """Appends one document."""
@@ -41,13 +53,16 @@ class DocumentWriter:
                 "title": document.title,
                 "text": document.text,
                 "metadata": json.dumps(document.metadata, ensure_ascii=False),
+                "parent": document.parent,
+                "chunk": document.chunk,
+                "chunks": document.chunks,
             }
         )
         if len(self._rows) == _BATCH_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=_SCHEMA))
+        self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
         self._rows.clear()
 
     def __enter__(self) -> Self:
@@ -70,7 +85,8 @@ class DocumentReader:
     """Random access to the documents of an index without reading the file into memory.
 
     Raises:
-        IndexVersionError: If the file is missing, truncated or of another schema.
+        IndexVersionError: If the file is missing, truncated or of another schema, or the
+            chunks of a document do not follow each other.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,13 +95,21 @@ class DocumentReader:
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (OSError, pa.ArrowInvalid) as error:
             raise IndexVersionError(f"{path} is not a readable Arrow file") from error
-        if reader.schema != _SCHEMA:
+        if reader.schema not in (_SCHEMA, _CHUNK_SCHEMA):
             raise IndexVersionError(f"{path} does not hold the columns {', '.join(_SCHEMA.names)}")
         if any(len(batch) != _BATCH_ROWS for batch in batches[:-1]):
             raise IndexVersionError(f"{path} is not cut into batches of {_BATCH_ROWS} rows")
         # Its columns: a batch makes them anew each time that they are asked for.
         self._batches = [batch.columns for batch in batches]
         self._count = sum(len(batch) for batch in batches)
+        self.chunked = reader.schema == _CHUNK_SCHEMA
+        self._chunks = np.empty(0, np.int32)
+        if self.chunked and batches:
+            self._chunks = _column(batches, "chunk")
+            is_last = self._chunks + 1 == _column(batches, "chunks")
+            following = np.where(is_last, 0, self._chunks + 1)
+            if following[-1] or (self._chunks != np.roll(following, 1)).any():
+                raise IndexVersionError(f"{path} does not hold the chunks of documents in order")
 
     def __len__(self) -> int:
         return self._count
@@ -104,12 +128,20 @@ class DocumentReader:
         batch, offset = self._locate(row)
         return str(batch[0][offset].as_py())
 
+    def first_chunks(self, rows: RowArray) -> RowArray:
+        """Returns int64 [n]: of each row's document the row of the first chunk."""
+        return rows - self._chunks[rows] if self.chunked else rows
+
     def _locate(self, row: int) -> tuple[list[pa.Array], int]:
         if not 0 <= row < self._count:
             raise IndexError(f"row {row} of {self._count}")
         return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
 
 
+def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:
+    return np.concatenate([batch[name].to_numpy() for batch in batches])
+
+
 def _document(batch: list[pa.Array], offset: int) -> Document:
-    id_, title, text, metadata = (column[offset].as_py() for column in batch)
-    return Document(id=id_, title=title, text=text, metadata=json.loads(metadata))
+    id_, title, text, metadata, *chunk = (column[offset].as_py() for column in batch)
+    return Document(id_, text, title, json.loads(metadata), *chunk)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,25 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A passage of the corpus."""
+    """A passage of the corpus.
+
+    Attributes:
+        id: Its id, unique in an index.
+        text: Its text.
+        title: Its title.
+        metadata: What it can be filtered by, and more.
+        parent: In an index of chunks the id of the document that this is a chunk of.
+        chunk: The number of the chunk, from 0.
+        chunks: The number of chunks of the parent.
+    """
 
     id: str
     text: str
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    parent: str | None = None
+    chunk: int = 0
+    chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +53,14 @@ class Query:
         top_k: The number of hits wanted.
         filter: For each metadata field the accepted values; all fields must match.
         min_score: The lowest cosine similarity of a hit, or None for no limit.
+        collapse: Whether each document is found once, by its best chunk.
     """
 
     text: str
     top_k: int = 10
     filter: Filter = field(default_factory=dict)
     min_score: float | None = None
+    collapse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,9 @@ class Hit:
     title: str
     text: str
     metadata: Mapping[str, Any]
+    parent: str | None = None
+    chunk: int = 0
+    chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +181,18 @@ class QueryEncoder(Encoder, Protocol):
         ...
 
 
+@runtime_checkable
+class OffsetTokenizer(Protocol):
+    """What counts tokens as an encoder does, and shows where they lie in the text."""
+
+    def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
+        """Returns start and end of each token that stands for the text, however long it is.
+
+        Prompt and special tokens are among them, and empty.
+        """
+        ...
+
+
 class FileRecord(_Frozen):
     """Size [bytes] and checksum of one file of an index version."""
 
@@ -188,6 +218,18 @@ class UpdateRecord(_Frozen):
     unchanged: int = Field(ge=0)
 
 
+class Chunking(_Frozen):
+    """How long documents are cut.
+
+    Attributes:
+        tokens: The most tokens of a chunk, with prompt, title and special tokens.
+        overlap: The most tokens that a chunk shares with the one before.
+    """
+
+    tokens: int = Field(gt=0)
+    overlap: int = Field(0, ge=0)
+
+
 class CorpusRecord(_Frozen):
     """Where an index's documents came from.
 
@@ -200,6 +242,7 @@ class CorpusRecord(_Frozen):
         truncated: Texts that were longer than the encoder reads; reused ones do not count.
         tokens: Tokens that were encoded; those of reused texts do not count.
         reused_texts: Texts whose vectors were taken from the version before.
+        chunks: Chunks of all documents, or None if none was cut.
         update: What was changed, or None if the index was built from files alone.
     """
 
@@ -212,6 +255,7 @@ class CorpusRecord(_Frozen):
     tokens: int = Field(ge=0)
     reused_texts: int = Field(0, ge=0)
     update: UpdateRecord | None = None
+    chunks: int | None = Field(None, gt=0)
 
 
 class RecallReport(_Frozen):
@@ -242,7 +286,10 @@ class Canary(_Frozen):
 
 
 class IndexManifest(_Frozen):
-    """Description of one immutable index version; written last, as `manifest.json`."""
+    """Description of one immutable index version; written last, as `manifest.json`.
+
+    `count` is the number of rows: of documents or, with `chunking`, of chunks.
+    """
 
     schema_version: int
     name: str
@@ -260,3 +307,4 @@ class IndexManifest(_Frozen):
     created_at: datetime
     build_seconds: float
     libraries: dict[str, str]
+    chunking: Chunking | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from core.cpus import available_cpus
 from core.errors import CareError
-from core.types import IndexManifest, Pair
+from core.types import Chunking, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
 from indexer.staging import REJECTS
@@ -109,6 +109,8 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     )
     add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
     add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
+    add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
+    add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
 
 
@@ -135,6 +137,14 @@ def _share(text: str) -> float:
     return number
 
 
+def _chunking(options: argparse.Namespace) -> Chunking | None:
+    if options.chunk_tokens:
+        return Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
+    if options.chunk_overlap:
+        raise CareError("--chunk-overlap needs --chunk-tokens")
+    return None
+
+
 def _options(options: argparse.Namespace) -> BuildOptions:
     return BuildOptions(
         corpus=options.corpus,
@@ -148,6 +158,7 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         shard_size=options.shard_size,
         batch_size=options.batch_size,
         threads=options.threads,
+        chunking=_chunking(options),
     )
 
 
@@ -165,7 +176,7 @@ def _build(options: argparse.Namespace) -> None:
         _document_encoder(pair, options.threads),
         OnnxEncoder(pair.query, pair.folder, options.threads),
     )
-    _print_encoded(encoded)
+    _print_encoded(encoded, pair)
     _print_version(manifest)
     if new := encoded.summary.new_texts:
         seconds = manifest.build_seconds
@@ -202,7 +213,7 @@ def _update(options: argparse.Namespace) -> None:
             f"{corpus.unique_texts - corpus.reused_texts:,} texts encoded, "
             f"{corpus.reused_texts:,} reused"
         )
-    _print_encoded(encoded)
+    _print_encoded(encoded, pair)
     _print_version(manifest)
     print(f"active  {options.indexes / manifest.name / manifest.version}")
 
@@ -210,18 +221,21 @@ def _update(options: argparse.Namespace) -> None:
 def _encode(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
     encoded = encode(_options(options), _document_encoder(pair, options.threads))
-    _print_encoded(encoded)
+    _print_encoded(encoded, pair)
     print(f"shards  {encoded.folder}")
 
 
-def _print_encoded(encoded: Encoded) -> None:
+def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     staged, summary = encoded.staged, encoded.summary
     new = summary.new_texts
+    chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
     print(
-        f"corpus  {staged.documents:,} documents, {staged.unique_texts:,} different texts, "
+        f"corpus  {staged.documents:,} documents{chunks}, {staged.unique_texts:,} different texts, "
         f"{summary.tokens:,} tokens; {staged.rejected:,} rejected, "
         f"{summary.truncated:,} cut at the encoder's length"
     )
+    if summary.truncated and not staged.chunks:
+        print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
         print(f"        rejects are listed in {encoded.folder / REJECTS}")
     if summary.resumed_texts:
@@ -257,8 +271,9 @@ def _list(options: argparse.Namespace) -> None:
         print(name)
         for version in list_versions(root, name):
             manifest = read_manifest(index_folder(root, name) / version)
+            rows = "chunks" if manifest.chunking else "documents"
             print(
-                f"  {'*' if version == current else ' '} {version}  {manifest.count:,} documents  "
+                f"  {'*' if version == current else ' '} {version}  {manifest.count:,} {rows}  "
                 f"{manifest.factory}  {manifest.encoder.embedding_space}  "
                 f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
             )

@@ -22,6 +22,7 @@ from core.text import document_text, normalize_text
 from core.types import (
     SCHEMA_VERSION,
     Canary,
+    Chunking,
     CorpusRecord,
     Encoder,
     EncoderSpec,
@@ -32,6 +33,7 @@ from core.types import (
     RowArray,
 )
 from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_current
+from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.faiss_index import (
@@ -67,6 +69,7 @@ class BuildOptions:
         batch_size: Texts in a batch.
         threads: Threads of the encoder and of FAISS.
         progress: Whether to show bars.
+        chunking: How long documents are cut, or None to keep them whole.
     """
 
     corpus: str
@@ -81,6 +84,7 @@ class BuildOptions:
     batch_size: int = 32
     threads: int = 1
     progress: bool = True
+    chunking: Chunking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.encoder == spec
         and manifest.factory == factory
         and manifest.recall.target == options.recall
+        and manifest.chunking == options.chunking
     )
     return manifest if same else None
 
@@ -142,7 +147,7 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
         CareError: If the corpus or the vectors are bad, or another build is at work on them.
     """
     index_folder(options.indexes, options.name)
-    source = source or _corpus(options)
+    source = source or _corpus(options, encoder)
     folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
@@ -181,7 +186,7 @@ def build(
     if options.factory:
         check_factory(options.factory)
     parent = index_folder(options.indexes, options.name)
-    source = source or _corpus(options)
+    source = source or _corpus(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
         return _build(options, document_encoder, query_encoder, source)
@@ -229,6 +234,7 @@ def _build(
                 tokens=encoded.summary.tokens,
                 reused_texts=encoded.summary.reused_texts,
                 update=encoded.staged.update,
+                chunks=encoded.staged.chunks,
             ),
             recall=RecallReport(
                 k=RECALL_K,
@@ -242,6 +248,7 @@ def _build(
             created_at=datetime.now(UTC),
             build_seconds=round(time.perf_counter() - started, 3),
             libraries={name: library_version(name) for name in _LIBRARIES},
+            chunking=options.chunking,
         )
         write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
         verify_version(folder)
@@ -254,7 +261,8 @@ def _build(
     return manifest, encoded
 
 
-def _corpus(options: BuildOptions) -> Source:
+def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
+    chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     checksum = corpus_checksum(files)
 
@@ -265,6 +273,7 @@ def _corpus(options: BuildOptions) -> Source:
             folder,
             max_reject_rate=options.max_reject_rate,
             progress=options.progress,
+            chunker=chunker,
         )
 
     return Source(checksum, lay_out)
@@ -272,6 +281,8 @@ def _corpus(options: BuildOptions) -> Source:
 
 def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
+    if options.chunking:
+        facts.append(options.chunking.model_dump())
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

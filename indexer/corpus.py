@@ -16,6 +16,7 @@ from core.text import normalize_text
 from core.types import Document
 
 MAX_TEXT_CHARS = 100_000
+MAX_CHUNKED_TEXT_CHARS = 1_000_000
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
 # A longer line is not a document; reading it whole could exhaust the memory.
@@ -87,20 +88,25 @@ def corpus_checksum(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_corpus(files: list[Path]) -> Iterator[Record]:
+def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[Record]:
     """Yields each record of the files with its place, as a document or a reject.
+
+    Args:
+        files: The files, in order.
+        max_chars: The longest text that is a document.
 
     Raises:
         CorpusError: If a file cannot be read at all.
     """
     for file in files:
         try:
-            yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
+            read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
+            yield from read(file, max_chars)
         except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise CorpusError(f"{file} cannot be read: {error}") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[Record]:
+def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES):
@@ -111,13 +117,13 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
                     line = file.readline(MAX_LINE_BYTES)
                 yield place, Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
             elif line.strip():
-                yield place, _parse_line(line, first=number == 1)
+                yield place, _parse_line(line, max_chars, first=number == 1)
 
 
-def _parse_line(line: bytes, *, first: bool) -> Document | Reject:
+def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Reject:
     try:
         text = line.rstrip().decode("utf-8-sig" if first else "utf-8")
-        return _parse_record(json.loads(text, parse_constant=_no_constant))
+        return _parse_record(json.loads(text, parse_constant=_no_constant), max_chars)
     except UnicodeDecodeError as error:
         return Reject(f"the line is not UTF-8 (byte {error.start + 1})")
     except json.JSONDecodeError as error:
@@ -130,13 +136,13 @@ def _parse_line(line: bytes, *, first: bool) -> Document | Reject:
         return Reject("the line is not JSON: a number has too many digits")
 
 
-def _read_parquet(path: Path) -> Iterator[Record]:
+def _read_parquet(path: Path, max_chars: int) -> Iterator[Record]:
     number = 0
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
         for row in batch.to_pylist():
             number += 1
             try:
-                yield Place(str(path), number), _parse_record(row)
+                yield Place(str(path), number), _parse_record(row, max_chars)
             except _RecordError as fault:
                 yield Place(str(path), number), Reject(str(fault))
 
@@ -149,7 +155,7 @@ def _no_constant(name: str) -> NoReturn:
     raise _RecordError(f"the line is not JSON: {name} is no JSON number")
 
 
-def _parse_record(record: Any) -> Document:
+def _parse_record(record: Any, max_chars: int) -> Document:
     if not isinstance(record, dict):
         raise _RecordError("the line is not a JSON object")
     document = Document(
@@ -160,9 +166,9 @@ def _parse_record(record: Any) -> Document:
     )
     if not normalize_text(document.text):
         raise _RecordError("text is empty")
-    if len(document.text) > MAX_TEXT_CHARS:
+    if len(document.text) > max_chars:
         raise _RecordError(
-            f"text has {len(document.text)} characters; the limit is {MAX_TEXT_CHARS}: split it"
+            f"text has {len(document.text)} characters; the limit is {max_chars}: split it"
         )
     return document
 

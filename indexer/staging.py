@@ -1,17 +1,17 @@
 """First pass of a build: check the corpus and lay it out by rows.
 
 corpus.json      what was read; written last
-documents.arrow  the documents, row by row
+documents.arrow  the documents or, if long ones are cut, their chunks, row by row
 filters.arrow    rows by metadata value
 texts.npy        int64 [unique texts], the first row that has the text
-vectors.npy      int64 [documents], which unique text is the row's
+vectors.npy      int64 [rows], which unique text is the row's
 rejects.jsonl    file, line and reason of each record left out
 """
 
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,15 @@ from core.errors import CorpusError
 from core.files import write_text
 from core.filters import FilterWriter
 from core.text import document_text
-from core.types import RowArray, UpdateRecord
-from indexer.corpus import Place, Record, Reject, read_corpus
+from core.types import Document, RowArray, UpdateRecord
+from indexer.chunking import Chunker
+from indexer.corpus import (
+    MAX_CHUNKED_TEXT_CHARS,
+    MAX_TEXT_CHARS,
+    Place,
+    Reject,
+    read_corpus,
+)
 from indexer.progress import progress_bar
 
 SUMMARY = "corpus.json"
@@ -36,9 +43,12 @@ _VECTORS = "vectors.npy"
 # 128 bits: a hundred million texts collide with a probability below 1e-22.
 _DIGEST_BYTES = 16
 
+# The chunks of a document or, if it is not cut, the document alone.
+Cut = tuple[Place, list[Document] | Reject]
+
 
 class StagedCorpus(BaseModel):
-    """What the first pass found."""
+    """What the first pass found; `chunks` is None if documents are not cut."""
 
     checksum: str
     files: list[str]
@@ -47,6 +57,7 @@ class StagedCorpus(BaseModel):
     rejected: int
     filter_fields: dict[str, int]
     update: UpdateRecord | None = None
+    chunks: int | None = None
 
 
 def stage(
@@ -56,7 +67,8 @@ def stage(
     *,
     max_reject_rate: float,
     progress: bool,
-    records: Iterable[Record] | None = None,
+    chunker: Chunker | None = None,
+    cut: Iterable[Cut] | None = None,
 ) -> StagedCorpus:
     """Checks a corpus and lays it out in `folder`, or reads what an earlier run laid out.
 
@@ -66,7 +78,8 @@ def stage(
         folder: The build folder.
         max_reject_rate: The share of records that may be left out.
         progress: Whether to show a bar.
-        records: What to lay out instead of the records of the files.
+        chunker: Cuts long documents, or None to keep them whole.
+        cut: What to lay out instead of what the files hold.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -77,30 +90,34 @@ def stage(
         if staged.rejected / (staged.rejected + staged.documents) <= max_reject_rate:
             return staged
 
-    ids, texts = bytearray(), bytearray()
-    places = _Places()
+    ids, texts = _Ids(), bytearray()
+    accepted = rows = 0
     by_value = FilterWriter()
     rejects = _Rejects()
     with (
-        DocumentWriter(folder / documents.FILE_NAME) as writer,
+        DocumentWriter(folder / documents.FILE_NAME, chunked=chunker is not None) as writer,
         (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
         progress_bar("read", show=progress) as bar,
     ):
-        for place, record in read_corpus(files) if records is None else records:
+        for place, parts in _cut(files, chunker) if cut is None else cut:
             bar.update()
-            if isinstance(record, Reject):
-                line = {"file": place.file, "line": place.line, "reason": record.reason}
+            if isinstance(parts, Reject):
+                line = {"file": place.file, "line": place.line, "reason": parts.reason}
                 reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                rejects.add(place, record)
+                rejects.add(place, parts)
                 continue
-            by_value.add(len(places), record.metadata)
-            ids += digest(record.id)
-            texts += digest(document_text(record.title, record.text))
-            places.append(place)
-            writer.write(record)
+            accepted += 1
+            if parts[0].id != (own := parts[0].parent or parts[0].id):
+                ids.append(own, place, rows)
+            for document in parts:
+                by_value.add(rows, document.metadata)
+                ids.append(document.id, place, rows)
+                texts += digest(document_text(document.title, document.text))
+                writer.write(document)
+                rows += 1
 
-    rejects.check(len(places), folder / REJECTS, max_reject_rate)
-    _check_ids(ids, places, folder)
+    rejects.check(accepted, folder / REJECTS, max_reject_rate)
+    ids.check(folder)
     first_rows, vector_of = _unique(texts)
     by_value.write(folder / filters.FILE_NAME)
     np.save(folder / _TEXTS, first_rows)
@@ -108,10 +125,11 @@ def stage(
     staged = StagedCorpus(
         checksum=checksum,
         files=[file.name for file in files],
-        documents=len(places),
+        documents=accepted,
         unique_texts=len(first_rows),
         rejected=rejects.count,
         filter_fields=by_value.fields(),
+        chunks=rows if chunker else None,
     )
     write_text(summary, staged.model_dump_json(indent=2))
     return staged
@@ -124,13 +142,22 @@ def unique_text_rows(folder: Path) -> RowArray:
 
 
 def vector_of_row(folder: Path) -> RowArray:
-    """Returns int64 [documents]: which unique text, and so which vector, is each row's."""
+    """Returns int64 [rows]: which unique text, and so which vector, is each row's."""
     rows: RowArray = np.load(folder / _VECTORS, mmap_mode="r")
     return rows
 
 
+def _cut(files: list[Path], chunker: Chunker | None) -> Iterator[Cut]:
+    max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
+    for place, record in read_corpus(files, max_chars):
+        if isinstance(record, Reject):
+            yield place, record
+        else:
+            yield place, chunker.cut(record) if chunker else [record]
+
+
 class _Places:
-    """The place of each row, in twelve bytes a row."""
+    """The place of each id, in twelve bytes a row."""
 
     def __init__(self) -> None:
         self._files: list[str] = []
@@ -146,8 +173,52 @@ class _Places:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __getitem__(self, row: int) -> Place:
-        return Place(self._files[self._file_of[row]], self._lines[row])
+    def __getitem__(self, at: int) -> Place:
+        return Place(self._files[self._file_of[at]], self._lines[at])
+
+
+class _Ids:
+    """All ids that must differ, with place and row: those of documents and of their chunks."""
+
+    def __init__(self) -> None:
+        self._digests = bytearray()
+        self._places = _Places()
+        self._rows = array("q")
+
+    def append(self, id_: str, place: Place, row: int) -> None:
+        self._digests += digest(id_)
+        self._places.append(place)
+        self._rows.append(row)
+
+    def check(self, folder: Path) -> None:
+        first, number_of = _unique(self._digests)
+        repeats = np.flatnonzero(first[number_of] != np.arange(len(self._rows)))
+        if not len(repeats):
+            return
+        at = int(repeats[0])
+        before = int(first[number_of[at]])
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        id_, cut = self._describe(at, reader)
+        _, cut_before = self._describe(before, reader)
+        if cut or cut_before:
+            own, chunk = (before, at) if cut else (at, before)
+            raise CorpusError(
+                f"{self._places[own]}: _id '{id_}' is also the id of a chunk of "
+                f"'{cut or cut_before}' ({self._places[chunk]}): change one of them"
+            )
+        raise CorpusError(
+            f"{self._places[at]}: _id '{id_}' is a duplicate of {self._places[before]}; "
+            f"duplicates in all: {len(repeats)}"
+        )
+
+    def _describe(self, at: int, reader: DocumentReader) -> tuple[str, str | None]:
+        """Returns an id and, if it is a chunk's, the id of the document."""
+        document = reader[self._rows[at]]
+        is_chunk = document.parent is not None and document.parent != document.id
+        own = self._digests[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
+        if is_chunk and own == digest(document.id):
+            return document.id, document.parent
+        return document.parent or document.id, None
 
 
 class _Rejects:
@@ -189,16 +260,3 @@ def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order].astype(np.int64), rank[inverse].astype(np.int64)
-
-
-def _check_ids(digests: bytearray, places: _Places, folder: Path) -> None:
-    first, row_of = _unique(digests)
-    if len(first) == len(places):
-        return
-    repeats = np.flatnonzero(first[row_of] != np.arange(len(places)))
-    row = int(repeats[0])
-    id_ = DocumentReader(folder / documents.FILE_NAME).id(row)
-    raise CorpusError(
-        f"{places[row]}: _id '{id_}' is a duplicate of {places[int(first[row_of[row]])]}; "
-        f"duplicates in all: {len(repeats)}"
-    )

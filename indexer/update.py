@@ -3,18 +3,20 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from core import documents
 from core.documents import DocumentReader
-from core.errors import CorpusError, EmbeddingSpaceError
+from core.errors import CareError, CorpusError, EmbeddingSpaceError
 from core.files import exclusive, sha256_file, writing_in
 from core.types import Document, Encoder, EncoderSpec, IndexManifest, UpdateRecord
 from core.versions import current_version, index_folder
 from indexer.build import BuildOptions, Encoded, Source, build
+from indexer.chunking import Chunker
 from indexer.corpus import Place, corpus_checksum, corpus_files
 from indexer.faiss_index import choose_factory
 from indexer.reuse import known_vectors
@@ -83,8 +85,15 @@ def update(
     _check_spec(base, document_encoder.spec)
     folder = index_folder(options.indexes, options.name) / base.version
     builds = options.builds / options.name
+    if options.chunking not in (None, base.chunking):
+        raise CareError(
+            f"the documents of index '{base.name}' are cut otherwise: only a build of the whole "
+            "corpus cuts them anew"
+        )
+    options = replace(options, chunking=base.chunking)
+    chunker = Chunker(document_encoder, base.chunking) if base.chunking else None
     deleted = _read_ids(changes.delete) if changes.delete else []
-    with _added(options, builds, changes.add) as added:
+    with _added(options, builds, changes.add, chunker) as added:
         merged = _Merged(
             DocumentReader(folder / documents.FILE_NAME),
             added.documents if added else None,
@@ -101,7 +110,7 @@ def update(
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-            stage=lambda target: _lay_out(target, options, base, merged, added),
+            stage=lambda target: _lay_out(target, options, base, merged, added, chunker),
             reuse=None if changes.encode_all else known_vectors(folder, base, builds),
             base=base.version,
         )
@@ -122,13 +131,16 @@ class _Added:
 
 
 @contextmanager
-def _added(options: BuildOptions, builds: Path, corpus: str | None) -> Iterator[_Added | None]:
+def _added(
+    options: BuildOptions, builds: Path, corpus: str | None, chunker: Chunker | None
+) -> Iterator[_Added | None]:
     if not corpus:
         yield None
         return
     files = corpus_files(corpus)
     checksum = corpus_checksum(files)
-    folder = builds / f"added-{checksum[:16]}"
+    facts = [checksum, options.chunking and options.chunking.model_dump()]
+    folder = builds / f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         with writing_in(folder):
@@ -138,12 +150,13 @@ def _added(options: BuildOptions, builds: Path, corpus: str | None) -> Iterator[
                 folder,
                 max_reject_rate=options.max_reject_rate,
                 progress=options.progress,
+                chunker=chunker,
             )
         yield _Added(files, folder, staged)
 
 
 class _Merged:
-    """Old documents with changes, in order; iterating reads them from disk, one at a time.
+    """Old documents with changes, in order; iterating reads the chunks of one after the other.
 
     Args:
         old: The documents of the active version.
@@ -159,7 +172,7 @@ class _Merged:
     ) -> None:
         self._old = old
         self._new: DocumentReader | Sequence[Document] = () if new is None else new
-        self._row_of = {} if new is None else {new.id(row): row for row in range(len(new))}
+        self._row_of = {_own_id(d): row for row, d in enumerate(new or ()) if d.chunk == 0}
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
             raise CorpusError(
@@ -167,18 +180,20 @@ class _Merged:
             )
         found = set()
         self._met = set()
-        self.replaced = 0
-        for row in range(len(old)):
-            id_ = old.id(row)
+        self.replaced = self.unchanged = 0
+        for id_, chunks in groupby(old, _own_id):
             if id_ in self._deleted:
                 found.add(id_)
             elif id_ in self._row_of:
                 self._met.add(id_)
-                self.replaced += not _same(old[row], self._new[self._row_of[id_]])
+                same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
+                self.unchanged += same
+                self.replaced += not same
+            else:
+                self.unchanged += 1
         self.missing = [id_ for id_ in self._deleted if id_ not in found]
         self.added = len(self._row_of) - len(self._met)
         self.deleted = len(found)
-        self.unchanged = len(old) - self.deleted - self.replaced
         if not self.added + self.replaced + self.unchanged:
             raise CorpusError("the update would leave no document")
 
@@ -187,23 +202,26 @@ class _Merged:
         """Whether all is as it was."""
         return not self.added + self.replaced + self.deleted
 
-    def __iter__(self) -> Iterator[Document]:
-        for document in self._old:
-            row = self._row_of.get(document.id)
-            if document.id not in self._deleted:
-                yield document if row is None else self._new[row]
+    def __iter__(self) -> Iterator[list[Document]]:
+        for id_, chunks in groupby(self._old, _own_id):
+            row = self._row_of.get(id_)
+            if id_ not in self._deleted:
+                yield list(chunks) if row is None else self._chunks(row)
         for id_, row in self._row_of.items():
             if id_ not in self._met:
-                yield self._new[row]
+                yield self._chunks(row)
+
+    def _chunks(self, row: int) -> list[Document]:
+        return [self._new[row + chunk] for chunk in range(self._new[row].chunks)]
 
 
-def _same(one: Document, other: Document) -> bool:
+def _own_id(document: Document) -> str:
+    return document.parent or document.id
+
+
+def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
     # As JSON: in Python 1, 1.0 and True are equal.
-    return (one.title, one.text, json.dumps(one.metadata)) == (
-        other.title,
-        other.text,
-        json.dumps(other.metadata),
-    )
+    return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
 
 
 def _lay_out(
@@ -212,6 +230,7 @@ def _lay_out(
     base: IndexManifest,
     merged: _Merged,
     added: _Added | None,
+    chunker: Chunker | None,
 ) -> StagedCorpus:
     staged = stage(
         added.files if added else [],
@@ -219,7 +238,8 @@ def _lay_out(
         folder,
         max_reject_rate=options.max_reject_rate,
         progress=options.progress,
-        records=((Place(documents.FILE_NAME, row), d) for row, d in enumerate(merged, start=1)),
+        chunker=chunker,
+        cut=((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
     )
     if added:
         shutil.copyfile(added.folder / REJECTS, folder / REJECTS)

@@ -12,6 +12,7 @@ from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Hit, Query, QueryEncoder
 from service.cache import MemoryCache, QueryKeys
+from service.collapse import search_documents
 from service.loaded_index import LoadedIndex, load_index
 from service.metrics import Metrics, Timings
 from service.pipeline import Flight, Pipeline
@@ -307,7 +308,9 @@ class Engine:
         if query.top_k > count:
             raise QueryError("top_k", f"is {query.top_k}; the index holds {count} documents")
         index.filters.check(query.filter)
-        return replace(query, text=text)
+        # Where nothing is cut, both searches are one, for the caches too.
+        collapse = query.collapse and index.documents.chunked
+        return replace(query, text=text, collapse=collapse)
 
 
 def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -349,7 +352,17 @@ def _identity(vector: FloatArray) -> FloatArray:
 
 def _search(index: LoadedIndex, query: Query, vector: FloatArray) -> _Searched:
     started = time.perf_counter()
-    scores, rows = index.vectors.search(vector, query.top_k, index.filters.rows(query.filter))
+    passing = index.filters.rows(query.filter)
+    if query.collapse:
+        scores, rows = search_documents(
+            lambda fetch: index.vectors.search(vector, fetch, passing),
+            index.documents.first_chunks,
+            query.top_k,
+            len(index.documents) if passing is None else len(passing),
+            query.min_score,
+        )
+    else:
+        scores, rows = index.vectors.search(vector, query.top_k, passing)
     if query.min_score is not None:
         good = scores >= query.min_score
         scores, rows = scores[good], rows[good]

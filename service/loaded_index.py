@@ -36,7 +36,7 @@ class LoadedIndex:
         ]
         pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
         return [
-            Hit(d.id, score, rank, d.title, d.text, d.metadata)
+            Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
             for rank, (score, d) in enumerate(pairs, start=1)
         ]
 

@@ -271,7 +271,7 @@ def _check_number(items: list[Any], state: State, field: str) -> None:
 
 
 def _query(body: SearchRequest) -> Query:
-    return Query(body.query, body.top_k, body.filter, body.min_score)
+    return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)
 
 
 def _json(content: Any) -> Response:
@@ -280,6 +280,8 @@ def _json(content: Any) -> Response:
 
 def _search_response(index: LoadedIndex, answer: Answer, body: SearchRequest) -> dict[str, Any]:
     fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include))
+    if index.documents.chunked:
+        fields += ("parent", "chunk", "chunks")
     return {
         "hits": [{name: getattr(hit, name) for name in fields} for hit in answer.hits],
         "index": {"name": index.manifest.name, "version": index.manifest.version},
@@ -311,6 +313,8 @@ def _index_response(loaded: LoadedIndex, state: State) -> IndexResponse:
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         count=manifest.count,
+        documents=manifest.corpus.documents,
+        chunking=manifest.chunking,
         factory=manifest.factory,
         search_parameters=manifest.search_parameters,
         recall=manifest.recall,

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from core.types import RecallReport
+from core.types import Chunking, RecallReport
 
 Include = Literal["text", "metadata"]
 _INCLUDE: tuple[Include, ...] = ("text", "metadata")
@@ -52,6 +52,11 @@ class SearchRequest(_Request):
     min_score: StrictFloat | None = Field(
         None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
     )
+    collapse: StrictBool = Field(
+        False,
+        description="Whether each document is found once, by its best chunk; without chunks "
+        "every document is.",
+    )
     include: list[Include] = Field(
         default_factory=lambda: list(_INCLUDE), description="What hits carry besides titles."
     )
@@ -65,7 +70,7 @@ class BatchRequest(_Request):
 
 
 class HitResponse(BaseModel):
-    """A document that was found."""
+    """A document that was found, or a chunk of one."""
 
     id: str
     score: float = Field(description="Cosine similarity.")
@@ -73,6 +78,11 @@ class HitResponse(BaseModel):
     title: str
     text: str | None = None
     metadata: dict[str, Any] | None = None
+    parent: str | None = Field(
+        None, description="In an index of chunks the id of the document that this is a chunk of."
+    )
+    chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
+    chunks: int | None = Field(None, description="Number of chunks of the document.")
 
 
 class IndexReference(BaseModel):
@@ -157,7 +167,9 @@ class IndexResponse(BaseModel):
     pair: str
     embedding_space: str
     dimension: int
-    count: int
+    count: int = Field(description="Documents or, if long ones are cut, chunks.")
+    documents: int
+    chunking: Chunking | None = Field(description="How long documents are cut, if they are.")
     factory: str
     search_parameters: dict[str, int]
     recall: RecallReport

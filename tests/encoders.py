@@ -51,6 +51,9 @@ class BigramEncoder:
     def tokenize(self, texts: Sequence[str]) -> Sequence[str]:
         return [text[:_MAX_CHARS] for text in texts]
 
+    def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
+        return [(at, at + 1) for at in range(len(text))]
+
     def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
         self.texts_seen += len(tokens)
         return Encoding(

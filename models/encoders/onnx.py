@@ -97,6 +97,21 @@ class OnnxEncoder:
             [with_prompt(self.spec.prompt, text) for text in texts]
         )
 
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text, however long it is.
+
+        Prompt and special tokens are among them, and empty.
+        """
+        prompt = len(self.spec.prompt)
+        head = self._tokenizer.encode(with_prompt(self.spec.prompt, text))
+        empty = [(0, 0)] * sum(head.special_tokens_mask)
+        return empty + [
+            (start - prompt if start > prompt else 0, end - prompt if end > prompt else 0)
+            for part in (head, *head.overflowing)
+            for (start, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
+            if not special
+        ]
+
     def encode_tokens(self, tokens: Sequence[TokenEncoding]) -> Encoding:
         """Encodes tokenized texts as one batch, padded to the longest of them or to a bucket.
 

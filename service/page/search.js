@@ -364,6 +364,9 @@ function renderHit(hit, index, top) {
       tags.append(tag);
     }
   }
+  if (isNumber(hit.chunk) && hit.chunks > 1) {
+    tags.append(element("li", "tag chunk", `第 ${hit.chunk + 1} 段，共 ${hit.chunks} 段`));
+  }
   if (tags.childElementCount > 0) foot.append(tags);
 
   if (isNumber(hit.score)) {

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,8 +15,18 @@ SPECIAL = [
 ]
 
 
-def write(path: Path, documents: list[Document]) -> Path:
-    with DocumentWriter(path) as writer:
+CHUNKS = [
+    Document("a#0", "一", parent="a", chunk=0, chunks=3),
+    Document("a#1", "二", parent="a", chunk=1, chunks=3),
+    Document("a#2", "三", parent="a", chunk=2, chunks=3),
+    Document("b", "四", parent="b"),
+    Document("c#0", "五", parent="c", chunk=0, chunks=2),
+    Document("c#1", "六", parent="c", chunk=1, chunks=2),
+]
+
+
+def write(path: Path, documents: list[Document], *, chunked: bool = False) -> Path:
+    with DocumentWriter(path, chunked=chunked) as writer:
         for document in documents:
             writer.write(document)
     return path
@@ -34,6 +45,34 @@ def test_documents_come_back_by_row_over_any_number_of_batches(tmp_path: Path, c
 
 def test_any_text_and_metadata_come_back(tmp_path: Path) -> None:
     assert list(DocumentReader(write(tmp_path / "d.arrow", SPECIAL))) == SPECIAL
+
+
+def test_chunks_come_back_and_name_the_first_of_their_document(tmp_path: Path) -> None:
+    reader = DocumentReader(write(tmp_path / "d.arrow", CHUNKS, chunked=True))
+    assert reader.chunked
+    assert list(reader) == CHUNKS
+    rows = np.array([5, 0, 3, 2, 4])
+    assert reader.first_chunks(rows).tolist() == [4, 0, 3, 0, 4]
+
+
+def test_without_chunks_each_document_is_its_own_first(tmp_path: Path) -> None:
+    reader = DocumentReader(write(tmp_path / "d.arrow", CHUNKS))
+    assert not reader.chunked
+    assert {(document.parent, document.chunk, document.chunks) for document in reader} == {
+        (None, 0, 1)
+    }
+    assert reader.first_chunks(np.arange(6)).tolist() == list(range(6))
+
+
+def test_an_index_without_rows_of_chunks_is_read(tmp_path: Path) -> None:
+    assert len(DocumentReader(write(tmp_path / "d.arrow", [], chunked=True))) == 0
+
+
+@pytest.mark.parametrize("rows", [[1, 2], [0, 2, 1], [0, 1, 3, 5], [0, 0, 1, 1]])
+def test_chunks_that_are_not_in_order_are_refused(tmp_path: Path, rows: list[int]) -> None:
+    path = write(tmp_path / "d.arrow", [CHUNKS[row] for row in rows], chunked=True)
+    with pytest.raises(IndexVersionError, match="does not hold the chunks of documents in order"):
+        DocumentReader(path)
 
 
 @pytest.mark.parametrize("row", [-1, 3])

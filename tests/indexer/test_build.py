@@ -11,7 +11,7 @@ import pytest
 
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError, VectorError
-from core.types import Encoding, IndexManifest
+from core.types import Chunking, Encoding, IndexManifest
 from core.vectors import truncate_normalize
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import build, encode, up_to_date
@@ -80,6 +80,38 @@ def test_the_manifest_says_what_the_index_is(published: Path) -> None:
 def test_row_i_of_the_documents_belongs_to_vector_i(published: Path) -> None:
     for record in make_records(60):
         assert found(published, f"{record['title']}\n{record['text']}") == {record["_id"]}
+
+
+def test_the_manifest_counts_documents_and_chunks(build_version: Builder, indexes: Path) -> None:
+    records = [{"_id": f"d{i}", "text": f"第{i}篇说明。" * 2 * i} for i in range(1, 11)]
+    chunking = Chunking(tokens=30, overlap=8)
+    manifest = build_version(records, chunking=chunking)
+    rows = list(DocumentReader(indexes / "test" / manifest.version / "documents.arrow"))
+    assert manifest.chunking == chunking
+    assert (manifest.corpus.documents, manifest.corpus.truncated) == (10, 0)
+    assert manifest.count == manifest.corpus.chunks == len(rows) > 10
+    assert len({row.parent for row in rows}) == 10
+    assert max(len(row.text) for row in rows) <= 30
+    for row in rows:
+        assert row.id in found(indexes / "test" / manifest.version, row.text, k=len(rows))
+
+
+def test_a_manifest_from_before_there_were_chunks_is_read(published: Path) -> None:
+    def forget(manifest: dict[str, Any]) -> None:
+        del manifest["chunking"], manifest["corpus"]["chunks"]
+
+    before = read_manifest(published)
+    edit_manifest(published, forget)
+    assert verify_version(published) == before
+
+
+def test_builds_with_and_without_chunks_are_kept_apart(
+    options: OptionsMaker, tmp_path: Path
+) -> None:
+    settings = options(make_records(8))
+    for chunking in (None, Chunking(tokens=25), Chunking(tokens=25, overlap=5)):
+        encode(replace(settings, chunking=chunking), BigramEncoder("document"))
+    assert len(list((tmp_path / "builds" / "test").iterdir())) == 3
 
 
 def test_documents_of_one_text_are_all_found(build_version: Builder, indexes: Path) -> None:
@@ -252,6 +284,18 @@ def test_an_index_is_up_to_date_until_corpus_encoder_or_factory_change(
     assert up_to_date(settings, make_spec("document", "other-9")) is None
     assert up_to_date(options(make_records(20), factory="HNSW32"), spec) is None
     assert up_to_date(options(make_records(21)), spec) is None
+
+
+def test_an_index_of_other_chunks_is_not_up_to_date(options: OptionsMaker) -> None:
+    spec = make_spec("document")
+    settings = options(make_records(20))
+    chunked = replace(settings, chunking=Chunking(tokens=25))
+    for made, other in ((settings, chunked), (chunked, settings)):
+        manifest, _ = build(made, BigramEncoder("document"), BigramEncoder("query"))
+        assert up_to_date(made, spec) == manifest
+        assert up_to_date(other, spec) is None
+        overlapping = replace(made, chunking=Chunking(tokens=25, overlap=5))
+        assert up_to_date(overlapping, spec) is None
 
 
 def test_a_damaged_index_is_not_up_to_date(published: Path, options: OptionsMaker) -> None:

@@ -95,6 +95,23 @@ def test_encode_stops_at_the_shards(build: Run, indexes: Path, tmp_path: Path) -
     assert not indexes.exists()
 
 
+def test_chunks_are_counted_and_listed(build: Run, run: Run) -> None:
+    records = [*make_records(3), {"_id": "long", "text": "很长的一段话。" * 50}]
+    status, output, _ = build(records, "--chunk-tokens", "70", "--chunk-overlap", "10")
+    assert status == 0
+    assert output.startswith("corpus  4 documents in 9 chunks, 5 different texts, ")
+    assert "0 cut at the encoder's length" in output
+    assert "--chunk-tokens" not in output
+    assert "  9 chunks  Flat" in run("list")[1]
+
+
+def test_texts_that_are_cut_short_suggest_chunks(build: Run) -> None:
+    output = build([*make_records(3), {"_id": "long", "text": "很长的一段话。" * 50}])[1]
+    assert "1 cut at the encoder's length\n" in output
+    assert "--chunk-tokens 200 would index them to their end\n" in output
+    assert "--chunk-tokens" not in build(make_records(3))[1]
+
+
 def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path) -> None:
     status, output, _ = build([*make_records(9), {"_id": "bad"}], "--max-reject-rate", "0.1")
     assert status == 0
@@ -144,6 +161,9 @@ def test_all_indexes_are_listed_without_a_name(
         (["--corpus", "none.jsonl"], "none.jsonl: there is no such file"),
         (["--corpus", ""], "no corpus is named"),
         (["--queries", "none.jsonl"], "none.jsonl: there is no such file"),
+        (["--chunk-tokens", "201"], "chunks of 201 tokens are longer than the 200 that bigrams"),
+        (["--chunk-tokens", "9", "--chunk-overlap", "9"], "an overlap of 9 tokens leaves no room"),
+        (["--chunk-overlap", "9"], "--chunk-overlap needs --chunk-tokens"),
         (["--index", "../a"], "'../a' is no index name"),
     ],
 )
@@ -229,6 +249,7 @@ def test_an_interrupted_build_says_how_to_go_on(
         (["--recall", "1.5"], "'1.5' is not a number from 0 to 1"),
         (["--max-reject-rate", "-1"], "'-1' is not a number from 0 to 1"),
         (["--recall", "high"], "'high' is not a number from 0 to 1"),
+        (["--chunk-tokens", "0"], "must be at least 1"),
         (["--shard-size", "0"], "must be at least 1"),
         (["--batch-size", "x"], "'x' is not a whole number"),
         (["--threads", "-2"], "'-2' is not a whole number"),

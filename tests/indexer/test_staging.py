@@ -7,8 +7,11 @@ import pytest
 from core.documents import DocumentReader
 from core.errors import CorpusError
 from core.filters import FilterReader
+from core.types import Chunking
+from indexer.chunking import Chunker
 from indexer.staging import SUMMARY, StagedCorpus, stage, unique_text_rows, vector_of_row
 from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
 
 
 @pytest.fixture
@@ -16,9 +19,15 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus.jsonl"
 
 
-def run(corpus: Path, max_reject_rate: float = 0.0) -> StagedCorpus:
+def run(corpus: Path, max_reject_rate: float = 0.0, chunk_tokens: int = 0) -> StagedCorpus:
+    chunker = Chunker(BigramEncoder(), Chunking(tokens=chunk_tokens)) if chunk_tokens else None
     return stage(
-        [corpus], "checksum", corpus.parent, max_reject_rate=max_reject_rate, progress=False
+        [corpus],
+        "checksum",
+        corpus.parent,
+        max_reject_rate=max_reject_rate,
+        progress=False,
+        chunker=chunker,
     )
 
 
@@ -126,3 +135,69 @@ def test_a_pass_that_was_killed_is_done_again(corpus: Path) -> None:
     (folder / "documents.arrow").write_bytes(b"half")
     assert run(corpus) == staged
     assert staged_texts(folder) == [record["text"] for record in make_records(5)]
+
+
+def long_record(id_: str, sentences: int = 3, **fields: Any) -> dict[str, Any]:
+    return {"_id": id_, "text": f"{id_}一二三四五六。" * sentences} | fields
+
+
+def test_chunks_are_rows_with_the_metadata_of_their_document(corpus: Path) -> None:
+    metadata = {"department": "骨科"}
+    write_jsonl(
+        corpus,
+        [long_record("a", metadata=metadata), {"_id": "b", "text": "短。"}, long_record("c", 2)],
+    )
+    staged = run(corpus, chunk_tokens=10)
+    assert (staged.documents, staged.chunks, staged.unique_texts) == (3, 6, 3)
+    rows = list(DocumentReader(corpus.parent / "documents.arrow"))
+    assert [(row.id, row.parent, row.chunk, row.chunks) for row in rows] == [
+        ("a#0", "a", 0, 3),
+        ("a#1", "a", 1, 3),
+        ("a#2", "a", 2, 3),
+        ("b", "b", 0, 1),
+        ("c#0", "c", 0, 2),
+        ("c#1", "c", 1, 2),
+    ]
+    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
+    passing = reader.rows({"department": ["骨科"]})
+    assert passing is not None
+    assert passing.tolist() == [0, 1, 2]
+    assert run(corpus, chunk_tokens=10) == staged
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_id_that_is_also_a_chunks_is_an_error_that_names_both_places(
+    corpus: Path, order: int
+) -> None:
+    write_jsonl(corpus, [long_record("a"), long_record("a#1", 1)][::order])
+    own, cut = (2, 1) if order == 1 else (1, 2)
+    with pytest.raises(CorpusError) as caught:
+        run(corpus, chunk_tokens=12)
+    assert str(caught.value) == (
+        f"{corpus} line {own}: _id 'a#1' is also the id of a chunk of 'a' "
+        f"({corpus} line {cut}): change one of them"
+    )
+
+
+@pytest.mark.parametrize("sentences", [(3, 3), (1, 3), (3, 1)])
+def test_documents_of_one_id_are_an_error_cut_or_not(
+    corpus: Path, sentences: tuple[int, int]
+) -> None:
+    write_jsonl(corpus, [long_record("a", number) for number in sentences])
+    with pytest.raises(CorpusError, match=r"line 2: _id 'a' is a duplicate of .* line 1"):
+        run(corpus, chunk_tokens=10)
+
+
+def test_a_document_that_cannot_be_cut_is_a_reject(corpus: Path) -> None:
+    write_jsonl(corpus, [long_record("a"), long_record("b", title="长" * 20)])
+    staged = run(corpus, 0.5, chunk_tokens=10)
+    assert (staged.documents, staged.rejected, staged.chunks) == (1, 1, 3)
+    (line,) = (corpus.parent / "rejects.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(line)["reason"] == "beside its title no text fits into 10 tokens"
+
+
+def test_texts_may_be_longer_where_they_are_cut(corpus: Path) -> None:
+    write_jsonl(corpus, [{"_id": "a", "text": "一二三四五六七八九。" * 10_001}])
+    with pytest.raises(CorpusError, match="text has 100010 characters; the limit is 100000"):
+        run(corpus)
+    assert run(corpus, chunk_tokens=200).chunks == 501

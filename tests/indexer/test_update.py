@@ -8,7 +8,7 @@ import pytest
 
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
-from core.types import IndexManifest
+from core.types import Chunking, IndexManifest
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.__main__ import main
 from indexer.build import BuildOptions, Encoded, up_to_date
@@ -111,6 +111,47 @@ def test_an_update_is_what_a_build_of_the_resulting_corpus_is(
     assert manifest.filter_fields == rebuilt.filter_fields
     counts = {"documents", "unique_texts", "rejected"}
     assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
+def test_an_index_of_chunks_is_updated_by_documents(
+    tmp_path: Path, build_version: Builder, change: Callable[..., Changes], factory: str
+) -> None:
+    def long(records: Records) -> Records:
+        """Every third document has six sentences, each of which is a chunk or two."""
+        return [
+            changed(r, text="".join(f"{r['text']}（{n}）。" for n in range(6))) if i % 3 == 0 else r
+            for i, r in enumerate(records)
+        ]
+
+    old, added = long(OLD), long(ADDED)
+    # Texts so much alike are hard to tell apart with bytes.
+    index = {"factory": factory, "recall": 0.9}
+    chunking = Chunking(tokens=40, overlap=5)
+    build_version(old, chunking=chunking, **index)
+    settings = build_options(tmp_path, Path("unread"), **index)
+    encoder = BigramEncoder("document")
+    manifest, _ = run(settings, change(added, DELETED), encoder)
+    assert manifest.chunking == chunking
+    assert manifest.corpus.update
+    assert manifest.corpus.update.deleted == 4
+    assert manifest.corpus.update.added == 10
+    assert manifest.corpus.update.replaced + manifest.corpus.update.unchanged == 56
+    assert encoder.texts_seen == manifest.corpus.unique_texts - manifest.corpus.reused_texts
+    assert 10 < encoder.texts_seen < manifest.corpus.reused_texts
+
+    rebuilt = build_version(records_after(old, added, DELETED), chunking=chunking, **index)
+    assert manifest.files == rebuilt.files
+    counts = {"documents", "chunks", "unique_texts", "rejected"}
+    assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
+    assert (rebuilt.corpus.chunks or 0) > rebuilt.corpus.documents
+    base = active_manifest(settings.indexes, "test")
+    encoders = BigramEncoder("document"), BigramEncoder("query")
+    assert update(settings, change(added), base, *encoders) is None
+    for other in (None, Chunking(tokens=30)):
+        build_version(old, chunking=other)
+        with pytest.raises(CareError, match="are cut otherwise"):
+            run(build_options(tmp_path, Path("unread"), chunking=chunking), change(added))
 
 
 def test_an_update_answers_all_queries_like_a_build(

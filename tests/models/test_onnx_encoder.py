@@ -45,6 +45,25 @@ def test_long_texts_are_cut_and_reported(query_encoder: OnnxEncoder) -> None:
     assert encoding.token_counts[1] == query_encoder.spec.max_length
 
 
+def test_offsets_show_the_tokens_that_are_read(query_encoder: OnnxEncoder) -> None:
+    for text in TEXTS:
+        offsets = query_encoder.token_offsets(text)
+        assert len(offsets) == query_encoder.encode([text]).token_counts[0]
+    assert offsets[-1] == (len(text) - 1, len(text))
+
+
+def test_offsets_go_on_where_the_encoder_stops(query_encoder: OnnxEncoder) -> None:
+    sentence = "很长的一段话。"
+    offsets = query_encoder.token_offsets(sentence * 500)
+    ends = [end for start, end in offsets if end > start]
+    assert len(offsets) > 4 * query_encoder.spec.max_length
+    assert ends == sorted(ends)
+    assert ends[-1] == 500 * len(sentence)
+    # The prompt, the two special tokens and what begins a word stand for no part of the text.
+    beside = len(query_encoder.token_offsets(""))
+    assert beside <= len(offsets) - len(ends) <= beside + 1
+
+
 def test_a_paraphrase_is_nearer_than_another_subject(query_encoder: OnnxEncoder) -> None:
     a, b, c = query_encoder.encode(["血压高吃什么药", "高血压用药", "骨折怎么固定"]).vectors
     assert a @ b > a @ c

@@ -103,6 +103,7 @@ QUERIES = [
     Query("b"),
     Query("a", top_k=1),
     Query("a", min_score=0.0),
+    Query("a", collapse=True),
     Query("a", filter={"f": ["a"]}),
     Query("a", filter={"g": ["a"]}),
     Query("a", filter={"f": ["1"]}),

@@ -135,6 +135,8 @@ def test_an_index_describes_itself(serve: Serve, manifest: IndexManifest) -> Non
         "embedding_space": "bigrams-1",
         "dimension": 64,
         "count": 60,
+        "documents": 60,
+        "chunking": None,
         "factory": "Flat",
         "search_parameters": {},
         "recall": manifest.recall.model_dump(mode="json"),
