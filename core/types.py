@@ -222,6 +222,24 @@ class FileRecord(_Frozen):
     sha256: str
 
 
+class UpdateRecord(_Frozen):
+    """What an update changed, counted in documents, and the version that it changed.
+
+    Attributes:
+        base: The version's id.
+        added: Documents with new ids.
+        replaced: Documents whose text, title or metadata differ from those of the same id.
+        deleted: Documents left out.
+        unchanged: Documents that are as they were.
+    """
+
+    base: str
+    added: int = Field(ge=0)
+    replaced: int = Field(ge=0)
+    deleted: int = Field(ge=0)
+    unchanged: int = Field(ge=0)
+
+
 class Chunking(_Frozen):
     """How long documents are cut.
 
@@ -235,7 +253,20 @@ class Chunking(_Frozen):
 
 
 class CorpusRecord(_Frozen):
-    """Where an index's documents came from; `chunks` is None if none was cut."""
+    """Where an index's documents came from.
+
+    Attributes:
+        checksum: Of the corpus files or, after an update, of the documents that it left.
+        files: Names of the corpus files; after an update also of those that were added.
+        documents: Documents in the index.
+        unique_texts: Different texts among them.
+        rejected: Records that were left out.
+        truncated: Texts that were longer than the encoder reads; reused ones do not count.
+        tokens: Tokens that were encoded; those of reused texts do not count.
+        reused_texts: Texts whose vectors were taken from the version before.
+        chunks: Chunks of all documents, or None if none was cut.
+        update: What was changed, or None if the index was built from files alone.
+    """
 
     checksum: str
     files: list[str]
@@ -244,6 +275,8 @@ class CorpusRecord(_Frozen):
     rejected: int = Field(ge=0)
     truncated: int = Field(ge=0)
     tokens: int = Field(ge=0)
+    reused_texts: int = Field(0, ge=0)
+    update: UpdateRecord | None = None
     chunks: int | None = Field(None, gt=0)
 
 

@@ -12,6 +12,7 @@ from core.versions import current_version, index_folder, list_versions, read_man
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
 from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
 from indexer.staging import REJECTS
+from indexer.update import Changes, active_manifest, kept_factory, update
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
 from models.encoders.onnx import OnnxEncoder
@@ -49,12 +50,16 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
+        command.add_argument(
+            "--corpus", required=True, help="a JSONL or Parquet file, a folder, or a glob"
+        )
         _add_build_options(command)
         if name == "build":
             command.add_argument(
                 "--reuse", action="store_true", help="keep an active version that is up to date"
             )
         command.set_defaults(run=run)
+    _add_update(commands)
     for name, run, text in (
         ("list", _list, "list the versions of an index, or of all"),
         ("verify", _verify, "check a version through and through"),
@@ -75,9 +80,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "update",
+        help="make a new version from the active one, encoding only what is new",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = command.add_argument
+    add("--add", help="a corpus: new ids are added, known ones replaced")
+    add("--delete", type=Path, help="a file of ids to leave out, one a line")
+    add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
+    add("--encode-all", action="store_true", help="encode again what has a vector")
+    _add_build_options(command)
+    # Without --factory and --recall the new version has those of the active one.
+    command.set_defaults(run=_update, corpus="", recall=None)
+
+
 def _add_build_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--corpus", required=True, help="a JSONL or Parquet file, a folder, or a glob")
     add("--index", required=True, help="name of the index")
     add("--pair", default=DEFAULT_PAIR, help="name of a registered pair, or a .toml file")
     add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
@@ -177,14 +197,43 @@ def _build(options: argparse.Namespace) -> None:
     )
     _print_encoded(encoded, pair)
     _print_version(manifest)
-    new = encoded.summary.texts - encoded.summary.resumed_texts
-    if new:
+    if new := encoded.summary.new_texts:
         seconds = manifest.build_seconds
         share = encoded.summary.encoder_seconds / seconds
         print(
             f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s, "
             f"{share:.0%} of what the encoder alone reaches"
         )
+    print(f"active  {options.indexes / manifest.name / manifest.version}")
+
+
+def _update(options: argparse.Namespace) -> None:
+    base = active_manifest(options.indexes, options.index)
+    options.factory = options.factory or kept_factory(base)
+    if options.recall is None:
+        options.recall = base.recall.target
+    pair = load_pair(options.pair)
+    updated = update(
+        _options(options),
+        Changes(options.add, options.delete, options.missing_ok, options.encode_all),
+        base,
+        _document_encoder(pair, options),
+        OnnxEncoder(pair.query, pair.folder, options.threads),
+    )
+    if not updated:
+        print(f"active  {options.indexes / base.name / base.version}: nothing changes")
+        return
+    manifest, encoded = updated
+    corpus, change = manifest.corpus, manifest.corpus.update
+    if change:
+        print(
+            f"update  {change.added:,} documents added, {change.replaced:,} replaced, "
+            f"{change.deleted:,} deleted, {change.unchanged:,} unchanged; "
+            f"{corpus.unique_texts - corpus.reused_texts:,} texts encoded, "
+            f"{corpus.reused_texts:,} reused"
+        )
+    _print_encoded(encoded, pair)
+    _print_version(manifest)
     print(f"active  {options.indexes / manifest.name / manifest.version}")
 
 
@@ -197,7 +246,7 @@ def _encode(options: argparse.Namespace) -> None:
 
 def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     staged, summary = encoded.staged, encoded.summary
-    new = summary.texts - summary.resumed_texts
+    new = summary.new_texts
     chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
     print(
         f"corpus  {staged.documents:,} documents{chunks}, {staged.unique_texts:,} different texts, "

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from core.types import (
 from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_current
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
-from indexer.encoding import EncodingSummary, encode_corpus
+from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.faiss_index import (
     RECALL_K,
     build_index,
@@ -88,6 +88,23 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What a version is made from.
+
+    Attributes:
+        checksum: Checksum of all that decides on the documents; part of the build's key.
+        stage: Lays the documents out in the build folder.
+        reuse: Finds vectors that need not be computed again, or None.
+        base: The version that must still be active when the new one is, or None.
+    """
+
+    checksum: str
+    stage: Callable[[Path], StagedCorpus]
+    reuse: Reuse | None = None
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A corpus that is staged and encoded."""
 
@@ -118,61 +135,73 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
     return manifest if same else None
 
 
-def encode(options: BuildOptions, encoder: Encoder) -> Encoded:
+def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None) -> Encoded:
     """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
+
+    Args:
+        options: What to build.
+        encoder: Encodes the documents.
+        source: What to encode instead of the corpus that the options name.
 
     Raises:
         CareError: If the corpus or the vectors are bad, or another build is at work on them.
     """
     index_folder(options.indexes, options.name)
-    chunker = Chunker(encoder, options.chunking) if options.chunking else None
-    files = corpus_files(options.corpus)
-    checksum = corpus_checksum(files)
-    folder = options.builds / options.name / _build_key(checksum, encoder, options)
+    source = source or _corpus(options, encoder)
+    folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
-        staged = stage(
-            files,
-            checksum,
-            folder,
-            max_reject_rate=options.max_reject_rate,
-            progress=options.progress,
-            chunker=chunker,
-        )
+        staged = source.stage(folder)
         summary = encode_corpus(
             folder,
             encoder,
             shard_size=options.shard_size,
             batch_size=options.batch_size,
             progress=options.progress,
+            reuse=source.reuse,
         )
     return Encoded(folder, staged, summary)
 
 
 def build(
-    options: BuildOptions, document_encoder: Encoder, query_encoder: Encoder
+    options: BuildOptions,
+    document_encoder: Encoder,
+    query_encoder: Encoder,
+    source: Source | None = None,
 ) -> tuple[IndexManifest, Encoded]:
     """Builds a version, verifies it and makes it the active one.
 
-    The active version stays what it was until the new one is whole and verified.
+    The active version stays what it was until the new one is whole and verified. No other
+    command builds or prunes versions of the index meanwhile.
 
     Args:
         options: What to build.
         document_encoder: Encodes the corpus.
         query_encoder: Encodes the held-out queries and the canaries, as the service will.
+        source: What to build from instead of the corpus that the options name.
 
     Raises:
         CareError: If anything fails; nothing is published then.
     """
-    started = time.perf_counter()
     if options.factory:
         check_factory(options.factory)
-    encoded = encode(options, document_encoder)
+    parent = index_folder(options.indexes, options.name)
+    source = source or _corpus(options, document_encoder)
+    parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(parent):
+        return _build(options, document_encoder, query_encoder, source)
+
+
+def _build(
+    options: BuildOptions, document_encoder: Encoder, query_encoder: Encoder, source: Source
+) -> tuple[IndexManifest, Encoded]:
+    started = time.perf_counter()
+    encoded = encode(options, document_encoder, source)
     reader = DocumentReader(encoded.folder / documents.FILE_NAME)
     vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
     canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
     check_canaries(query_encoder, canaries)
-    queries, source = _held_out_queries(options, reader, encoded.folder, query_encoder)
+    queries, queries_from = _held_out_queries(options, reader, encoded.folder, query_encoder)
 
     factory = options.factory or choose_factory(len(vectors))
     index = build_index(vectors, factory, options.threads, progress=options.progress)
@@ -203,12 +232,14 @@ def build(
                 rejected=encoded.staged.rejected,
                 truncated=encoded.summary.truncated,
                 tokens=encoded.summary.tokens,
+                reused_texts=encoded.summary.reused_texts,
+                update=encoded.staged.update,
                 chunks=encoded.staged.chunks,
             ),
             recall=RecallReport(
                 k=RECALL_K,
                 queries=len(queries),
-                source=source,
+                source=queries_from,
                 target=options.recall,
                 recall=choice.recall,
                 tried=choice.tried,
@@ -221,8 +252,31 @@ def build(
         )
         write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
         verify_version(folder)
+        if source.base and source.base != current_version(options.indexes, options.name):
+            raise IndexVersionError(
+                f"index '{options.name}' has another active version than {source.base}, which "
+                "this update began with: run it again"
+            )
     set_current(options.indexes, options.name, version)
     return manifest, encoded
+
+
+def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
+    chunker = Chunker(encoder, options.chunking) if options.chunking else None
+    files = corpus_files(options.corpus)
+    checksum = corpus_checksum(files)
+
+    def lay_out(folder: Path) -> StagedCorpus:
+        return stage(
+            files,
+            checksum,
+            folder,
+            max_reject_rate=options.max_reject_rate,
+            progress=options.progress,
+            chunker=chunker,
+        )
+
+    return Source(checksum, lay_out)
 
 
 def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
@@ -280,8 +334,7 @@ def _unpublished(indexes: Path, name: str, version: str) -> Iterator[Path]:
     """Yields a hidden folder that becomes the version when the block succeeds."""
     parent = index_folder(indexes, name)
     folder = parent / f".{version}.tmp"
-    parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(parent), writing_in(parent):
+    with writing_in(parent):
         folder.mkdir()
         try:
             yield folder

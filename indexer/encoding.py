@@ -1,10 +1,12 @@
 """Second pass of a build: texts to vectors, shard by shard, resumable."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core import documents
 from core.documents import DocumentReader
@@ -15,13 +17,18 @@ from indexer.progress import progress_bar
 from indexer.shards import whole_shards, write_shard
 from indexer.staging import unique_text_rows
 
+# For n texts: bool [n], which of them are known; and float32 [known, dimension], their vectors.
+Reuse = Callable[[Sequence[str]], tuple[NDArray[np.bool_], FloatArray]]
+
 
 @dataclass(frozen=True, slots=True)
 class EncodingSummary:
-    """What the second pass did; texts and tokens count resumed shards too."""
+    """What the second pass did; all but new texts and seconds counts resumed shards too."""
 
     texts: int
+    new_texts: int
     resumed_texts: int
+    reused_texts: int
     tokens: int
     truncated: int
     seconds: float
@@ -29,12 +36,19 @@ class EncodingSummary:
 
 
 def encode_corpus(
-    folder: Path, encoder: Encoder, *, shard_size: int, batch_size: int, progress: bool
+    folder: Path,
+    encoder: Encoder,
+    *,
+    shard_size: int,
+    batch_size: int,
+    progress: bool,
+    reuse: Reuse | None = None,
 ) -> EncodingSummary:
     """Encodes the unique texts of a staged corpus into shards, from the first missing one.
 
     Inside a shard texts are sorted by length, so that batches hold little padding. Batches
     depend on the shard alone: a resumed run computes what an unbroken one would have.
+    Texts that `reuse` knows are not encoded.
 
     Raises:
         VectorError: If the encoder refuses a text, or returns vectors that are not finite and
@@ -46,7 +60,7 @@ def encode_corpus(
     records = whole_shards(folder)
     resumed = sum(record.rows for record in records)
     encoder_seconds = 0.0
-    new_tokens = 0
+    new_texts = new_tokens = 0
     with progress_bar("encode", show=progress, total=len(rows), initial=resumed) as bar:
         for start in range(resumed, len(rows), shard_size):
             batch_rows = [int(row) for row in rows[start : start + shard_size]]
@@ -54,7 +68,13 @@ def encode_corpus(
             texts = [document_text(d.title, d.text) for d in shard_documents]
             vectors = np.empty((len(texts), encoder.spec.dimension), dtype=np.float32)
             tokens = truncated = 0
-            order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+            known = np.zeros(len(texts), dtype=np.bool_)
+            if reuse:
+                known, found = reuse(texts)
+                vectors[known] = found
+                bar.update(int(known.sum()))
+            order = [int(i) for i in np.flatnonzero(~known)]
+            order.sort(key=lambda i: len(texts[i]), reverse=True)
             for at in range(0, len(order), batch_size):
                 batch = order[at : at + batch_size]
                 before = time.perf_counter()
@@ -73,6 +93,7 @@ def encode_corpus(
                 bar.set_postfix_str(
                     f"{(new_tokens + tokens) / elapsed:,.0f} tokens/s", refresh=False
                 )
+            new_texts += len(order)
             new_tokens += tokens
             records.append(
                 write_shard(
@@ -82,11 +103,14 @@ def encode_corpus(
                     [d.id for d in shard_documents],
                     tokens=tokens,
                     truncated=truncated,
+                    reused=len(texts) - len(order),
                 )
             )
     return EncodingSummary(
         texts=len(rows),
+        new_texts=new_texts,
         resumed_texts=resumed,
+        reused_texts=sum(record.reused for record in records),
         tokens=sum(record.tokens for record in records),
         truncated=sum(record.truncated for record in records),
         seconds=time.perf_counter() - started,

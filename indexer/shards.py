@@ -20,12 +20,13 @@ _JOURNAL = "journal.jsonl"
 
 
 class ShardRecord(BaseModel):
-    """A whole shard, as the journal describes it."""
+    """A whole shard, as the journal describes it; reused rows have no tokens here."""
 
     shard: int
     rows: int
     tokens: int
     truncated: int
+    reused: int = 0
     vectors_sha256: str
     ids_sha256: str
 
@@ -48,6 +49,7 @@ def write_shard(
     *,
     tokens: int,
     truncated: int,
+    reused: int = 0,
 ) -> ShardRecord:
     """Writes a shard whole and then its line in the journal."""
     path = vectors_path(folder, shard)
@@ -59,6 +61,7 @@ def write_shard(
         rows=len(vectors),
         tokens=tokens,
         truncated=truncated,
+        reused=reused,
         vectors_sha256=sha256_file(path),
         ids_sha256=sha256_file(ids_path(folder, shard)),
     )

@@ -11,6 +11,7 @@ rejects.jsonl    file, line and reason of each record left out
 import hashlib
 import json
 from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from core.errors import CorpusError
 from core.files import write_text
 from core.filters import FilterWriter
 from core.text import document_text
-from core.types import Document, RowArray
+from core.types import Document, RowArray, UpdateRecord
 from indexer.chunking import Chunker
 from indexer.corpus import (
     MAX_CHUNKED_TEXT_CHARS,
@@ -42,6 +43,9 @@ _VECTORS = "vectors.npy"
 # 128 bits: a hundred million texts collide with a probability below 1e-22.
 _DIGEST_BYTES = 16
 
+# The chunks of a document or, if it is not cut, the document alone.
+Cut = tuple[Place, list[Document] | Reject]
+
 
 class StagedCorpus(BaseModel):
     """What the first pass found; `chunks` is None if documents are not cut."""
@@ -52,6 +56,7 @@ class StagedCorpus(BaseModel):
     unique_texts: int
     rejected: int
     filter_fields: dict[str, int]
+    update: UpdateRecord | None = None
     chunks: int | None = None
 
 
@@ -63,6 +68,7 @@ def stage(
     max_reject_rate: float,
     progress: bool,
     chunker: Chunker | None = None,
+    cut: Iterable[Cut] | None = None,
 ) -> StagedCorpus:
     """Checks a corpus and lays it out in `folder`, or reads what an earlier run laid out.
 
@@ -73,6 +79,7 @@ def stage(
         max_reject_rate: The share of records that may be left out.
         progress: Whether to show a bar.
         chunker: Cuts long documents, or None to keep them whole.
+        cut: What to lay out instead of what the files hold.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -84,7 +91,6 @@ def stage(
             return staged
 
     ids, texts = _Ids(), bytearray()
-    max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
     accepted = rows = 0
     by_value = FilterWriter()
     rejects = _Rejects()
@@ -93,9 +99,8 @@ def stage(
         (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
         progress_bar("read", show=progress) as bar,
     ):
-        for place, record in read_corpus(files, max_chars):
+        for place, parts in _cut(files, chunker) if cut is None else cut:
             bar.update()
-            parts = _parts(record, chunker)
             if isinstance(parts, Reject):
                 line = {"file": place.file, "line": place.line, "reason": parts.reason}
                 reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -107,7 +112,7 @@ def stage(
             for document in parts:
                 by_value.add(rows, document.metadata)
                 ids.append(document.id, place, rows)
-                texts += _digest(document_text(document.title, document.text))
+                texts += digest(document_text(document.title, document.text))
                 writer.write(document)
                 rows += 1
 
@@ -142,10 +147,13 @@ def vector_of_row(folder: Path) -> RowArray:
     return rows
 
 
-def _parts(record: Document | Reject, chunker: Chunker | None) -> list[Document] | Reject:
-    if isinstance(record, Reject):
-        return record
-    return chunker.cut(record) if chunker else [record]
+def _cut(files: list[Path], chunker: Chunker | None) -> Iterator[Cut]:
+    max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
+    for place, record in read_corpus(files, max_chars):
+        if isinstance(record, Reject):
+            yield place, record
+        else:
+            yield place, chunker.cut(record) if chunker else [record]
 
 
 class _Places:
@@ -178,7 +186,7 @@ class _Ids:
         self._rows = array("q")
 
     def append(self, id_: str, place: Place, row: int) -> None:
-        self._digests += _digest(id_)
+        self._digests += digest(id_)
         self._places.append(place)
         self._rows.append(row)
 
@@ -207,8 +215,8 @@ class _Ids:
         """Returns an id and, if it is a chunk's, the id of the document."""
         document = reader[self._rows[at]]
         is_chunk = document.parent is not None and document.parent != document.id
-        digest = self._digests[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
-        if is_chunk and digest == _digest(document.id):
+        own = self._digests[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
+        if is_chunk and own == digest(document.id):
             return document.id, document.parent
         return document.parent or document.id, None
 
@@ -236,16 +244,18 @@ class _Rejects:
             )
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """Returns 16 bytes that tell a text or an id from all others."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def _as_array(digests: bytearray) -> NDArray[np.bytes_]:
+def as_array(digests: bytes | bytearray) -> NDArray[np.bytes_]:
+    """Returns digests that follow each other as an array of them."""
     return np.frombuffer(digests, dtype=f"S{_DIGEST_BYTES}")
 
 
 def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
-    _, first, inverse = np.unique(_as_array(digests), return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(as_array(digests), return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

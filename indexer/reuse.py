@@ -1,0 +1,97 @@
+"""Vectors that an index version holds already, found by the checksum of their texts."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core import documents
+from core.canaries import canary_vectors
+from core.documents import DocumentReader
+from core.errors import IndexVersionError
+from core.files import sha256_file
+from core.text import document_text
+from core.types import FloatArray, IndexManifest, RowArray
+from core.versions import VECTORS
+from indexer.faiss_index import read_index
+from indexer.shards import ShardedVectors, whole_shards
+from indexer.staging import as_array, digest, vector_of_row
+
+# Other index types keep approximations of the vectors.
+_EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
+
+_Take = Callable[[RowArray], FloatArray]
+
+
+class KnownVectors:
+    """Finds vectors by text; what is kept is a checksum and a row for each text.
+
+    Args:
+        texts: The text of each row, after the text rules.
+        take: Returns the vectors of rows, float32 [rows, dimension].
+    """
+
+    def __init__(self, texts: Iterable[str], take: _Take) -> None:
+        digests = as_array(b"".join(map(digest, texts)))
+        self._digests, self._rows = np.unique(digests, return_index=True)
+        self._take = take
+
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
+        """Returns bool [n], which texts are known, and float32 [known, dimension]."""
+        digests = as_array(b"".join(map(digest, texts)))
+        at = np.searchsorted(self._digests, digests)
+        at[at == len(self._digests)] = 0
+        known: NDArray[np.bool_] = self._digests[at] == digests
+        return known, self._take(self._rows[at[known]])
+
+
+def known_vectors(folder: Path, manifest: IndexManifest, builds: Path) -> KnownVectors:
+    """Returns the vectors of a version: from its index or, if that is lossy, from its build.
+
+    Args:
+        folder: The version.
+        manifest: Its manifest.
+        builds: The build folders of its index.
+
+    Raises:
+        IndexVersionError: If they are gone, or its texts would be written otherwise today.
+    """
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    take = _index_vectors(folder, manifest) or _build_vectors(manifest, builds)
+    if not take:
+        raise IndexVersionError(
+            f"the vectors of {manifest.version} are gone: {manifest.factory} does not hold them "
+            f"exactly and its shards are not in {builds}: build the index from its whole corpus, "
+            "or encode all its documents again (--encode-all)"
+        )
+    texts = (document_text(document.title, document.text) for document in reader)
+    vectors = KnownVectors(texts, take)
+    known, found = vectors([canary.text for canary in manifest.canaries])
+    if not known.all() or not np.array_equal(found, canary_vectors(manifest.canaries)):
+        raise IndexVersionError(
+            f"the texts of {manifest.version} are not those that its vectors were made from; the "
+            "text rules have changed: encode all its documents again (--encode-all)"
+        )
+    return vectors
+
+
+def _index_vectors(folder: Path, manifest: IndexManifest) -> _Take | None:
+    if not _EXACT.fullmatch(manifest.factory):
+        return None
+    take: _Take = read_index(folder / VECTORS).reconstruct_batch
+    return take
+
+
+def _build_vectors(manifest: IndexManifest, builds: Path) -> _Take | None:
+    # A version's id ends with the first digits of its build's key.
+    for folder in builds.glob(f"{manifest.version.rpartition('-')[2]}*/"):
+        path = folder / documents.FILE_NAME
+        if not path.is_file() or sha256_file(path) != manifest.files[path.name].sha256:
+            continue
+        vector_of = vector_of_row(folder)
+        shards = whole_shards(folder)
+        if sum(shard.rows for shard in shards) == manifest.corpus.unique_texts:
+            return ShardedVectors(folder, shards[0].rows, vector_of).take
+    return None

@@ -1,0 +1,277 @@
+"""A new version from the active one: only texts that it does not hold are encoded."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from core import documents
+from core.documents import DocumentReader
+from core.errors import CareError, CorpusError, EmbeddingSpaceError
+from core.files import exclusive, sha256_file, writing_in
+from core.types import Document, Encoder, EncoderSpec, IndexManifest, UpdateRecord
+from core.versions import current_version, index_folder
+from indexer.build import BuildOptions, Encoded, Source, build
+from indexer.chunking import Chunker
+from indexer.corpus import Place, corpus_checksum, corpus_files
+from indexer.faiss_index import choose_factory
+from indexer.reuse import known_vectors
+from indexer.staging import REJECTS, StagedCorpus, stage
+from indexer.verify import verify_version
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an update changes.
+
+    Attributes:
+        add: A corpus of documents with new ids or, to replace documents, with theirs.
+        delete: A file with the ids of documents to leave out, one a line.
+        missing_ok: Whether ids to delete may be missing from the index.
+        encode_all: Whether to encode again what the active version holds.
+    """
+
+    add: str | None = None
+    delete: Path | None = None
+    missing_ok: bool = False
+    encode_all: bool = False
+
+
+def active_manifest(indexes: Path, name: str) -> IndexManifest:
+    """Returns the active version's manifest; damage is found and never passed on.
+
+    Raises:
+        IndexVersionError: If there is no active version or it is damaged.
+    """
+    return verify_version(index_folder(indexes, name) / current_version(indexes, name))
+
+
+def kept_factory(manifest: IndexManifest) -> str | None:
+    """Returns the factory that was asked for, or None if it was chosen by size."""
+    return None if manifest.factory == choose_factory(manifest.count) else manifest.factory
+
+
+def update(
+    options: BuildOptions,
+    changes: Changes,
+    base: IndexManifest,
+    document_encoder: Encoder,
+    query_encoder: Encoder,
+) -> tuple[IndexManifest, Encoded] | None:
+    """Builds the base with changes as a new version, verifies it and makes it the active one.
+
+    Documents keep their order, replaced ones their place; new ones follow in the order of
+    their files. The version is what a build from a corpus in this order would yield.
+
+    Args:
+        options: How to build; the corpus that they name is not read.
+        changes: What to change.
+        base: The active version.
+        document_encoder: Encodes the texts that the base does not hold.
+        query_encoder: Encodes the held-out queries and the canaries, as the service will.
+
+    Returns:
+        What `build` returns, or None if the changes change nothing.
+
+    Raises:
+        CareError: If anything fails; nothing is published then.
+    """
+    if not changes.add and not changes.delete:
+        raise CorpusError("nothing is named to add or to delete")
+    _check_spec(base, document_encoder.spec)
+    folder = index_folder(options.indexes, options.name) / base.version
+    builds = options.builds / options.name
+    if options.chunking not in (None, base.chunking):
+        raise CareError(
+            f"the documents of index '{base.name}' are cut otherwise: only a build of the whole "
+            "corpus cuts them anew"
+        )
+    options = replace(options, chunking=base.chunking)
+    chunker = Chunker(document_encoder, base.chunking) if base.chunking else None
+    deleted = _read_ids(changes.delete) if changes.delete else []
+    with _added(options, builds, changes.add, chunker) as added:
+        merged = _Merged(
+            DocumentReader(folder / documents.FILE_NAME),
+            added.documents if added else None,
+            deleted,
+        )
+        if merged.missing and not changes.missing_ok:
+            raise CorpusError(
+                f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
+                f"'{base.name}'; ids without a document: {len(merged.missing)} (--missing-ok "
+                "passes over them)"
+            )
+        if merged.is_unchanged:
+            return None
+        facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
+        source = Source(
+            checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+            stage=lambda target: _lay_out(target, options, base, merged, added, chunker),
+            reuse=None if changes.encode_all else known_vectors(folder, base, builds),
+            base=base.version,
+        )
+        return build(options, document_encoder, query_encoder, source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What is added, laid out like a corpus in a folder of its own."""
+
+    files: list[Path]
+    folder: Path
+    staged: StagedCorpus
+
+    @property
+    def documents(self) -> DocumentReader:
+        return DocumentReader(self.folder / documents.FILE_NAME)
+
+
+@contextmanager
+def _added(
+    options: BuildOptions, builds: Path, corpus: str | None, chunker: Chunker | None
+) -> Iterator[_Added | None]:
+    if not corpus:
+        yield None
+        return
+    files = corpus_files(corpus)
+    checksum = corpus_checksum(files)
+    facts = [checksum, options.chunking and options.chunking.model_dump()]
+    folder = builds / f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        with writing_in(folder):
+            staged = stage(
+                files,
+                checksum,
+                folder,
+                max_reject_rate=options.max_reject_rate,
+                progress=options.progress,
+                chunker=chunker,
+            )
+        yield _Added(files, folder, staged)
+
+
+class _Merged:
+    """Old documents with changes, in order; iterating reads the chunks of one after the other.
+
+    Args:
+        old: The documents of the active version.
+        new: Documents that are added or replace old ones, or None.
+        deleted: Ids of documents that are left out.
+
+    Raises:
+        CorpusError: If an id is both added and deleted, or no document is left.
+    """
+
+    def __init__(
+        self, old: DocumentReader, new: DocumentReader | None, deleted: Sequence[str]
+    ) -> None:
+        self._old = old
+        self._new: DocumentReader | Sequence[Document] = () if new is None else new
+        self._row_of = {_own_id(d): row for row, d in enumerate(new or ()) if d.chunk == 0}
+        self._deleted = dict.fromkeys(deleted)
+        if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
+            raise CorpusError(
+                f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}"
+            )
+        found = set()
+        self._met = set()
+        self.replaced = self.unchanged = 0
+        for id_, chunks in groupby(old, _own_id):
+            if id_ in self._deleted:
+                found.add(id_)
+            elif id_ in self._row_of:
+                self._met.add(id_)
+                same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
+                self.unchanged += same
+                self.replaced += not same
+            else:
+                self.unchanged += 1
+        self.missing = [id_ for id_ in self._deleted if id_ not in found]
+        self.added = len(self._row_of) - len(self._met)
+        self.deleted = len(found)
+        if not self.added + self.replaced + self.unchanged:
+            raise CorpusError("the update would leave no document")
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether all is as it was."""
+        return not self.added + self.replaced + self.deleted
+
+    def __iter__(self) -> Iterator[list[Document]]:
+        for id_, chunks in groupby(self._old, _own_id):
+            row = self._row_of.get(id_)
+            if id_ not in self._deleted:
+                yield list(chunks) if row is None else self._chunks(row)
+        for id_, row in self._row_of.items():
+            if id_ not in self._met:
+                yield self._chunks(row)
+
+    def _chunks(self, row: int) -> list[Document]:
+        return [self._new[row + chunk] for chunk in range(self._new[row].chunks)]
+
+
+def _own_id(document: Document) -> str:
+    return document.parent or document.id
+
+
+def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
+    # As JSON: in Python 1, 1.0 and True are equal.
+    return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
+
+
+def _lay_out(
+    folder: Path,
+    options: BuildOptions,
+    base: IndexManifest,
+    merged: _Merged,
+    added: _Added | None,
+    chunker: Chunker | None,
+) -> StagedCorpus:
+    staged = stage(
+        added.files if added else [],
+        "",
+        folder,
+        max_reject_rate=options.max_reject_rate,
+        progress=options.progress,
+        chunker=chunker,
+        cut=((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
+    )
+    if added:
+        shutil.copyfile(added.folder / REJECTS, folder / REJECTS)
+    facts = {
+        "checksum": sha256_file(folder / documents.FILE_NAME),
+        "files": list(dict.fromkeys([*base.corpus.files, *staged.files])),
+        "rejected": added.staged.rejected if added else 0,
+        "update": UpdateRecord(
+            base=base.version,
+            added=merged.added,
+            replaced=merged.replaced,
+            deleted=merged.deleted,
+            unchanged=merged.unchanged,
+        ),
+    }
+    return staged.model_copy(update=facts)
+
+
+def _read_ids(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return [line.rstrip("\n") for line in file if line.strip()]
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8") from error
+
+
+def _check_spec(base: IndexManifest, spec: EncoderSpec) -> None:
+    ours, theirs = base.encoder.model_dump(), spec.model_dump()
+    if differ := [field for field in ours if ours[field] != theirs[field]]:
+        raise EmbeddingSpaceError(
+            f"index '{base.name}' was encoded by {base.encoder.model} in the space "
+            f"'{base.encoder.embedding_space}', the pair's encoder is {spec.model} in the space "
+            f"'{spec.embedding_space}' (other {', '.join(differ)}): update it with its own pair, "
+            "or build it anew"
+        )

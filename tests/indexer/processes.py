@@ -1,0 +1,127 @@
+"""Builds and updates in processes of their own, which can be killed or held at a chosen point."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from core.types import Encoding
+from indexer.build import build
+from indexer.update import Changes, active_manifest, update
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import build_options
+
+# Forks of a process that has imported everything once and started no thread.
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.indexer.processes"])
+
+# Before each of these events a process can die: on the disk all looks different after it.
+_BATCH = "tests.batch"
+_EVENTS = {
+    "open",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "shutil.copyfile",
+    "shutil.rmtree",
+    _BATCH,
+}
+
+Job = Callable[[Path, BigramEncoder], object]
+
+
+def build_corpus(folder: Path, encoder: BigramEncoder) -> None:
+    """Builds index 'test' from `corpus.jsonl`."""
+    build(build_options(folder, folder / "corpus.jsonl"), encoder, BigramEncoder("query"))
+
+
+def update_index(folder: Path, encoder: BigramEncoder) -> None:
+    """Updates index 'test' with `new.jsonl` and `ids.txt`."""
+    options = build_options(folder, Path("unread"))
+    changes = Changes(str(folder / "new.jsonl"), folder / "ids.txt", missing_ok=True)
+    base = active_manifest(options.indexes, options.name)
+    update(options, changes, base, encoder, BigramEncoder("query"))
+
+
+def count_points(job: Job, folder: Path) -> int:
+    """Runs a job to its end and returns the number of points at which it could die."""
+    here, there = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_work, args=(job, folder, None, there))
+    process.start()
+    points: int = here.recv()
+    process.join()
+    assert process.exitcode == 0
+    return points
+
+
+def kill_at(job: Job, folder: Path, point: int) -> None:
+    """Runs a job until it is killed at a point, from 1; as the kernel does it, untidied."""
+    process = _CONTEXT.Process(target=_work, args=(job, folder, point, None))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+class HeldJob:
+    """A job that waits in its first batch; a context manager that lets it go in the end."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._pipe, there = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_wait, args=(job, folder, there))
+
+    def __enter__(self) -> None:
+        self._process.start()
+        self._pipe.recv()
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send("go on")
+        self._process.join()
+        assert self._process.exitcode == 0
+
+
+class _AuditedEncoder(BigramEncoder):
+    def __init__(self, folder: Path) -> None:
+        super().__init__("document")
+        self._folder = folder
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        sys.audit(_BATCH, str(self._folder))
+        return super().encode(texts)
+
+
+class _WaitingEncoder(BigramEncoder):
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__("document")
+        self._pipe = pipe
+
+    def encode(self, texts: Sequence[str]) -> Encoding:
+        if not self.texts_seen:
+            self._pipe.send("at work")
+            self._pipe.recv()
+        return super().encode(texts)
+
+
+def _work(job: Job, folder: Path, point: int | None, pipe: Connection | None) -> None:
+    seen = 0
+
+    def see(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event in _EVENTS and str(arguments[0]).startswith(str(folder)):
+            seen += 1
+            if seen == point:
+                if event == "open" and "w" in str(arguments[1]):
+                    # The worst moment: the file is emptied and nothing is written yet.
+                    Path(str(arguments[0])).write_bytes(b"")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(see)
+    job(folder, _AuditedEncoder(folder))
+    if pipe:
+        pipe.send(seen)
+
+
+def _wait(job: Job, folder: Path, pipe: Connection) -> None:
+    job(folder, _WaitingEncoder(pipe))

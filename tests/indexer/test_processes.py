@@ -1,0 +1,107 @@
+"""Builds and updates that are killed, and two at once."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import CareError
+from core.types import IndexManifest
+from core.versions import current_version, index_folder, list_versions
+from indexer.verify import verify_version
+from indexer.versions import prune
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
+from tests.indexer.processes import (
+    HeldJob,
+    Job,
+    build_corpus,
+    count_points,
+    kill_at,
+    update_index,
+)
+
+DEATHS = 10
+
+
+def prepare(folder: Path, job: Job) -> Path:
+    """Writes what a job reads; an update reads an index."""
+    folder.mkdir()
+    records = make_records(100)
+    write_jsonl(folder / "corpus.jsonl", records[:60])
+    changed = [record | {"text": f"新：{record['text']}"} for record in records[5:60:11]]
+    write_jsonl(folder / "new.jsonl", [*changed, *records[60:]])
+    (folder / "ids.txt").write_text("d0000\nd0033\n")
+    if job is update_index:
+        build_corpus(folder, BigramEncoder("document"))
+    return folder
+
+
+def active(folder: Path) -> IndexManifest:
+    version = current_version(folder / "indexes", "test")
+    return verify_version(index_folder(folder / "indexes", "test") / version)
+
+
+def contents(manifest: IndexManifest) -> dict[str, Any]:
+    """All that does not depend on when a version was made."""
+    when = {"version", "created_at", "build_seconds"}
+    facts = manifest.model_dump(exclude=when)
+    if facts["corpus"]["update"]:
+        del facts["corpus"]["update"]["base"]
+    return facts
+
+
+@pytest.fixture(scope="module", params=[build_corpus, update_index], ids=["build", "update"])
+def job(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
+    """What a job makes if nothing happens, and the number of points at which it can die."""
+    folder = prepare(tmp_path_factory.mktemp("undisturbed") / "work", job)
+    points = count_points(job, folder)
+    return contents(active(folder)), points
+
+
+@pytest.mark.parametrize("death", range(DEATHS))
+def test_a_job_that_was_killed_anywhere_is_resumed_and_makes_the_same(
+    tmp_path: Path, job: Job, undisturbed: tuple[dict[str, Any], int], death: int
+) -> None:
+    expected, points = undisturbed
+    point = random.Random(2026).sample(range(1, points + 1), DEATHS)[death]
+    folder = prepare(tmp_path / "work", job)
+    before = list_versions(folder / "indexes", "test")
+    kill_at(job, folder, point)
+
+    # Nothing is active but what was, or what is whole.
+    if before or (folder / "indexes" / "test" / "CURRENT").exists():
+        manifest = active(folder)
+        assert [manifest.version] == before or contents(manifest) == expected
+    job(folder, BigramEncoder("document"))
+    assert contents(active(folder)) == expected
+    prune(folder / "indexes", "test", keep=1)
+    kept = {path.name for path in (folder / "indexes" / "test").iterdir()}
+    assert kept == {"CURRENT", ".lock", current_version(folder / "indexes", "test")}
+
+
+@pytest.mark.parametrize("second", [build_corpus, update_index])
+def test_of_two_jobs_at_once_on_one_index_the_second_is_refused(
+    tmp_path: Path, job: Job, second: Job
+) -> None:
+    folder = prepare(tmp_path / "work", update_index)
+    write_jsonl(folder / "corpus.jsonl", make_records(30))
+    first = list_versions(folder / "indexes", "test")
+    with HeldJob(job, folder):
+        # The first is at work on another corpus than the second.
+        write_jsonl(folder / "corpus.jsonl", make_records(31))
+        write_jsonl(folder / "new.jsonl", make_records(99)[60:])
+        encoder = BigramEncoder("document")
+        with pytest.raises(CareError, match=r"another command is at work in .*/indexes/test:"):
+            second(folder, encoder)
+        assert encoder.texts_seen == 0
+    versions = list_versions(folder / "indexes", "test")
+    assert len(versions) == len(first) + 1
+    assert active(folder).version == versions[-1]
+    second(folder, BigramEncoder("document"))

@@ -1,0 +1,467 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.documents import DocumentReader
+from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
+from core.types import Chunking, IndexManifest
+from core.versions import current_version, index_folder, list_versions, read_manifest
+from indexer.__main__ import main
+from indexer.build import BuildOptions, Encoded, up_to_date
+from indexer.faiss_index import read_index
+from indexer.update import Changes, active_manifest, kept_factory, update
+from indexer.verify import verify_version
+from indexer.versions import activate, prune, rollback
+from tests.conftest import Builder, make_records, write_jsonl
+from tests.encoders import BigramEncoder, make_spec
+from tests.indexer.builds import build_options, only_folder, state
+
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> BuildOptions:
+    return build_options(tmp_path, Path("unread.jsonl"))
+
+
+@pytest.fixture
+def change(tmp_path: Path) -> Callable[..., Changes]:
+    """Writes the files of an update."""
+
+    def make(add: Records | None = None, delete: list[str] | None = None, **more: bool) -> Changes:
+        added = write_jsonl(tmp_path / "new.jsonl", add) if add is not None else None
+        ids = tmp_path / "ids.txt"
+        ids.write_text("".join(f"{id_}\n" for id_ in delete or ()), encoding="utf-8")
+        return Changes(str(added) if added else None, ids if delete else None, **more)
+
+    return make
+
+
+def run(
+    options: BuildOptions, changes: Changes, encoder: BigramEncoder | None = None
+) -> tuple[IndexManifest, Encoded]:
+    """Updates the active version of index 'test', which must change."""
+    base = active_manifest(options.indexes, options.name)
+    result = update(
+        options, changes, base, encoder or BigramEncoder("document"), BigramEncoder("query")
+    )
+    assert result
+    return result
+
+
+def folder_of(options: BuildOptions, manifest: IndexManifest) -> Path:
+    return index_folder(options.indexes, options.name) / manifest.version
+
+
+def records_after(old: Records, added: Records, deleted: list[str]) -> Records:
+    """What an update by definition yields: kept ones in order, replaced in place, new behind."""
+    new = {record["_id"]: record for record in added}
+    kept = [new.pop(r["_id"], r) for r in old if r["_id"] not in deleted]
+    return kept + list(new.values())
+
+
+def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return record | fields
+
+
+OLD = make_records(60)
+NEW = make_records(70)[60:]
+# Of 60 documents: 3 with other text, 1 with another title, 2 with other metadata, 1 as it was.
+REPLACED = [
+    *(changed(OLD[i], text=f"新的说明第{i}号。") for i in (40, 3, 21)),
+    changed(OLD[7], title="新题"),
+    changed(OLD[8], metadata={"department": "外科", "weight": 1.5}),
+    changed(OLD[9], metadata={}),
+    OLD[10],
+]
+ADDED = [NEW[0], *REPLACED, *NEW[1:]]
+DELETED = ["d0000", "d0059", "d0030", "d0031"]
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "HNSW8,Flat", "HNSW8,SQ8"])
+def test_an_update_is_what_a_build_of_the_resulting_corpus_is(
+    tmp_path: Path,
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    factory: str,
+) -> None:
+    build_version(OLD, factory=factory)
+    settings = build_options(tmp_path, Path("unread"), factory=factory)
+    encoder = BigramEncoder("document")
+    manifest, encoded = run(settings, change(ADDED, DELETED), encoder)
+    assert manifest.corpus.update
+    assert manifest.corpus.update.model_dump(exclude={"base"}) == {
+        "added": 10,
+        "replaced": 6,
+        "deleted": 4,
+        "unchanged": 50,
+    }
+    assert encoder.texts_seen == encoded.summary.new_texts == 10 + 3 + 1
+    assert manifest.corpus.reused_texts == 66 - 14
+
+    rebuilt = build_version(records_after(OLD, ADDED, DELETED), factory=factory)
+    assert manifest.files == rebuilt.files  # documents, filters and vectors, byte for byte
+    assert manifest.canaries == rebuilt.canaries
+    assert manifest.recall == rebuilt.recall
+    assert manifest.filter_fields == rebuilt.filter_fields
+    counts = {"documents", "unique_texts", "rejected"}
+    assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
+def test_an_index_of_chunks_is_updated_by_documents(
+    tmp_path: Path, build_version: Builder, change: Callable[..., Changes], factory: str
+) -> None:
+    def long(records: Records) -> Records:
+        """Every third document has six sentences, each of which is a chunk or two."""
+        return [
+            changed(r, text="".join(f"{r['text']}（{n}）。" for n in range(6))) if i % 3 == 0 else r
+            for i, r in enumerate(records)
+        ]
+
+    old, added = long(OLD), long(ADDED)
+    # Texts so much alike are hard to tell apart with bytes.
+    index = {"factory": factory, "recall": 0.9}
+    chunking = Chunking(tokens=40, overlap=5)
+    build_version(old, chunking=chunking, **index)
+    settings = build_options(tmp_path, Path("unread"), **index)
+    encoder = BigramEncoder("document")
+    manifest, _ = run(settings, change(added, DELETED), encoder)
+    assert manifest.chunking == chunking
+    assert manifest.corpus.update
+    assert manifest.corpus.update.deleted == 4
+    assert manifest.corpus.update.added == 10
+    assert manifest.corpus.update.replaced + manifest.corpus.update.unchanged == 56
+    assert encoder.texts_seen == manifest.corpus.unique_texts - manifest.corpus.reused_texts
+    assert 10 < encoder.texts_seen < manifest.corpus.reused_texts
+
+    rebuilt = build_version(records_after(old, added, DELETED), chunking=chunking, **index)
+    assert manifest.files == rebuilt.files
+    counts = {"documents", "chunks", "unique_texts", "rejected"}
+    assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
+    assert (rebuilt.corpus.chunks or 0) > rebuilt.corpus.documents
+    base = active_manifest(settings.indexes, "test")
+    encoders = BigramEncoder("document"), BigramEncoder("query")
+    assert update(settings, change(added), base, *encoders) is None
+    for other in (None, Chunking(tokens=30)):
+        build_version(old, chunking=other)
+        with pytest.raises(CareError, match="are cut otherwise"):
+            run(build_options(tmp_path, Path("unread"), chunking=chunking), change(added))
+
+
+def test_an_update_answers_all_queries_like_a_build(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    manifest, _ = run(options, change(ADDED, DELETED))
+    resulting = records_after(OLD, ADDED, DELETED)
+    rebuilt = build_version(resulting)
+    queries = BigramEncoder().encode([record["text"] for record in resulting]).vectors
+
+    def hits(version: IndexManifest) -> list[list[tuple[str, str]]]:
+        folder = folder_of(options, version)
+        reader = DocumentReader(folder / "documents.arrow")
+        _, rows = read_index(folder / "vectors.faiss").search(queries, 10)
+        return [[(reader[int(row)].id, reader[int(row)].text) for row in found] for found in rows]
+
+    assert hits(manifest) == hits(rebuilt)
+    assert not {id_ for found in hits(manifest) for id_, _ in found} & set(DELETED)
+
+
+@pytest.mark.parametrize(
+    ("add", "texts"),
+    [
+        ([changed(OLD[5], metadata={"department": "外科"})], 0),
+        ([changed(OLD[5], text=f" {OLD[5]['text']}\u200b ")], 0),  # the same after the text rules
+        ([changed(OLD[5], _id="copy")], 0),
+        ([changed(OLD[5], _id="copy", title="")], 1),
+        ([changed(NEW[0], _id=f"n{i}") for i in range(3)], 1),
+    ],
+    ids=["metadata", "white space", "copy", "title", "copies"],
+)
+def test_what_has_a_vector_is_not_encoded(
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    add: Records,
+    texts: int,
+) -> None:
+    build_version(OLD)
+    encoder = BigramEncoder("document")
+    manifest, _ = run(options, change(add), encoder)
+    assert encoder.texts_seen == texts
+    rebuilt = build_version(records_after(OLD, add, []))
+    assert manifest.files == rebuilt.files
+
+
+def test_a_deleted_documents_vector_serves_a_new_one_of_its_text(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    encoder = BigramEncoder("document")
+    run(options, change([changed(OLD[5], _id="renamed")], ["d0005"]), encoder)
+    assert encoder.texts_seen == 0
+
+
+def test_encode_all_encodes_all(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    encoder = BigramEncoder("document")
+    manifest, _ = run(options, change(NEW, encode_all=True), encoder)
+    assert (encoder.texts_seen, manifest.corpus.reused_texts) == (70, 0)
+
+
+def test_updates_follow_each_other_and_are_rolled_back(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    built = build_version(OLD, factory="HNSW8,SQ8", recall=0.9)
+    settings = build_options(
+        options.indexes.parent, Path("unread"), factory="HNSW8,SQ8", recall=0.9
+    )
+    first, _ = run(settings, change(NEW))
+    encoder = BigramEncoder("document")
+    second, _ = run(settings, change(delete=["d0001"]), encoder)
+    assert encoder.texts_seen == 0
+    assert (first.count, second.count) == (70, 69)
+    assert (first.corpus.files, second.corpus.files) == (["corpus.jsonl", "new.jsonl"],) * 2
+    assert second.corpus.update
+    assert second.corpus.update.base == first.version
+    assert rollback(options.indexes, "test") == first.version
+    assert rollback(options.indexes, "test") == built.version
+    # What is active is the base, and other changes of one base have other builds.
+    for id_ in ("d0001", "d0002"):
+        again, _ = run(settings, change(delete=[id_]))
+        ids = {d.id for d in DocumentReader(folder_of(settings, again) / "documents.arrow")}
+        assert ids == {record["_id"] for record in OLD} - {id_}
+        activate(options.indexes, "test", built.version)
+
+
+def test_the_vectors_of_a_lossy_index_come_from_its_shards_or_are_gone(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    manifest = build_version(OLD, factory="HNSW8,SQ8")
+    shard = only_folder(options.builds / "test") / "shard-00001.npy"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    before = state(options.indexes)
+    with pytest.raises(IndexVersionError) as caught:
+        run(options, change(NEW))
+    assert str(caught.value).startswith(f"the vectors of {manifest.version} are gone: HNSW8,SQ8")
+    assert state(options.indexes) == before
+    shutil.rmtree(options.builds)
+    with pytest.raises(IndexVersionError, match="are gone"):
+        run(options, change(NEW))
+    assert run(options, change(NEW, encode_all=True))[0].count == 70
+
+
+def test_an_exact_index_needs_no_shards(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    shutil.rmtree(options.builds)
+    encoder = BigramEncoder("document")
+    run(options, change(NEW), encoder)
+    assert encoder.texts_seen == 10
+
+
+def test_vectors_made_under_other_text_rules_are_not_reused(
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_version(OLD)
+
+    def rule(title: str, text: str) -> str:
+        return f"{title} {text}"
+
+    monkeypatch.setattr("indexer.reuse.document_text", rule)
+    with pytest.raises(IndexVersionError, match="the text rules have changed"):
+        run(options, change(NEW))
+
+
+def test_another_encoder_is_refused_with_both_spaces(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    with pytest.raises(EmbeddingSpaceError) as caught:
+        run(options, change(NEW), BigramEncoder("document", "other-9"))
+    assert "in the space 'bigrams-1'" in str(caught.value)
+    assert "in the space 'other-9' (other embedding_space)" in str(caught.value)
+
+
+def test_ids_that_are_not_there_are_an_error_unless_they_may_be_missing(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    delete = ["d0001", "", "none-2", "  ", "none-1"]
+    with pytest.raises(CorpusError) as caught:
+        run(options, change(delete=delete))
+    assert "ids.txt: there is no document 'none-2' in index 'test'" in str(caught.value)
+    assert "ids without a document: 2" in str(caught.value)
+    assert run(options, change(delete=delete, missing_ok=True))[0].count == 59
+
+
+@pytest.mark.parametrize(
+    ("add", "delete", "message"),
+    [
+        ([NEW[0], OLD[4]], ["d0001", "d0004"], "_id 'd0004' is both added and deleted; .*: 1"),
+        (None, [record["_id"] for record in OLD], "the update would leave no document"),
+        (None, None, "nothing is named to add or to delete"),
+        ([NEW[0], NEW[0]], None, r"new\.jsonl line 2: _id 'd0060' is a duplicate of .* line 1"),
+        ([NEW[0], {"_id": "bad"}], None, "1 of 2 records are rejected"),
+        ([], None, "the corpus is empty"),
+    ],
+    ids=["both", "all", "nothing", "duplicate", "reject", "empty"],
+)
+def test_changes_that_cannot_be_made_change_nothing(
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    add: Records | None,
+    delete: list[str] | None,
+    message: str,
+) -> None:
+    build_version(OLD)
+    before = state(options.indexes)
+    with pytest.raises(CorpusError, match=message):
+        run(options, change(add, delete))
+    assert state(options.indexes) == before
+
+
+def test_a_damaged_version_is_not_passed_on(
+    published: Path, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    path = published / "vectors.faiss"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(IndexVersionError, match="is corrupt"):
+        run(options, change(NEW))
+
+
+def test_rejects_of_an_update_are_counted_and_listed(
+    tmp_path: Path, build_version: Builder, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    settings = build_options(tmp_path, Path("unread"), max_reject_rate=0.1)
+    manifest, encoded = run(settings, change([*NEW, {"_id": "bad"}]))
+    assert manifest.corpus.rejected == 1
+    (line,) = (encoded.folder / "rejects.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(line)["line"] == 11
+
+
+def test_changes_that_are_made_already_make_no_version(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    run(options, change(ADDED, DELETED))
+    base = active_manifest(options.indexes, "test")
+    before = state(options.indexes)
+    encoders = BigramEncoder("document"), BigramEncoder("query")
+    changes = change(ADDED, DELETED, missing_ok=True)
+    assert update(options, changes, base, *encoders) is None
+    assert state(options.indexes) == before
+    # In Python 1 equals True; in JSON, and for filters, it does not.
+    one = [changed(NEW[0], metadata={"rare": 0})]
+    assert update(options, change(one), base, *encoders) is not None
+    assert update(options, change(one), active_manifest(options.indexes, "test"), *encoders) is None
+    flag = [changed(NEW[0], metadata={"rare": False})]
+    assert run(options, change(flag))[0].corpus.update.replaced == 1  # type: ignore[union-attr]
+
+
+def test_an_updated_index_is_not_up_to_date_with_the_corpus_it_was_built_from(
+    tmp_path: Path, build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    settings = build_options(tmp_path, tmp_path / "corpus.jsonl")
+    spec = make_spec("document")
+    assert up_to_date(settings, spec)
+    manifest, _ = run(options, change(NEW))
+    assert not up_to_date(settings, spec)
+    assert not up_to_date(build_options(tmp_path, tmp_path / "new.jsonl"), spec)
+    assert manifest.corpus.checksum == manifest.files["documents.arrow"].sha256
+
+
+class SwitchingEncoder(BigramEncoder):
+    """Makes the version before the active one active while an update is at work."""
+
+    def __init__(self, indexes: Path) -> None:
+        super().__init__("query")
+        self._indexes = indexes
+        self.prune_error = ""
+
+    def encode(self, texts: Any) -> Any:
+        if len(list_versions(self._indexes, "test")) == 2 and not self.prune_error:
+            with pytest.raises(CareError) as caught:
+                prune(self._indexes, "test", keep=1)
+            self.prune_error = str(caught.value)
+            rollback(self._indexes, "test")
+        return super().encode(texts)
+
+
+def test_an_update_of_what_is_no_longer_active_is_not_published(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    first = build_version(OLD[:50])
+    second = build_version(OLD)
+    encoder = SwitchingEncoder(options.indexes)
+    base = active_manifest(options.indexes, "test")
+    with pytest.raises(IndexVersionError, match=f"another active version than {second.version}"):
+        update(options, change(NEW), base, BigramEncoder("document"), encoder)
+    assert "another command is at work in" in encoder.prune_error
+    assert current_version(options.indexes, "test") == first.version
+    assert list_versions(options.indexes, "test") == [first.version, second.version]
+    assert run(options, change(NEW))[0].count == 60
+
+
+@pytest.mark.parametrize(
+    ("factory", "kept"), [("Flat", None), ("HNSW8", "HNSW8"), ("HNSW8,SQ8", "HNSW8,SQ8")]
+)
+def test_the_factory_that_was_asked_for_is_kept(
+    build_version: Builder, factory: str, kept: str | None
+) -> None:
+    assert kept_factory(build_version(OLD, factory=factory, recall=0.5)) == kept
+
+
+@pytest.mark.usefixtures("test_encoders")
+def test_the_command_says_what_it_changed(
+    tmp_path: Path,
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    pair_file: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    build_version(OLD, factory="HNSW8", recall=0.5)
+    change(ADDED, DELETED)
+    common = ["--index", "test", "--indexes", str(options.indexes)]
+    command = ["update", *common, "--builds", str(options.builds), "--pair", str(pair_file)]
+    command += ["--add", str(tmp_path / "new.jsonl")]
+    delete = ["--delete", str(tmp_path / "ids.txt")]
+    assert main([*command, *delete]) == 0
+    output = capsys.readouterr().out
+    version = current_version(options.indexes, "test")
+    assert output.startswith(
+        "update  10 documents added, 6 replaced, 4 deleted, 50 unchanged; "
+        "14 texts encoded, 52 reused\n"
+    )
+    assert "\nencode  14 texts in" in output
+    assert output.endswith(f"active  {options.indexes / 'test' / version}\n")
+    manifest = read_manifest(options.indexes / "test" / version)
+    assert (manifest.factory, manifest.recall.target) == ("HNSW8", 0.5)
+
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith(f"{version}: nothing changes\n")
+    assert main([*command, *delete]) == 1
+    assert "there is no document 'd0000'" in capsys.readouterr().err
+    assert main(["list", *common]) == 0
+    assert f"* {version}  66 documents" in capsys.readouterr().out
+    assert main(["rollback", *common]) == 0
+    verify_version(options.indexes / "test" / current_version(options.indexes, "test"))
