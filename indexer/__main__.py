@@ -78,7 +78,7 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--pair", default=DEFAULT_PAIR, help="name of a registered pair, or a .toml file")
     add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
     add("--builds", type=Path, default=_DEFAULTS.builds, help="where builds keep their shards")
-    add("--factory", help="FAISS factory: Flat, HNSW32, HNSW32,SQ8 … (default: by size)")
+    add("--factory", help="FAISS factory: Flat, HNSW32, IVF1024,SQ8 … (default: by size)")
     add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
     add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
     add(
@@ -90,6 +90,12 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
     add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+    add(
+        "--memory-gib",
+        type=_size,
+        default=_DEFAULTS.memory_gib,
+        help="memory for inverted lists in work; what does not fit is built in parts",
+    )
 
 
 def _whole(text: str) -> int:
@@ -102,6 +108,16 @@ def _positive(text: str) -> int:
     number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _size(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
 
 
@@ -128,6 +144,7 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         shard_size=options.shard_size,
         batch_size=options.batch_size,
         threads=options.threads,
+        memory_gib=options.memory_gib,
     )
 
 
