@@ -19,6 +19,7 @@ from indexer.faiss_factory import check_factory, choose_factory
 from indexer.faiss_index import build_index, read_index, write_index
 from indexer.faiss_search import SearchChoice, best_scores, choose_search
 from indexer.shards import ShardedVectors, write_shard
+from indexer.verify import verify_version
 from indexer.versions import prune
 from tests.conftest import Builder, make_records, write_jsonl
 
@@ -303,6 +304,24 @@ def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
     manifest = build_version(make_records(400), factory="IVF4,SQ8", recall=0.9)
     assert manifest.factory == "IVF4,SQ8"
     assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
+
+
+def test_a_version_built_in_parts_is_one_file_that_is_found_in_any_folder(
+    build_version: Builder, indexes: Path, tmp_path: Path
+) -> None:
+    memory_gib = 39 * 4 * 64 * 4 / 2**30
+    manifest = build_version(
+        make_records(400), factory="IVF4,SQ8", recall=0.9, memory_gib=memory_gib
+    )
+    assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
+    assert manifest.recall.tried[f"nprobe={manifest.search_parameters['nprobe']}"] >= 0.9
+    folder = indexes / "test" / manifest.version
+    queries = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    before = read_index(folder / "vectors.faiss").search(queries, 10)[1].tolist()
+    moved = folder.rename(tmp_path / "elsewhere")
+    indexes.rename(tmp_path / "gone")
+    assert verify_version(moved) == manifest
+    assert read_index(moved / "vectors.faiss").search(queries, 10)[1].tolist() == before
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not an index"])
