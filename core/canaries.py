@@ -14,10 +14,10 @@ import numpy as np
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.types import Canary, Encoder, FloatArray
 
-MAX_CANARIES = 32
-# A distilled query encoder may confuse two near-duplicates; a foreign one finds 1 in 32.
+MAX_CANARIES = 16
+# A distilled query encoder may confuse two near-duplicates; a foreign one finds 1 in 16.
 MIN_FOUND = 0.75
-_CANDIDATES = 8
+_CANDIDATES = 16
 
 
 def canary_candidates(count: int) -> list[int]:
@@ -26,7 +26,7 @@ def canary_candidates(count: int) -> list[int]:
 
 
 def choose_canaries(lengths: Sequence[int]) -> list[int]:
-    """Chooses canaries among candidates: of about eight neighbours the shortest.
+    """Chooses canaries among candidates: of about sixteen neighbours the shortest.
 
     Each start of a service encodes them all.
 
@@ -34,7 +34,7 @@ def choose_canaries(lengths: Sequence[int]) -> list[int]:
         lengths: Of each candidate's text, in any unit.
 
     Returns:
-        Up to 32 positions in `lengths`, ascending.
+        Up to 16 positions in `lengths`, ascending.
     """
     starts = [*_spread(len(lengths), MAX_CANARIES), len(lengths)]
     return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]

@@ -102,7 +102,7 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--pair", default=DEFAULT_PAIR, help="name of a registered pair, or a .toml file")
     add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
     add("--builds", type=Path, default=_DEFAULTS.builds, help="where builds keep their shards")
-    add("--factory", help="FAISS factory: Flat, HNSW32, HNSW32,SQ8 … (default: by size)")
+    add("--factory", help="FAISS factory: Flat, HNSW32, IVF1024,SQ8 … (default: by size)")
     add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
     add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
     add(
@@ -116,6 +116,12 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
     add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+    add(
+        "--memory-gib",
+        type=_size,
+        default=_DEFAULTS.memory_gib,
+        help="memory for inverted lists in work; what does not fit is built in parts",
+    )
     add("--encoder", choices=ENCODERS, default="auto", help="what encodes the documents")
     add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
     add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
@@ -141,6 +147,16 @@ def _positive(text: str) -> int:
     number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _size(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
 
 
@@ -177,6 +193,7 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         batch_size=_SERVER_TEXTS if options.encoder == "openai" else options.batch_size,
         threads=options.threads,
         chunking=_chunking(options),
+        memory_gib=options.memory_gib,
     )
 
 

@@ -36,14 +36,9 @@ from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
-from indexer.faiss_index import (
-    RECALL_K,
-    build_index,
-    check_factory,
-    choose_factory,
-    choose_search,
-    write_index,
-)
+from indexer.faiss_factory import check_factory, choose_factory
+from indexer.faiss_index import build_index, read_index
+from indexer.faiss_search import RECALL_K, choose_search
 from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
 from indexer.verify import verify_version
@@ -68,6 +63,7 @@ class BuildOptions:
         shard_size: Texts in a shard.
         batch_size: Texts in a batch.
         threads: Threads of the encoder and of FAISS.
+        memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
     """
@@ -83,6 +79,7 @@ class BuildOptions:
     shard_size: int = 4096
     batch_size: int = 32
     threads: int = 1
+    memory_gib: float = 4.0
     progress: bool = True
     chunking: Chunking | None = None
 
@@ -124,7 +121,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         manifest = verify_version(index_folder(options.indexes, options.name) / version)
     except IndexVersionError:
         return None
-    factory = options.factory or choose_factory(manifest.count)
+    factory = options.factory or choose_factory(manifest.count, spec.dimension)
     same = (
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
         and manifest.encoder == spec
@@ -184,7 +181,7 @@ def build(
         CareError: If anything fails; nothing is published then.
     """
     if options.factory:
-        check_factory(options.factory)
+        check_factory(options.factory, document_encoder.spec.dimension)
     parent = index_folder(options.indexes, options.name)
     source = source or _corpus(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
@@ -196,20 +193,27 @@ def _build(
     options: BuildOptions, document_encoder: Encoder, query_encoder: Encoder, source: Source
 ) -> tuple[IndexManifest, Encoded]:
     started = time.perf_counter()
+    dimension = document_encoder.spec.dimension
     encoded = encode(options, document_encoder, source)
     reader = DocumentReader(encoded.folder / documents.FILE_NAME)
     vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
+    factory = options.factory or choose_factory(len(vectors), dimension)
+    check_factory(factory, dimension, len(vectors))
     canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
     check_canaries(query_encoder, canaries)
     queries, queries_from = _held_out_queries(options, reader, encoded.folder, query_encoder)
 
-    factory = options.factory or choose_factory(len(vectors))
-    index = build_index(vectors, factory, options.threads, progress=options.progress)
-    choice = choose_search(index, vectors, queries, options.recall)
-
     version = _new_version(options.indexes, options.name, encoded.folder.name)
     with _unpublished(options.indexes, options.name, version) as folder:
-        write_index(index, folder / VECTORS)
+        build_index(
+            vectors,
+            factory,
+            folder / VECTORS,
+            threads=options.threads,
+            memory=int(options.memory_gib * 2**30),
+            progress=options.progress,
+        )
+        choice = choose_search(read_index(folder / VECTORS), vectors, queries, options.recall)
         for name in (documents.FILE_NAME, filters.FILE_NAME):
             shutil.copyfile(encoded.folder / name, folder / name)
             sync(folder / name)

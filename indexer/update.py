@@ -18,7 +18,7 @@ from core.versions import current_version, index_folder
 from indexer.build import BuildOptions, Encoded, Source, build
 from indexer.chunking import Chunker
 from indexer.corpus import Place, corpus_checksum, corpus_files
-from indexer.faiss_index import choose_factory
+from indexer.faiss_factory import choose_factory
 from indexer.reuse import known_vectors
 from indexer.staging import REJECTS, StagedCorpus, stage
 from indexer.verify import verify_version
@@ -52,7 +52,8 @@ def active_manifest(indexes: Path, name: str) -> IndexManifest:
 
 def kept_factory(manifest: IndexManifest) -> str | None:
     """Returns the factory that was asked for, or None if it was chosen by size."""
-    return None if manifest.factory == choose_factory(manifest.count) else manifest.factory
+    default = choose_factory(manifest.count, manifest.encoder.dimension)
+    return None if manifest.factory == default else manifest.factory
 
 
 def update(

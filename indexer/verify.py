@@ -7,7 +7,8 @@ from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.types import IndexManifest
 from core.versions import VECTORS, read_manifest, verify_files
-from indexer.faiss_index import best_scores, read_index
+from indexer.faiss_index import read_index
+from indexer.faiss_search import best_scores
 
 # SQ8 storage returns a canary with a cosine of about .9999 to itself.
 _MIN_CANARY_SCORE = 0.99

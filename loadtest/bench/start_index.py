@@ -1,6 +1,6 @@
 """A pair and a published index version of the size wanted, for measuring the start.
 
-The index is the HNSW,SQ8 graph that `scale` built over synthetic vectors, and 32 documents
+The index is the HNSW,SQ8 graph that `scale` built over synthetic vectors, and 16 documents
 more: the canaries, whose vectors are real. The pair is care-mini with one matrix product
 behind it, which takes its 384 dimensions to the index's and its mean to the mean of the
 synthetic vectors: the start loads the same tokenizer and nearly the same weights.

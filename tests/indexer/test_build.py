@@ -132,7 +132,7 @@ def test_one_document_is_an_index(build_version: Builder) -> None:
 def test_the_recall_report_of_hnsw_is_in_the_manifest(build_version: Builder, factory: str) -> None:
     manifest = build_version(make_records(400), factory=factory, recall=0.9)
     assert manifest.factory == factory
-    chosen = str(manifest.search_parameters["efSearch"])
+    chosen = f"efSearch={manifest.search_parameters['efSearch']}"
     assert list(manifest.recall.tried)[-1] == chosen
     assert manifest.recall.tried[chosen] == manifest.recall.recall >= 0.9
     assert (manifest.recall.target, manifest.recall.queries) == (0.9, 200)
@@ -211,7 +211,7 @@ def test_a_build_that_fails_leaves_the_earlier_version_active(
     message: str,
 ) -> None:
     # With one link looked at per query the target is out of reach.
-    monkeypatch.setattr("indexer.faiss_index._EF_SEARCH", (1,))
+    monkeypatch.setattr("indexer.faiss_search._EF_SEARCH", (1,))
     before = state(indexes)
     with pytest.raises(error, match=message):
         build(options(make_records(300), **changes), document(), query())

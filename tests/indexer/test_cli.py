@@ -157,7 +157,7 @@ def test_all_indexes_are_listed_without_a_name(
     [
         (["--pair", "none"], "unknown pair 'none': registered are "),
         (["--pair", "none.toml"], "unknown pair 'none.toml'"),
-        (["--factory", "IVF64,Flat"], "factory 'IVF64,Flat' is not supported"),
+        (["--factory", "IVF64,PQ8"], "factory 'IVF64,PQ8' is not supported"),
         (["--corpus", "none.jsonl"], "none.jsonl: there is no such file"),
         (["--corpus", ""], "no corpus is named"),
         (["--queries", "none.jsonl"], "none.jsonl: there is no such file"),

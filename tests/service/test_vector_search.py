@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,11 @@ EQUAL = 1e-5
 Mask = NDArray[np.bool_]
 
 
-def make_manifest(count: int, dimension: int, ef_search: int = 0) -> IndexManifest:
+def make_manifest(count: int, dimension: int, **search_parameters: int) -> IndexManifest:
     return IndexManifest.model_construct(
         count=count,
         encoder=EncoderSpec.model_construct(dimension=dimension),
-        search_parameters={"efSearch": ef_search} if ef_search else {},
+        search_parameters=search_parameters,
     )
 
 
@@ -85,8 +85,8 @@ class Graph:
         return -np.sort(-self.scores[query, mask])[:k]
 
 
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+def clustered(folder: Path, factory: str, **search_parameters: int) -> Graph:
+    """An index of documents in clusters."""
     limit_threads()
     random = np.random.default_rng(0)
     centers = random.normal(size=(CLUSTERS, DIMENSION))
@@ -98,9 +98,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     cluster = random.integers(0, CLUSTERS, COUNT)
     own = random.integers(0, CLUSTERS, QUERIES)
     vectors, queries = around(cluster), around(own)
-    path = save(tmp_path_factory.mktemp("graph"), vectors, "HNSW32,Flat")
+    path = save(folder, vectors, factory)
     return Graph(
-        index=VectorIndex(path, make_manifest(COUNT, DIMENSION, ef_search=32)),
+        index=VectorIndex(path, make_manifest(COUNT, DIMENSION, **search_parameters)),
         scores=queries @ vectors.T,
         queries=queries,
         cluster=cluster,
@@ -109,9 +109,27 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     )
 
 
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return clustered(tmp_path_factory.mktemp("graph"), "HNSW32,Flat", efSearch=32)
+
+
+# Parameters that reach a recall@10 of 0.99 without a filter.
+INVERTED = {
+    "IVF1024,Flat": {"nprobe": 64},
+    "IVF1024,PQ32x4fs,RFlat": {"nprobe": 64, "k_factor": 16},
+}
+
+
+@pytest.fixture(scope="module", params=INVERTED)
+def inverted(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Graph:
+    factory: str = request.param
+    return clustered(tmp_path_factory.mktemp("inverted"), factory, **INVERTED[factory])
+
+
 @pytest.fixture
-def exact_searches(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The depths of the searches that the graph did not answer."""
+def exact_searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The depths of the searches that were answered exactly."""
     depths: list[int] = []
     exact = VectorIndex._exact
 
@@ -202,6 +220,69 @@ def test_a_filter_that_all_rows_pass_changes_nothing(graph: Graph) -> None:
     np.testing.assert_array_equal(free, filtered)
 
 
+@pytest.mark.parametrize(
+    ("kind", "at_least"),
+    [
+        *(("all", 0.99), ("50 %", 0.99), ("30 %", 0.99), ("20 %", 0.99)),
+        ("the query's half of the clusters", 0.99),
+        ("all but the query's cluster", 0.99),
+        # The lists with the last neighbours lie on the far side of those that are shut out.
+        ("the other half of the clusters", 0.98),
+    ],
+)
+def test_inverted_lists_keep_their_recall_under_a_filter(
+    inverted: Graph, kind: str, at_least: float
+) -> None:
+    assert recall(inverted, kind) >= at_least
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %"])
+def test_inverted_lists_alone_answer_a_broad_filter(
+    inverted: Graph, exact_searches: list[int], kind: str
+) -> None:
+    recall(inverted, kind)
+    assert exact_searches == []
+
+
+@pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
+def test_a_selective_filter_on_inverted_lists_is_answered_exactly(
+    inverted: Graph, exact_searches: list[int], kind: str
+) -> None:
+    for query in range(20):
+        mask = inverted.mask(kind, query)
+        found = inverted.index.search(inverted.queries[query], K, np.flatnonzero(mask))
+        assert_sound(inverted, query, found, mask)
+        np.testing.assert_allclose(found[0], inverted.exact(query, mask, K), atol=EQUAL)
+    assert len(exact_searches) == 20
+
+
+@pytest.mark.parametrize("k", [1, 100, 1000])
+@pytest.mark.parametrize("kind", ["all", "50 %"])
+def test_inverted_lists_are_searched_more_widely_for_deeper_answers(
+    inverted: Graph, kind: str, k: int
+) -> None:
+    # Beyond the twenty documents of a cluster the next lie in no lists near the query's.
+    assert recall(inverted, kind, k) >= 0.96
+
+
+def test_every_document_of_inverted_lists_can_be_asked_for(inverted: Graph) -> None:
+    _, rows = inverted.index.search(inverted.queries[0], COUNT)
+    assert sorted(rows.tolist()) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %", "one in a thousand"])
+def test_threads_that_search_at_once_find_what_each_finds_alone(inverted: Graph, kind: str) -> None:
+    def search(query: int) -> list[list[float]]:
+        # Of different depths, so that parameters that were shared would be seen.
+        rows = None if kind == "all" else np.flatnonzero(inverted.mask(kind, query))
+        k = 1 if query % 2 else 100
+        return [part.tolist() for part in inverted.index.search(inverted.queries[query], k, rows)]
+
+    alone = [search(query) for query in range(QUERIES)]
+    with ThreadPoolExecutor(8, initializer=limit_threads) as pool:
+        assert list(pool.map(search, range(QUERIES))) == alone
+
+
 SMALL = 500
 
 
@@ -214,13 +295,28 @@ def small_vectors() -> FloatArray:
 
 @pytest.mark.parametrize("share", [None, 1, 2, 100, SMALL])
 @pytest.mark.parametrize(
-    ("factory", "tolerance"), [("Flat", EQUAL), ("HNSW8,SQfp16", 1e-3), ("HNSW8,SQ8", 2e-2)]
+    ("factory", "parameters", "tolerance"),
+    [
+        ("Flat", {}, EQUAL),
+        ("HNSW8,SQfp16", {"efSearch": SMALL}, 1e-3),
+        ("HNSW8,SQ8", {"efSearch": SMALL}, 2e-2),
+        ("IVF8,Flat", {"nprobe": 8}, EQUAL),
+        ("IVF8,SQ8", {"nprobe": 8}, 2e-2),
+        ("IVF8,PQ16x4fs,Refine(SQ8)", {"nprobe": 8, "k_factor": 50}, 2e-2),
+        ("IVF8,PQ16x4fs,Refine(SQfp16)", {"nprobe": 8, "k_factor": 50}, 1e-3),
+        ("IVF8,PQ4x8np,RFlat", {"nprobe": 8, "k_factor": 50}, EQUAL),
+    ],
 )
 def test_every_kind_of_index_answers_with_and_without_a_filter(
-    tmp_path: Path, small_vectors: FloatArray, factory: str, tolerance: float, share: int | None
+    tmp_path: Path,
+    small_vectors: FloatArray,
+    factory: str,
+    parameters: dict[str, int],
+    tolerance: float,
+    share: int | None,
 ) -> None:
     path = save(tmp_path, small_vectors, factory)
-    index = VectorIndex(path, make_manifest(SMALL, DIMENSION, ef_search=SMALL))
+    index = VectorIndex(path, make_manifest(SMALL, DIMENSION, **parameters))
     rows = None if share is None else np.arange(0, SMALL, share)
     scores, found = index.search(small_vectors[0], 5, rows)
     exact = small_vectors @ small_vectors[0]
@@ -229,7 +325,7 @@ def test_every_kind_of_index_answers_with_and_without_a_filter(
     np.testing.assert_allclose(scores, best, atol=tolerance)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "HNSW8,Flat"])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,Flat", "IVF8,SQ8", "IVF8,PQ16x4fs,RFlat"])
 def test_asking_for_more_than_there_is_finds_each_document_once(
     tmp_path: Path, small_vectors: FloatArray, factory: str
 ) -> None:
@@ -237,6 +333,23 @@ def test_asking_for_more_than_there_is_finds_each_document_once(
     for rows in (None, np.arange(SMALL)):
         _, found = index.search(small_vectors[0], 2 * SMALL, rows)
         assert sorted(found.tolist()) == list(range(SMALL))
+
+
+@pytest.mark.parametrize("cheap", [{"nprobe": 1}, {"nprobe": 8}])
+@pytest.mark.parametrize("k_factor", [1, 50])
+def test_the_parameters_of_the_manifest_are_what_is_searched_with(
+    tmp_path: Path, small_vectors: FloatArray, cheap: dict[str, int], k_factor: int
+) -> None:
+    path = save(tmp_path, small_vectors, "IVF8,PQ4x4fs,RFlat")
+    parameters = cheap | {"k_factor": k_factor}
+    index = VectorIndex(path, make_manifest(SMALL, DIMENSION, **parameters))
+    index._approximate.cost = lambda fetch: 0
+    same = faiss.IndexRefineSearchParameters(
+        k_factor=k_factor, base_index_params=faiss.SearchParametersIVF(**cheap)
+    )
+    for query in small_vectors[:50]:
+        _, expected = faiss.read_index(str(path)).search(query[None], 2, params=same)
+        assert index.search(query, 2)[1].tolist() == expected[0].tolist()
 
 
 def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
