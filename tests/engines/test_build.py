@@ -105,6 +105,7 @@ def test_an_index_that_vllm_encoded_is_searched(
     # The summary stands alone on standard output.
     assert [line[:7].strip() for line in done.stdout.splitlines()] == [
         "corpus",
+        "",  # one text was cut: chunks are suggested
         "encode",
         "index",
         "total",
