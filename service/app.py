@@ -2,7 +2,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -23,11 +23,13 @@ from service.metrics import Metrics
 from service.middleware import Limits, RequestContext
 from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
-from service.redis_tier import RedisCache, RedisGuard
 from service.routes import PAGE, hot_router, router
 from service.settings import Settings
 from service.state import State
 from service.tracing import make_tracer
+
+if TYPE_CHECKING:
+    from service.redis_tier import RedisCache, RedisGuard
 
 _PREFIX = "care:"
 _ROUTERS = (hot_router, router)
@@ -57,19 +59,14 @@ def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
     metrics = Metrics()
     keys = ApiKeys.parse(settings.api_keys.get_secret_value() if settings.api_keys else "")
     tracer = make_tracer()
-    guard = _redis(settings, metrics)
     secret = settings.cache_secret.get_secret_value() if settings.cache_secret else None
-    redis = (
-        secret
-        and guard
-        and RedisCache(guard, secret.encode(), f"{_PREFIX}query:", settings.cache_ttl_seconds)
-    )
+    guard, redis = _redis(settings, metrics, secret)
     engine = Engine(
         settings,
         encoder,
         metrics,
         QueryKeys(secret or secrets.token_hex(32), encoder.spec),
-        redis or None,
+        redis,
     )
     limiter = (
         RateLimiter(settings.rate_limit, settings.rate_burst, guard, f"{_PREFIX}rate:")
@@ -137,14 +134,22 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     return app
 
 
-def _redis(settings: Settings, metrics: Metrics) -> RedisGuard | None:
+def _redis(
+    settings: Settings, metrics: Metrics, secret: str | None
+) -> "tuple[RedisGuard, RedisCache | None] | tuple[None, None]":
     if settings.redis_url is None:
-        return None
+        return None, None
+    # Its client takes a fifth of a second to import.
+    from service.redis_tier import RedisCache, RedisGuard
+
     breaker = Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
-    return RedisGuard(
+    guard = RedisGuard(
         settings.redis_url.get_secret_value(),
         settings.redis_timeout_ms / 1000,
         breaker,
         lambda kind: metrics.redis_errors.labels(kind).inc(),
     )
+    if secret is None:
+        return guard, None
+    return guard, RedisCache(guard, secret.encode(), f"{_PREFIX}query:", settings.cache_ttl_seconds)

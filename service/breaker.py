@@ -3,6 +3,10 @@ from collections.abc import Callable
 from enum import IntEnum
 
 
+class UnavailableError(Exception):
+    """A call failed, came too late, or was not made because the breaker is open."""
+
+
 class BreakerState(IntEnum):
     """Whether calls go through; the numbers are those of the metric."""
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.errors import QueryError
 from core.text import normalize_text
@@ -16,9 +16,11 @@ from service.collapse import search_documents
 from service.loaded_index import LoadedIndex, load_index
 from service.metrics import Metrics, Timings
 from service.pipeline import Flight, Pipeline
-from service.redis_tier import RedisCache
 from service.settings import Settings
 from service.vector_search import Found, limit_threads
+
+if TYPE_CHECKING:
+    from service.redis_tier import RedisCache
 
 # How long a real search may take before the service counts as not ready, and for how long
 # one that succeeded stands for the next [s].
@@ -80,7 +82,7 @@ class Engine:
         encoder: QueryEncoder,
         metrics: Metrics,
         keys: QueryKeys,
-        redis: RedisCache | None = None,
+        redis: "RedisCache | None" = None,
     ) -> None:
         self._settings = settings
         self._encoder = encoder
@@ -248,7 +250,7 @@ class Engine:
             self._pipeline.open(new.values())
 
     async def _look_up(
-        self, redis: RedisCache, index: LoadedIndex, flights: Sequence[Flight]
+        self, redis: "RedisCache", index: LoadedIndex, flights: Sequence[Flight]
     ) -> None:
         """Ends the flights that Redis knows and submits the others."""
         try:

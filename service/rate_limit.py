@@ -7,11 +7,14 @@ on; the request conforms if that leaves it at most burst intervals ahead of now.
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from redis.asyncio import Redis
+from service.breaker import UnavailableError
 
-from service.redis_tier import RedisGuard, RedisUnavailableError
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from service.redis_tier import RedisGuard
 
 # Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
 # Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
@@ -68,7 +71,7 @@ class RateLimiter:
         self,
         rate: float,
         burst: int,
-        guard: RedisGuard | None,
+        guard: "RedisGuard | None",
         prefix: str,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -93,14 +96,14 @@ class RateLimiter:
         if self._guard:
             try:
                 return await self._admit_shared(self._guard, name, cost) / 1_000_000
-            except RedisUnavailableError:
+            except UnavailableError:
                 pass
         return self._admit_alone(name, cost) / 1_000_000
 
-    async def _admit_shared(self, guard: RedisGuard, name: str, cost: int) -> int:
+    async def _admit_shared(self, guard: "RedisGuard", name: str, cost: int) -> int:
         arguments = (self._prefix + name, self._interval, self._burst, cost)
 
-        def charge(redis: Redis) -> Awaitable[int]:
+        def charge(redis: "Redis") -> Awaitable[int]:
             return cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
 
         return await guard.run(charge)

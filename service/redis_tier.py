@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from core.errors import CareError
-from service.breaker import Breaker
+from service.breaker import Breaker, UnavailableError
 from service.vector_search import Found
 
 ErrorKind = Literal["timeout", "connection", "value"]
@@ -27,10 +27,6 @@ _HEADER = struct.Struct("<BI")
 _SCORE = np.dtype("<f4")
 _ROW = np.dtype("<i8")
 _MAC_BYTES = 16
-
-
-class RedisUnavailableError(Exception):
-    """A call to Redis failed, came too late, or was not made because the breaker is open."""
 
 
 class RedisGuard:
@@ -75,7 +71,7 @@ class RedisGuard:
         that was cancelled or came too late is closed, as its answer may still arrive.
 
         Raises:
-            RedisUnavailableError: If there is no answer.
+            UnavailableError: If there is no answer.
         """
         allowed = False
         kind: ErrorKind
@@ -84,7 +80,7 @@ class RedisGuard:
             async with asyncio.timeout(self._timeout), self._slots:
                 allowed = self._breaker.allows()
                 if not allowed:
-                    raise RedisUnavailableError("the breaker is open")
+                    raise UnavailableError("the breaker is open")
                 result = await operation(self._client)
         except ResponseError as error:
             # Redis is there, but refuses: it is out of memory or read-only, for example.
@@ -105,7 +101,7 @@ class RedisGuard:
             self._breaker.succeeded()
             return result
         self.on_error(kind)
-        raise RedisUnavailableError(kind) from cause
+        raise UnavailableError(kind) from cause
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -171,7 +167,7 @@ class RedisCache:
         names = [self._name(key) for key in keys]
         try:
             values = await self._guard.run(lambda redis: redis.mget(names))
-        except RedisUnavailableError:
+        except UnavailableError:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
@@ -187,7 +183,7 @@ class RedisCache:
                     pipeline.set(name, value, ex=self._ttl_seconds)
                 await pipeline.execute()
 
-        with suppress(RedisUnavailableError):
+        with suppress(UnavailableError):
             await self._guard.run(put)
 
     def _name(self, key: bytes) -> str:

@@ -105,11 +105,11 @@ def _doubled(first: int, last: int) -> tuple[int, ...]:
 def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int, int]]:
     """Returns the shapes (rows, tokens) to run before the first request, smallest first.
 
-    A processor needs a short text and the longest, for its memory; a GPU each length, with
+    A processor has no more to prepare than a short text shows; a GPU needs each length, with
     one row and with the most, for its kernels and its memory.
     """
     if options.name == "cpu":
-        return [(1, min(_SHORTEST, max_length)), (1, max_length)]
+        return [(1, min(_SHORTEST, max_length))]
     lengths = Buckets.up_to(options.max_batch, max_length).lengths
     return [(rows, n) for n in lengths for rows in sorted({1, options.max_batch})]
 

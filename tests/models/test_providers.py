@@ -124,7 +124,7 @@ def test_every_padded_shape_is_inside_tensorrts_profile(max_length: int) -> None
 
 
 def test_warm_up_runs_what_each_provider_needs() -> None:
-    assert warm_up_shapes(ProviderOptions(), 512) == [(1, 16), (1, 512)]
+    assert warm_up_shapes(ProviderOptions(), 512) == [(1, 16)]
     expected = [(1, 16), (4, 16), (1, 32), (4, 32), (1, 48), (4, 48)]
     for name in ("cuda", "tensorrt"):
         assert warm_up_shapes(ProviderOptions(name, max_batch=4), 48) == expected

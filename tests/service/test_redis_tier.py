@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from core.errors import CareError
-from service.breaker import Breaker, BreakerState
-from service.redis_tier import RedisCache, RedisGuard, RedisUnavailableError
+from service.breaker import Breaker, BreakerState, UnavailableError
+from service.redis_tier import RedisCache, RedisGuard
 from service.vector_search import Found
 from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
@@ -63,7 +63,7 @@ class Guarded:
     async def fails(self) -> None:
         """A call fails, within a time far beyond the time-out."""
         async with asyncio.timeout(10):
-            with pytest.raises(RedisUnavailableError):
+            with pytest.raises(UnavailableError):
                 await self.get()
 
     def cache(self, secret: bytes = SECRET) -> RedisCache:
@@ -176,7 +176,7 @@ async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
             try:
                 assert await guarded.get() == b"value"
                 break
-            except RedisUnavailableError:
+            except UnavailableError:
                 guarded.now += 5
         assert guarded.breaker.state is BreakerState.CLOSED
 
@@ -196,7 +196,7 @@ async def test_a_server_that_never_answers_is_not_asked_again_and_again() -> Non
             results = await asyncio.gather(
                 *(guarded.get() for _ in range(500)), return_exceptions=True
             )
-        assert {type(result) for result in results} == {RedisUnavailableError}
+        assert {type(result) for result in results} == {UnavailableError}
         assert guarded.breaker.state is BreakerState.OPEN
         # Until the third failure opens the breaker, a call that ends lets another one begin.
         assert fake.connections <= 4 + 2
@@ -292,9 +292,9 @@ async def test_waiting_for_a_connection_is_no_failure_of_redis(server: RedisServ
         await asyncio.sleep(0)
         # They begin later, but not by so much that the holder's time is not theirs.
         results = await asyncio.gather(*(guarded.get() for _ in range(5)), return_exceptions=True)
-        with pytest.raises(RedisUnavailableError):
+        with pytest.raises(UnavailableError):
             await holder
-        unavailable = [r for r in results if isinstance(r, RedisUnavailableError)]
+        unavailable = [r for r in results if isinstance(r, UnavailableError)]
         assert guarded.errors == {"timeout": 1 + len(unavailable)}
         assert guarded.breaker.state is BreakerState.CLOSED
         assert await guarded.get() is None
