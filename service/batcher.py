@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any
 
 from core.types import FloatArray, QueryEncoder
@@ -72,6 +72,9 @@ class Batcher:
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
+        # One thread at a time takes jobs and puts back what it leaves: another would take younger
+        # ones meanwhile, and put them back before the older.
+        self._forming = Lock()
         self._closed = False
         self._threads = ThreadPoolExecutor(workers, "encode", initializer)
         for _ in range(workers):
@@ -99,15 +102,17 @@ class Batcher:
 
     def _work_once(self) -> bool:
         """Encodes one batch; a thread that waits for the next holds nothing of the last."""
-        window = self._oldest()
-        if not window:
-            return False
+        window: list[Job] = []
         try:
-            self._tokenize(window)
+            with self._forming:
+                window = self._oldest()
+                if not window:
+                    return False
+                self._tokenize(window)
+                batch = self._form(window)
         except Exception as error:  # whatever it is, every waiter must hear of it
             self._encoded(window, error)
             return True
-        batch = self._form(window)
         try:
             vectors = self._encode(batch)
         except Exception as error:

@@ -217,3 +217,34 @@ def test_a_text_that_would_pad_others_waits_for_its_like() -> None:
     assert choose([10, 10, 4, 3], 1000, 6) == {0, 1, 2}
     assert choose([10, 16], 1000, 6) == {0, 1}
     assert choose([10, 11, 10], 1000, 0) == {0, 2}
+
+
+class ReluctantEncoder(GatedEncoder):
+    """Tokenizes the first texts only when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizing = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def tokenize(self, texts: Sequence[str]) -> Sequence[str]:
+        self.tokenizing.release()
+        assert self.go_on.wait(WAIT)
+        return super().tokenize(texts)
+
+
+def test_no_thread_passes_by_older_texts_that_another_looks_at() -> None:
+    encoder = ReluctantEncoder()
+    # Each text is a batch of its own.
+    with running(encoder, budget=1, workers=2) as (batcher, outcomes):
+        batcher.submit(jobs("一", "二"))
+        assert encoder.tokenizing.acquire(timeout=WAIT)
+        batcher.submit(jobs("三", "四"))
+        # The other thread would come now, and take the younger ones.
+        assert not encoder.tokenizing.acquire(timeout=0.2)
+        encoder.go_on.set()
+        for _ in range(2):
+            assert encoder.entered.acquire(timeout=WAIT)
+        encoder.gate.release(4)
+        outcomes.wait(4)
+    assert {batch[0] for batch in encoder.batches[:2]} == {"一", "二"}
