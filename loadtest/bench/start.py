@@ -119,7 +119,10 @@ def run(options: Options) -> dict[str, Any]:
         seed=options.seed,
         cache=options.cache,
     )
-    vectors = np.load(scale_options.folder / "documents.npy", mmap_mode="r")
+    documents = scale_options.folder / "documents.npy"
+    if not documents.is_file():
+        sys.exit(f"error: {documents} is missing: make bench-scale VECTORS={options.vectors} first")
+    vectors = np.load(documents, mmap_mode="r")
     mean = np.asarray(vectors[:10_000]).mean(axis=0)
     _log.info("pair and index of %d documents", options.vectors)
     pair = make_pair(options.cache / f"pair-{options.dimension}", mean, options.seed).resolve()
