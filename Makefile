@@ -158,5 +158,5 @@ $(TEST): pyproject.toml constraints.txt
 	@echo "Installing into .venv-test (with torch; some minutes) …"
 	@test -x .venv-test/bin/python || $(PYTHON) -m venv .venv-test
 	@.venv-test/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	@.venv-test/bin/python $(PIP_INSTALL) -e '.[dev,eval,loadtest,tracing,train]'
+	@.venv-test/bin/python $(PIP_INSTALL) -e '.[cmedteb,curation,dev,eval,loadtest,tracing,train]'
 	@touch $@
