@@ -22,6 +22,12 @@ BOUND_MS ?= 100
 LOAD_QUERIES ?= data/sample/queries.jsonl
 LOAD_OUT ?= loadtest/results/locust
 IMAGE ?= care-retrieval
+DATA ?= data/sample
+SPLIT ?= test
+HUB ?=
+SYSTEMS ?=
+OUT ?= builds/cmedteb
+CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(OUT)' $(if $(HUB),--hub '$(HUB)')
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
@@ -38,7 +44,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate cmedteb tradeoff care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +54,7 @@ demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PO
 
 test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	deploy/install-chromium.sh
+	deploy/install-fonts.sh
 	deploy/install-tools.sh
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/ruff check .
@@ -68,6 +75,14 @@ serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT=, and every CARE_* of d
 evaluate: $(EVAL) ## Score an index over HTTP beside BM25: INDEX= PAIR= QUERIES= QRELS=
 	.venv/bin/python -m models.evaluation --index '$(INDEX)' --pair '$(PAIR)' \
 	  --queries '$(QUERIES)' --qrels '$(QRELS)'
+
+cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder, or hub) SPLIT= HUB= OUT=
+	.venv-test/bin/python -m models.evaluation.cmedteb run $(addprefix --system ,$(or $(SYSTEMS),$(PAIR))) $(CMEDTEB)
+	.venv-test/bin/python -m models.evaluation.cmedteb report $(CMEDTEB)
+
+tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
+	@deploy/install-fonts.sh
+	.venv-test/bin/python -m models.evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \
