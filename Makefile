@@ -65,7 +65,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 test-engines: .venv-engines/.complete ## Hold vLLM and LoRA adapters to transformers on tiny models (installs 3 GB)
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
 
-build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS=
+build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS= (docs/indexing-at-scale.md)
 	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
 	  $(if $(FACTORY),--factory '$(FACTORY)') $(INDEX_ARGS)
 

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         ("verify", _verify, "check a version through and through"),
         ("activate", _activate, "make a version the active one"),
         ("rollback", _rollback, "make the version before the active one active"),
-        ("prune", _prune, "delete old versions"),
+        ("prune", _prune, "delete old versions and their shards"),
     ):
         command = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -76,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--version", required=name == "activate", help="id of a version")
         if name == "prune":
             command.add_argument("--keep", type=_whole, default=3, help="newest versions to keep")
+            command.add_argument(
+                "--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept"
+            )
         command.set_defaults(run=run)
     return parser
 
@@ -333,7 +336,7 @@ def _rollback(options: argparse.Namespace) -> None:
 
 
 def _prune(options: argparse.Namespace) -> None:
-    for version in prune(options.indexes, options.index, keep=options.keep):
+    for version in prune(options.indexes, options.index, options.builds, keep=options.keep):
         print(f"deleted {version}")
 
 

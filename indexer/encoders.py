@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 from core.errors import CareError, PairError, ProviderError
-from core.types import Encoder, EncoderSpec, Pair
-from models.encoders.onnx import OnnxEncoder
+from core.types import Encoder, EncoderSpec, OffsetTokenizer, Pair
+from models.encoders.onnx import FileTokenizer, OnnxEncoder
 
 ENCODERS = ("auto", "onnx", "transformers", "vllm", "openai")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -54,7 +56,7 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     spec = pair.document
     name = _automatic(spec) if options.encoder == "auto" else options.encoder
     if name == "openai":
-        return _server_encoder(spec, options)
+        return _ServerEncoder(_server_encoder(spec, options), partial(_load_tokenizer, pair))
     if (name == "onnx") != (spec.format == "onnx"):
         raise PairError(
             f"encoder '{name}' cannot read format '{spec.format}', in which pair '{pair.name}' "
@@ -100,6 +102,39 @@ def _server_encoder(spec: EncoderSpec, options: EncoderOptions) -> Encoder:
         request_texts=options.batch_size,
         truncate=options.truncate,
     )
+
+
+class _ServerEncoder:
+    """A server's vectors and the pair's own tokens: a server does not show its.
+
+    Args:
+        server: What asks the server.
+        load_tokenizer: Loads the tokenizer; called only if tokens are asked for.
+    """
+
+    def __init__(self, server: Encoder, load_tokenizer: Callable[[], OffsetTokenizer]) -> None:
+        self.spec = server.spec
+        self.encode = server.encode
+        self._load_tokenizer = load_tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> OffsetTokenizer:
+        return self._load_tokenizer()
+
+    def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
+        return self._tokenizer.token_offsets(text)
+
+
+def _load_tokenizer(pair: Pair) -> OffsetTokenizer:
+    """Loads what the document side's texts are tokenized with."""
+    spec = pair.document
+    if spec.format == "onnx":
+        return FileTokenizer(spec, pair.folder)
+    try:
+        from models.encoders.checkpoints import CheckpointTokenizer, checkpoint_folder
+    except ModuleNotFoundError as error:
+        raise ProviderError(f"{error.name} is not installed: pip install transformers") from error
+    return CheckpointTokenizer(spec, checkpoint_folder(spec, pair.folder, tokenizer_only=True))
 
 
 def _automatic(spec: EncoderSpec) -> str:

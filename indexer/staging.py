@@ -84,11 +84,9 @@ def stage(
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
     """
-    summary = folder / SUMMARY
-    if summary.exists():
-        staged = StagedCorpus.model_validate_json(summary.read_bytes())
-        if staged.rejected / (staged.rejected + staged.documents) <= max_reject_rate:
-            return staged
+    earlier = read_staged(folder)
+    if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
+        return earlier
 
     ids, texts = _Ids(), bytearray()
     accepted = rows = 0
@@ -131,8 +129,19 @@ def stage(
         filter_fields=by_value.fields(),
         chunks=rows if chunker else None,
     )
-    write_text(summary, staged.model_dump_json(indent=2))
+    write_staged(folder, staged)
     return staged
+
+
+def write_staged(folder: Path, staged: StagedCorpus) -> None:
+    """Says in a build folder that its first pass has ended, and what it found."""
+    write_text(folder / SUMMARY, staged.model_dump_json(indent=2))
+
+
+def read_staged(folder: Path) -> StagedCorpus | None:
+    """Returns what the first pass found in a build folder, or None if it did not end."""
+    summary = folder / SUMMARY
+    return StagedCorpus.model_validate_json(summary.read_bytes()) if summary.exists() else None
 
 
 def unique_text_rows(folder: Path) -> RowArray:

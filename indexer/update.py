@@ -20,7 +20,7 @@ from indexer.chunking import Chunker
 from indexer.corpus import Place, corpus_checksum, corpus_files
 from indexer.faiss_factory import choose_factory
 from indexer.reuse import known_vectors
-from indexer.staging import REJECTS, StagedCorpus, stage
+from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.verify import verify_version
 
 
@@ -154,6 +154,8 @@ def _added(
                 chunker=chunker,
             )
         yield _Added(files, folder, staged)
+        # An update that fails or is killed finds it again.
+        shutil.rmtree(folder)
 
 
 class _Merged:
@@ -256,7 +258,9 @@ def _lay_out(
             unchanged=merged.unchanged,
         ),
     }
-    return staged.model_copy(update=facts)
+    staged = staged.model_copy(update=facts)
+    write_staged(folder, staged)
+    return staged
 
 
 def _read_ids(path: Path) -> list[str]:

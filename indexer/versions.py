@@ -1,12 +1,19 @@
 """The life of published versions: activate, roll back, prune."""
 
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from core.errors import IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.files import exclusive
 from core.versions import current_version, index_folder, list_versions, set_current
+from indexer.staging import read_staged
 from indexer.verify import verify_version
+
+_KEY = 8
+_BUILD = re.compile("[0-9a-f]{16}")
+_ADDED = re.compile("added-[0-9a-f]{16}")
 
 
 def activate(root: Path, name: str, version: str) -> None:
@@ -36,11 +43,17 @@ def rollback(root: Path, name: str) -> str:
     return older[-1]
 
 
-def prune(root: Path, name: str, *, keep: int) -> list[str]:
-    """Deletes all but the newest `keep` versions and the active one.
+def prune(root: Path, name: str, builds: Path, *, keep: int) -> list[str]:
+    """Deletes all but the newest `keep` versions and the active one, with what built them.
 
     Left-overs of builds that were killed while publishing go too. A service that still
     has a deleted version open keeps it until it lets go.
+
+    Args:
+        root: Where indexes are published.
+        name: The index.
+        builds: Where builds keep what a resumed one reads.
+        keep: The number of newest versions to keep.
 
     Returns:
         The ids of the deleted versions.
@@ -53,6 +66,36 @@ def prune(root: Path, name: str, *, keep: int) -> list[str]:
     with exclusive(folder):
         newest_first = list_versions(root, name)[::-1]
         deleted = [version for version in newest_first[keep:] if version != current]
-        for path in [*(folder / version for version in deleted), *folder.glob(".*.tmp/")]:
+        left_over = list(folder.glob(".*.tmp/"))
+        killed = [path.name.removesuffix(".tmp") for path in left_over]
+        kept = [version for version in newest_first if version not in deleted]
+        for path in _unneeded(builds / name, deleted, kept + killed):
+            # One that is at work needs its folder.
+            with suppress(CareError), exclusive(path):
+                shutil.rmtree(path)
+        for path in [*(folder / version for version in deleted), *left_over]:
             shutil.rmtree(path)
     return deleted
+
+
+def _unneeded(builds: Path, deleted: list[str], kept: list[str]) -> list[Path]:
+    """Returns the folders that no version was built in and no killed build goes on in.
+
+    Those are of deleted versions and of updates of versions that are gone, and what updates
+    add: a killed update reads that again, and goes on with what it has encoded.
+    """
+    gone, needed = set(map(_key, deleted)), set(map(_key, kept))
+    unneeded = []
+    for path in filter(Path.is_dir, sorted(builds.glob("*"))):
+        if _ADDED.fullmatch(path.name):
+            unneeded.append(path)
+        elif _BUILD.fullmatch(path.name) and (key := path.name[:_KEY]) not in needed:
+            base = staged.update.base if (staged := read_staged(path)) and staged.update else None
+            if key in gone or (base and base not in kept):
+                unneeded.append(path)
+    return unneeded
+
+
+def _key(version: str) -> str:
+    """Returns the first digits of the key of the build that a version comes from."""
+    return version.rpartition("-")[2]

@@ -12,23 +12,28 @@ from core.errors import PairError
 from core.text import with_prompt
 from core.types import EncoderSpec, Encoding, FloatArray
 from core.vectors import truncate_normalize
+from models.encoders.tokens import text_offsets
 
 # Copies of the weights for other frameworks.
 _UNREAD = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
+# What a tokenizer is read from; the weights, gigabytes, are not among it.
+_TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
-def checkpoint_folder(spec: EncoderSpec, folder: Path) -> Path:
+def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
     """Returns where the checkpoint lies: the local folder, or what the hub delivered.
 
     Args:
         spec: The facts of the encoder.
         folder: The folder that the spec's paths are relative to.
+        tokenizer_only: Whether the hub need not deliver the weights.
 
     Raises:
         PairError: If there is no such folder, or the hub does not deliver the model.
     """
     if not spec.weights:
-        return _download(spec.model, spec.revision, "weights")
+        files = _TOKENIZER if tokenizer_only else None
+        return _download(spec.model, spec.revision, "weights", files)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
         raise PairError(f"{path} is no checkpoint of {spec.model}: it has no config.json")
@@ -45,9 +50,13 @@ def adapter_folder(spec: EncoderSpec, folder: Path) -> Path:
     return path if path.is_dir() else _download(spec.adapter, None, "adapter")
 
 
-def _download(model: str, revision: str | None, field: str) -> Path:
+def _download(model: str, revision: str | None, field: str, files: list[str] | None = None) -> Path:
     try:
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=_UNREAD))
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=files, ignore_patterns=_UNREAD
+            )
+        )
     except (OSError, ValueError) as error:  # the hub's errors are one or the other
         at = f" at revision '{revision}'" if revision else ""
         raise PairError(
@@ -103,6 +112,10 @@ class CheckpointTokenizer:
         """Tokenizes texts behind the prompt; what is cut is cut before the special tokens."""
         encoded = self._tokenizer.encode_batch([with_prompt(self._prompt, text) for text in texts])
         return [Tokens(e.ids + self._end, bool(e.overflowing)) for e in encoded]
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return text_offsets(self._tokenizer, self._prompt, text) + [(0, 0)] * len(self._end)
 
 
 def as_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:

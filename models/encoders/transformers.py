@@ -81,6 +81,10 @@ class TransformersEncoder:
         vectors = self._dense(torch.from_numpy(self._pooled(tokens))).numpy()
         return as_encoding(self.spec, vectors, tokens)
 
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return self._tokenizer.token_offsets(text)
+
     def _pooled(self, tokens: Sequence[Tokens]) -> FloatArray:
         ids = np.zeros((len(tokens), max(len(t.ids) for t in tokens)), dtype=np.int64)
         mask = np.zeros_like(ids)

@@ -111,6 +111,10 @@ class VllmEncoder:
             vectors[first::step] = part
         return as_encoding(self.spec, vectors, tokens)
 
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return self._tokenizer.token_offsets(text)
+
 
 def _results(pending: Sequence[Future[Any]]) -> list[Any]:
     try:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from core.errors import ProviderError
-from core.types import FloatArray
+from core.types import Chunking, Document, FloatArray
+from indexer.chunking import Chunker
 from models.encoders.transformers import TransformersEncoder
 from models.encoders.vllm import VllmEncoder, _devices
 from tests.checkpoints import (
@@ -66,6 +67,20 @@ def test_tokens_are_those_of_transformers_and_a_cut_text_keeps_its_end(
     assert encoding.truncated.tolist() == [False] * len(TEXTS) + [True]
     assert encoding.token_counts[-1] == MAX_LENGTH
     assert vllm._tokenizer([LONG])[0].ids[-1] == 0
+
+
+def test_documents_are_cut_at_the_tokens_that_are_read(vllm: VllmEncoder) -> None:
+    text = LONG + "😀龘" * 20
+    chunks = Chunker(vllm, Chunking(tokens=MAX_LENGTH)).cut(Document("d", text))
+    other = Chunker(
+        TransformersEncoder(vllm.spec, Path(), device="cpu"), Chunking(tokens=MAX_LENGTH)
+    )
+    assert isinstance(chunks, list)
+    assert chunks == other.cut(Document("d", text))
+    assert "".join(chunk.text for chunk in chunks) == text
+    encoding = vllm.encode([chunk.text for chunk in chunks])
+    assert not encoding.truncated.any()
+    assert encoding.token_counts[:-1].mean() > 0.8 * MAX_LENGTH
 
 
 def test_a_text_has_the_same_vector_alone_and_in_any_batch(

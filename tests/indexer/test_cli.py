@@ -121,7 +121,9 @@ def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path)
     assert json.loads(rejects.read_text("utf-8"))["line"] == 10
 
 
-def test_versions_can_be_listed_switched_verified_and_pruned(build: Run, run: Run) -> None:
+def test_versions_can_be_listed_switched_verified_and_pruned(
+    build: Run, run: Run, tmp_path: Path
+) -> None:
     for count in (10, 11, 12):
         build(make_records(count))
     listed = run("list")[1].splitlines()
@@ -135,7 +137,10 @@ def test_versions_can_be_listed_switched_verified_and_pruned(build: Run, run: Ru
     assert activate == (0, f"active  {ids[0]}: reload the service to search it\n", "")
     assert run("verify")[1].endswith(f"whole   {ids[0]}\n")
     assert run("verify", "--version", ids[2])[1].endswith(f"whole   {ids[2]}\n")
-    assert run("prune", "--keep", "1") == (0, f"deleted {ids[1]}\n", "")
+    builds = tmp_path / "builds"
+    pruned = run("prune", "--keep", "1", "--builds", str(builds))
+    assert pruned == (0, f"deleted {ids[1]}\n", "")
+    assert len(list((builds / "test").iterdir())) == 2
     assert [line[2:5] for line in run("list")[1].splitlines()[1:]] == [
         f"* {ids[0][0]}",
         f"  {ids[2][0]}",

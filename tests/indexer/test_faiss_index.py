@@ -299,7 +299,7 @@ def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
     (left,) = indexes.glob("test/.*.tmp")
     assert (left / "vectors.faiss").is_file()
     assert len(list(left.glob("parts-*/part-*"))) == 2
-    assert prune(indexes, "test", keep=3) == []
+    assert prune(indexes, "test", tmp_path / "builds", keep=3) == []
     assert list(indexes.glob("test/.*.tmp")) == []
     manifest = build_version(make_records(400), factory="IVF4,SQ8", recall=0.9)
     assert manifest.factory == "IVF4,SQ8"
