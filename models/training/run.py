@@ -288,13 +288,16 @@ def _key(
 def _checksums(files: list[Path]) -> dict[str, str]:
     try:
         # By their names alone: the same data in another place is the same data.
-        return {f"{path.parent.name}/{path.name}": _sha256(path) for path in files}
+        return {
+            f"{path.parent.name}/{path.name}": _sha256(path, path.stat().st_mtime_ns)
+            for path in files
+        }
     except OSError as error:
         raise TrainingError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 @cache
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, changed: int) -> str:
     return sha256_file(path)
 
 

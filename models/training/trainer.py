@@ -103,7 +103,7 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"stage '{self._label}', step {self.state.global_step + 1}: the loss is "
-                f"{float(loss)}: lower learning_rate, or set precision to bf16 or fp32"
+                f"{loss.item()}: lower learning_rate, or set precision to bf16 or fp32"
             )
         for name, value in losses.items():
             if name != "loss":
@@ -123,6 +123,10 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         assert self._measure is not None
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
+        # Takes note that this step has been measured.
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
