@@ -41,9 +41,9 @@ def main() -> int:
 
         from models.training.run import run
 
-        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         # Bars for loading a checkpoint; training has its own.
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         main_process = PartialState().is_main_process
         for seed in recipe.seeds:
             folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)

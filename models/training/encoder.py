@@ -208,7 +208,7 @@ class Encoder(nn.Module):
         order = lengths.argsort(stable=True)
         again = torch.is_grad_enabled() and self.trainable
         parts = []
-        for rows in order.split(mini_batch):
+        for rows in torch.split(order, mini_batch):
             longest = int(lengths[rows[-1]])
             part = ids[rows, :longest], mask[rows, :longest]
             parts.append(checkpoint(self, *part, use_reentrant=False) if again else self(*part))
@@ -353,4 +353,4 @@ def _set_dropout(module: nn.Module, dropout: float) -> None:
         if isinstance(part, nn.Dropout):
             part.p = dropout
         elif isinstance(getattr(part, "attention_dropout", None), float):
-            part.attention_dropout = dropout
+            setattr(part, "attention_dropout", dropout)  # noqa: B010 (modules type it otherwise)

@@ -152,12 +152,11 @@ def _mine(context: Context) -> Outcome:
     # The documents of the examples come first: rows of the corpus are rows here.
     others = read_documents(stage.data, context.mined)
     documents = list(dict.fromkeys((*corpus.documents, *others)))
-    vectors = [
-        _frozen(context, context.sides[stage.side], role, texts, stage.batch)
-        for role, texts in (("query", corpus.queries), ("document", documents))
-    ]
+    side = context.sides[stage.side]
+    ask = _frozen(context, side, "query", corpus.queries, stage.batch)
+    find = _frozen(context, side, "document", documents, stage.batch)
     if PartialState().is_main_process:
-        mined = mine(*vectors, corpus.positives, stage)
+        mined = mine(ask, find, corpus.positives, stage)
         write_triples(context.folder / TRIPLES, corpus, documents, mined)
     return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
 
@@ -302,7 +301,7 @@ def _fit_pairs(
     """Trains on examples; the texts of a side that is not trained are encoded once."""
     examples, dropped = read_examples(context.stage.data, context.held_out, context.mined)
     corpus = Corpus.of(examples)
-    texts = {
+    texts: dict[Role, Tokens | FloatArray] = {
         "query": _texts(context, encoders, pair, "query", corpus.queries),
         "document": _texts(context, encoders, pair, "document", corpus.documents),
     }

@@ -129,7 +129,7 @@ def _convert(folder: Path) -> None:
     kept = kept_pieces(source)
     begin, padding, end = (source.pieces[id_] for id_ in source.controls)
     build_bert(source, kept).save_pretrained(folder)
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=build_tokenizer(source, kept),
         bos_token=begin,
         cls_token=begin,

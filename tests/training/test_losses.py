@@ -112,14 +112,14 @@ def test_score_divergence_is_zero_for_equal_scores_and_finite_with_exclusions() 
     excluded = torch.zeros(4, 6, dtype=torch.bool)
     excluded[:, 5] = True
     same = score_divergence(queries, documents, queries.detach(), documents, 0.1, 0.1, excluded)
-    assert float(same) == pytest.approx(0, abs=1e-6)
+    assert same.item() == pytest.approx(0, abs=1e-6)
     other = score_divergence(
         queries, documents, random_units(4, 8, 2), documents, 0.1, 0.1, excluded
     )
     other.backward()
     assert queries.grad is not None
     assert torch.isfinite(queries.grad).all()
-    assert float(other) > 0.01
+    assert other.item() > 0.01
 
 
 def test_losses_are_float32_under_autocast() -> None:
