@@ -44,6 +44,7 @@ from indexer.stores import (
     NewVersion,
     Store,
     check_factory,
+    check_store,
     choose_factory,
     store_of,
     write_vectors,
@@ -198,6 +199,7 @@ def build(
     """
     if options.factory:
         check_factory(options.store, options.factory, document_encoder.spec.dimension)
+    check_store(options.store, options.milvus)
     parent = index_folder(options.indexes, options.name)
     source = source or _corpus(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
@@ -372,7 +374,7 @@ def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
             folder.rename(parent / version)
             sync(parent)
         finally:
-            with suppress(CareError):  # what stays is what the next build or prune removes
+            with suppress(CareError, OSError):  # what stays is what the next build or prune removes
                 remove_hidden(folder, options.milvus)
 
 

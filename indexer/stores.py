@@ -106,6 +106,17 @@ def check_factory(store: Store, factory: str, dimension: int, count: int | None 
         faiss_factory.check_factory(factory, dimension, count)
 
 
+def check_store(store: Store, milvus: MilvusAddress | None) -> None:
+    """Finds out whether vectors can be kept there, before any work is done.
+
+    Raises:
+        CareError: If Milvus does not answer, or its address is not known.
+        ProviderError: If its client is not installed.
+    """
+    if store == "milvus":
+        open_milvus(milvus)
+
+
 def write_vectors(store: Store, new: NewVersion, milvus: MilvusAddress | None) -> SearchChoice:
     """Writes the vectors of a new version, and chooses how they are searched.
 
@@ -183,7 +194,7 @@ def open_milvus(milvus: MilvusAddress | None) -> "MilvusStore":
         from indexer.milvus_store import MilvusStore
     except ModuleNotFoundError as error:
         raise ProviderError(
-            f"Milvus needs {error.name}: pip install 'care-retrieval[distributed]'"
+            "vectors in Milvus need pymilvus: pip install 'care-retrieval[distributed]'"
         ) from error
     return MilvusStore(milvus.uri, milvus.token)
 

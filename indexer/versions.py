@@ -98,5 +98,6 @@ def remove_hidden(path: Path, milvus: MilvusAddress | None = None) -> None:
     Raises:
         CareError: If Milvus cannot be asked; the folder stays then.
     """
-    drop_vectors(path, milvus)
-    shutil.rmtree(path, ignore_errors=True)
+    if path.is_dir():
+        drop_vectors(path, milvus)
+        shutil.rmtree(path)

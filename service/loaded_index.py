@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core import documents, filters
-from core.canaries import canary_vectors, check_canaries
+from core.canaries import check_canaries
 from core.documents import DocumentReader
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
@@ -74,8 +74,6 @@ def load_index(
         )
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
-    for canary in canary_vectors(manifest.canaries):  # brings in the pages of first searches
-        vectors.search(canary, 1)
     return LoadedIndex(
         identity=_identity(manifest),
         manifest=manifest,

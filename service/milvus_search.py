@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -188,7 +189,7 @@ class CollectionSearch:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         if wanted <= MAX_HITS and (rows is None or filter_):
             expression = labels_expression(self._filters.labels(filter_ or {}))
-            found = self._call(lambda: self._nearest(query, wanted, expression, _ANY))
+            found = self._call(partial(self._nearest, query, wanted, expression, _ANY))
             if len(found[1]) == wanted:
                 return found
         return self._exact(query, wanted, rows)
@@ -213,14 +214,11 @@ class CollectionSearch:
             rows = np.arange(self._manifest.count)
         scores, best = np.empty(0, np.float32), np.empty(0, np.int64)
         for part in _parts(rows):
-            found = self._call(
-                lambda part=part: self._query(
-                    filter=rows_expression(part), output_fields=[ROW, VECTOR]
-                )
-            )
+            expression = rows_expression(part)
+            found = self._call(partial(self._query, filter=expression, output_fields=[ROW, VECTOR]))
             vectors = np.array([entity[VECTOR] for entity in found], np.float32)
-            scores = np.concatenate([scores, vectors @ query])
-            best = np.concatenate([best, [entity[ROW] for entity in found]])
+            scores = np.concatenate([scores, vectors.reshape(-1, len(query)) @ query])
+            best = np.concatenate([best, np.array([entity[ROW] for entity in found], np.int64)])
             order = np.argsort(-scores, kind="stable")[:k]
             scores, best = scores[order], best[order]
         return scores, best
@@ -274,10 +272,10 @@ def _parts(rows: RowArray) -> Iterator[list[int]]:
         yield part
 
 
-def _code(error: Exception) -> str:
+def _code(error: MilvusException | grpc.RpcError) -> str:
     code = error.code if isinstance(error, MilvusException) else error.code()
-    return getattr(code, "name", str(code))
+    return str(getattr(code, "name", code))
 
 
-def _unanswered(error: Exception) -> IndexVersionError:
+def _unanswered(error: MilvusException | grpc.RpcError) -> IndexVersionError:
     return IndexVersionError(f"Milvus (CARE_MILVUS_URI) cannot be asked: {_code(error)}")

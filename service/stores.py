@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from core.canaries import canary_vectors
 from core.errors import IndexVersionError, ProviderError
 from core.filters import FilterReader
 from core.milvus import read_collection
@@ -69,7 +70,10 @@ class FaissFiles:
             raise IndexVersionError(
                 f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI"
             )
-        return VectorIndex(folder / VECTORS, manifest)
+        index = VectorIndex(folder / VECTORS, manifest)
+        for canary in canary_vectors(manifest.canaries):  # brings in the pages of first searches
+            index.search(canary, 1)
+        return index
 
 
 def open_store(settings: Settings) -> VectorStore:
@@ -85,7 +89,7 @@ def open_store(settings: Settings) -> VectorStore:
         from service.milvus_search import MilvusVectors
     except ModuleNotFoundError as error:
         raise ProviderError(
-            f"CARE_STORE=milvus needs {error.name}: pip install 'care-retrieval[distributed]'"
+            "CARE_STORE=milvus needs pymilvus: pip install 'care-retrieval[distributed]'"
         ) from error
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
     return MilvusVectors(

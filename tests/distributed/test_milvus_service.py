@@ -185,6 +185,18 @@ def test_a_dead_milvus_is_503_until_it_is_back(served: Served, end: str) -> None
     assert client.get("/health/ready").status_code == 200
 
 
+def test_calls_under_way_when_milvus_dies_are_503(served: Served) -> None:
+    client, milvus = served.client, served.milvus
+    assert search(client)[0] == 200
+    milvus.hang()
+    killing = threading.Timer(0.3, milvus.kill)
+    killing.start()
+    assert ask_at_once(client, 24) == [(503, UNAVAILABLE)] * 24
+    killing.join()
+    milvus.start()
+    wait_until_found(client)
+
+
 def test_cached_hits_outlive_milvus(
     tmp_path: Path, build_version: Builder, own_milvus: MilvusServer
 ) -> None:
