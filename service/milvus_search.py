@@ -45,8 +45,8 @@ _BEAM = 4
 _STRONG, _ANY = "Strong", "Eventually"
 _READ_ROWS = 1024
 _MIN_CANARY_SCORE = 0.99
-# A call waits for a connection until its time-out. By default it fails at once, which the client
-# answers by connecting anew, one thread after the other, however many there are.
+# A call waits for a connection until its time-out; by default the client tries again after pauses
+# that grow beyond it. gRPC itself would wait for minutes before it connects anew.
 _GRPC_OPTIONS = {
     "grpc.service_config": json.dumps({"methodConfig": [{"name": [{}], "waitForReady": True}]}),
     "grpc.initial_reconnect_backoff_ms": 100,
@@ -75,7 +75,8 @@ class MilvusVectors:
             )
         except (MilvusException, grpc.RpcError) as error:
             raise _unanswered(error) from error
-        # Likewise where a connection breaks during a call: gRPC itself connects anew.
+        # When a connection breaks during calls the client would connect anew for each of them, one
+        # after the other, with a time-out each; gRPC connects anew by itself.
         del self._client._handler._on_rpc_error
         self._timeout = timeout
         self._guard = _Guard()

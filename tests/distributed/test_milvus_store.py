@@ -197,6 +197,22 @@ def test_an_update_reuses_the_vectors_of_the_collection(
     assert verify_version(folder_of(options, manifest.version), options.milvus) == manifest
 
 
+def test_an_index_moves_between_the_stores_without_encoding(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    files = replace(options, store="faiss", milvus=None)
+    first = publish(files)
+    encoder = BigramEncoder("document")
+    second = build(options, encoder, BigramEncoder("query"))[0].version
+    assert encoder.texts_seen == 0
+    assert rollback(options.indexes, "test") == first
+    assert aliased(milvus) == collection_name("test", second)
+    assert prune(options.indexes, "test", keep=0, milvus=options.milvus) == []
+    third = publish(files)
+    assert prune(options.indexes, "test", keep=0, milvus=options.milvus) == [first]
+    assert list_versions(options.indexes, "test") == [second, third]
+
+
 def test_a_collection_that_changed_or_is_gone_is_found_out(
     options: BuildOptions, milvus: MilvusServer
 ) -> None:
