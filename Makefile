@@ -64,8 +64,9 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
 
-test-engines: .venv-engines/.complete ## Hold vLLM and LoRA adapters to transformers on tiny models (installs 3 GB)
+test-engines: .venv-engines/.complete .venv-distributed/.complete ## Hold vLLM, LoRA adapters and Milvus to what is embedded (installs 3 GB)
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 .venv-distributed/bin/python -m pytest tests/distributed
 
 build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS= (docs/indexing-at-scale.md)
 	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
@@ -148,6 +149,12 @@ $(BENCH_OTHERS):
 	  -r tests/engines/requirements-vllm.txt -r tests/engines/requirements.txt '$(VLLM)' -e .
 	@touch $@
 
+.venv-distributed/.complete: tests/distributed/requirements.txt pyproject.toml constraints.txt
+	@echo "Installing into $(@D) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) -r $< -e .
+	@touch $@
+
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
@@ -160,7 +167,7 @@ image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
 
 clean: ## Delete the environments, caches and builds; indexes stay
-	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines .venv-distributed builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into .venv …"

@@ -1,6 +1,7 @@
 """`python -m indexer`: build, look after and switch the versions of an index."""
 
 import argparse
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from core.versions import current_version, index_folder, list_versions, read_man
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
 from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
 from indexer.staging import REJECTS
+from indexer.stores import STORES, MilvusAddress, store_of
 from indexer.update import Changes, active_manifest, kept_factory, update
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
@@ -72,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
         command.add_argument("--index", required=name != "list", help="name of the index")
+        if name != "list":
+            _add_milvus(command)
         if name in ("verify", "activate"):
             command.add_argument("--version", required=name == "activate", help="id of a version")
         if name == "prune":
@@ -95,8 +99,8 @@ def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
     add("--encode-all", action="store_true", help="encode again what has a vector")
     _add_build_options(command)
-    # Without --factory and --recall the new version has those of the active one.
-    command.set_defaults(run=_update, corpus="", recall=None)
+    # Without --factory, --recall and --store the new version has those of the active one.
+    command.set_defaults(run=_update, corpus="", recall=None, store=None)
 
 
 def _add_build_options(command: argparse.ArgumentParser) -> None:
@@ -106,6 +110,8 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
     add("--builds", type=Path, default=_DEFAULTS.builds, help="where builds keep their shards")
     add("--factory", help="FAISS factory: Flat, HNSW32, IVF1024,SQ8 … (default: by size)")
+    add("--store", choices=STORES, default=_DEFAULTS.store, help="where the vectors are kept")
+    _add_milvus(command)
     add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
     add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
     add(
@@ -138,6 +144,18 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--truncate", action="store_true", help="ask the server to cut long texts (vLLM can)"
     )
+
+
+def _add_milvus(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--milvus-uri",
+        help="address of Milvus (default: CARE_MILVUS_URI); its token is CARE_MILVUS_TOKEN",
+    )
+
+
+def _milvus(options: argparse.Namespace) -> MilvusAddress | None:
+    uri: str | None = options.milvus_uri or os.environ.get("CARE_MILVUS_URI")
+    return MilvusAddress(uri, os.environ.get("CARE_MILVUS_TOKEN", "")) if uri else None
 
 
 def _whole(text: str) -> int:
@@ -197,6 +215,8 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         threads=options.threads,
         chunking=_chunking(options),
         memory_gib=options.memory_gib,
+        store=options.store,
+        milvus=_milvus(options),
     )
 
 
@@ -228,8 +248,10 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _update(options: argparse.Namespace) -> None:
-    base = active_manifest(options.indexes, options.index)
-    options.factory = options.factory or kept_factory(base)
+    base = active_manifest(options.indexes, options.index, _milvus(options))
+    options.store = options.store or store_of(base)
+    if options.store == store_of(base):
+        options.factory = options.factory or kept_factory(base)
     if options.recall is None:
         options.recall = base.recall.target
     pair = load_pair(options.pair)
@@ -291,11 +313,15 @@ def _print_version(manifest: IndexManifest) -> None:
     parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
     size = sum(record.bytes for record in manifest.files.values())
     print(
-        f"index   {manifest.factory}{' ' if parameters else ''}{parameters}, "
+        f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
         f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
         f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
         f"on {manifest.recall.queries} queries ({manifest.recall.source})"
     )
+
+
+def _factory(manifest: IndexManifest) -> str:
+    return manifest.factory + (" in Milvus" if store_of(manifest) == "milvus" else "")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -313,30 +339,38 @@ def _list(options: argparse.Namespace) -> None:
             rows = "chunks" if manifest.chunking else "documents"
             print(
                 f"  {'*' if version == current else ' '} {version}  {manifest.count:,} {rows}  "
-                f"{manifest.factory}  {manifest.encoder.embedding_space}  "
+                f"{_factory(manifest)}  {manifest.encoder.embedding_space}  "
                 f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
             )
 
 
 def _verify(options: argparse.Namespace) -> None:
     version = options.version or current_version(options.indexes, options.index)
-    manifest = verify_version(index_folder(options.indexes, options.index) / version)
+    folder = index_folder(options.indexes, options.index) / version
+    manifest = verify_version(folder, _milvus(options))
     _print_version(manifest)
     print(f"whole   {version}")
 
 
 def _activate(options: argparse.Namespace) -> None:
-    activate(options.indexes, options.index, options.version)
+    activate(options.indexes, options.index, options.version, _milvus(options))
     print(f"active  {options.version}: reload the service to search it")
 
 
 def _rollback(options: argparse.Namespace) -> None:
-    version = rollback(options.indexes, options.index)
+    version = rollback(options.indexes, options.index, _milvus(options))
     print(f"active  {version}: reload the service to search it")
 
 
 def _prune(options: argparse.Namespace) -> None:
-    for version in prune(options.indexes, options.index, options.builds, keep=options.keep):
+    deleted = prune(
+        options.indexes,
+        options.index,
+        options.builds,
+        keep=options.keep,
+        milvus=_milvus(options),
+    )
+    for version in deleted:
         print(f"deleted {version}")
 
 

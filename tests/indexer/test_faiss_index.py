@@ -17,7 +17,8 @@ from core.versions import list_versions
 from indexer import faiss_training
 from indexer.faiss_factory import check_factory, choose_factory
 from indexer.faiss_index import build_index, read_index, write_index
-from indexer.faiss_search import SearchChoice, best_scores, choose_search
+from indexer.faiss_search import best_scores, choose_search
+from indexer.recall import SearchChoice
 from indexer.shards import ShardedVectors, write_shard
 from indexer.verify import verify_version
 from indexer.versions import prune
