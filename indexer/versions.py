@@ -71,6 +71,7 @@ def prune(
         name: The index.
         builds: Where builds keep what a resumed one reads.
         keep: The number of newest versions to keep.
+        milvus: Where collections are, or None.
 
     Returns:
         The ids of the deleted versions.

@@ -78,7 +78,7 @@ def test_a_service_process_answers_alike_and_switches_under_queries(
             asking.wait_for(first)
             activate(tmp_path / "indexes", "test", second, milvus.address)
             assert ask(address, "/index/reload", {})[1]["version"] == second
-            prune(tmp_path / "indexes", "test", keep=1, milvus=milvus.address)
+            prune(tmp_path / "indexes", "test", tmp_path / "builds", keep=1, milvus=milvus.address)
             asking.wait_for(second)
         assert asking.statuses == {200}
         assert asking.versions == [first, second, first, second]

@@ -102,7 +102,7 @@ def test_a_pruned_version_takes_its_collection_with_it(
 ) -> None:
     first, second, third = (publish(options) for _ in range(3))
     activate(options.indexes, "test", second, options.milvus)
-    assert prune(options.indexes, "test", keep=1, milvus=options.milvus) == [first]
+    assert prune(options.indexes, "test", options.builds, keep=1, milvus=options.milvus) == [first]
     assert list_versions(options.indexes, "test") == [second, third]
     assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
 
@@ -111,7 +111,7 @@ def test_what_an_alias_leads_to_is_not_pruned(options: BuildOptions, milvus: Mil
     first, second = publish(options), publish(options)
     with milvus.client() as client:
         client.alter_alias(collection_name("test", first), alias_name("test"))
-    assert prune(options.indexes, "test", keep=1, milvus=options.milvus) == []
+    assert prune(options.indexes, "test", options.builds, keep=1, milvus=options.milvus) == []
     assert list_versions(options.indexes, "test") == [first, second]
 
 
@@ -120,7 +120,7 @@ def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
     for command in (
         lambda: rollback(options.indexes, "test"),
         lambda: activate(options.indexes, "test", first),
-        lambda: prune(options.indexes, "test", keep=0),
+        lambda: prune(options.indexes, "test", options.builds, keep=0),
         lambda: verify_version(folder_of(options, first)),
     ):
         with pytest.raises(CareError, match="need its address: --milvus-uri, or CARE_MILVUS_URI"):
@@ -152,7 +152,7 @@ def test_prune_tidies_up_after_a_killed_build(
     first = publish(options)
     command = [sys.executable, "-m", "tests.distributed.killed_milvus_build", str(tmp_path)]
     assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
-    assert prune(options.indexes, "test", keep=1, milvus=options.milvus) == []
+    assert prune(options.indexes, "test", options.builds, keep=1, milvus=options.milvus) == []
     assert collections(milvus) == {collection_name("test", first)}
     assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
 
@@ -207,9 +207,9 @@ def test_an_index_moves_between_the_stores_without_encoding(
     assert encoder.texts_seen == 0
     assert rollback(options.indexes, "test") == first
     assert aliased(milvus) == collection_name("test", second)
-    assert prune(options.indexes, "test", keep=0, milvus=options.milvus) == []
+    assert prune(options.indexes, "test", options.builds, keep=0, milvus=options.milvus) == []
     third = publish(files)
-    assert prune(options.indexes, "test", keep=0, milvus=options.milvus) == [first]
+    assert prune(options.indexes, "test", options.builds, keep=0, milvus=options.milvus) == [first]
     assert list_versions(options.indexes, "test") == [second, third]
 
 
