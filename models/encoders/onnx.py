@@ -193,7 +193,7 @@ def _load_session(
 
 
 def _check_data(path: Path, checksum: str | None) -> None:
-    """Checks the tensors of a graph that is too large for one file: the graph has their checksum."""
+    """Checks the tensors beside a graph that is too large for one file; it has their checksum."""
     data = path.with_name(f"{path.name}.data")
     if checksum and sha256_file(data) != checksum:
         raise PairError(f"{data} is not the file that {path.name} describes: its sha256 differs")

@@ -215,7 +215,7 @@ def _load_adapted(checkpoint: Path, adapter: Path, config: Any, dtype: Any) -> A
     except ModuleNotFoundError as error:
         raise ProviderError("a LoRA adapter needs peft: pip install peft") from error
     # An adapter names its layers as the class of model did that it was trained on.
-    causal = PeftConfig.from_pretrained(adapter).task_type == "CAUSAL_LM"
+    causal = PeftConfig.from_pretrained(str(adapter)).task_type == "CAUSAL_LM"
     model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, config, dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
