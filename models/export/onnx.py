@@ -108,7 +108,8 @@ def _trace(module: torch.nn.Module, path: Path) -> None:
         torch.onnx.export(
             module,
             (ids, mask),
-            path,
+            # Weights above 2 GiB are written beside a path of this type alone.
+            str(path),
             dynamo=False,
             opset_version=OPSET,
             input_names=list(INPUTS),
