@@ -26,8 +26,8 @@ DATA ?= data/sample
 SPLIT ?= test
 HUB ?=
 SYSTEMS ?=
-OUT ?= builds/cmedteb
-CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(OUT)' $(if $(HUB),--hub '$(HUB)')
+OUT ?=
+CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
 RECIPE ?=
 TRAIN_ARGS ?=
 ONLY ?=
@@ -46,7 +46,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,8 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
 	.venv-test/bin/python -m models.evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
+export: $(TEST) ## Export a pair's query side, a checkpoint, to ONNX for the service: PAIR= OUT=
+	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))'
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \

@@ -11,13 +11,12 @@ from core.errors import CareError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
-from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
+from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder, query_encoder
 from indexer.staging import REJECTS
 from indexer.stores import STORES, MilvusAddress, store_of
 from indexer.update import Changes, active_manifest, kept_factory, update
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
-from models.encoders.onnx import OnnxEncoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
 _DEFAULTS = BuildOptions(corpus="", name="")
@@ -225,6 +224,10 @@ def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
     return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
 
 
+def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    return query_encoder(pair, EncoderOptions(options.encoder, options.threads))
+
+
 def _build(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
@@ -233,7 +236,7 @@ def _build(options: argparse.Namespace) -> None:
     manifest, encoded = build(
         _options(options),
         _document_encoder(pair, options),
-        OnnxEncoder(pair.query, pair.folder, options.threads),
+        _query_encoder(pair, options),
     )
     _print_encoded(encoded, pair)
     _print_version(manifest)
@@ -260,7 +263,7 @@ def _update(options: argparse.Namespace) -> None:
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
         _document_encoder(pair, options),
-        OnnxEncoder(pair.query, pair.folder, options.threads),
+        _query_encoder(pair, options),
     )
     if not updated:
         print(f"active  {options.indexes / base.name / base.version}: nothing changes")

@@ -1,4 +1,4 @@
-"""The choice of what encodes the documents."""
+"""The choice of what encodes the documents, and the queries that an index is checked with."""
 
 import importlib.util
 import os
@@ -84,6 +84,29 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         ) from error
 
 
+def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
+    """Returns the encoder of the query side, which recall and canaries are measured with.
+
+    It is ONNX Runtime for files of ONNX, and transformers for a checkpoint. vLLM takes the
+    memory of a GPU for itself: beside it queries are encoded on the processor.
+
+    Raises:
+        PairError: If the pair's files cannot be read.
+        ProviderError: If what the encoder runs on is not installed.
+    """
+    if pair.query.format == "onnx":
+        return OnnxEncoder(pair.query, pair.folder, options.threads)
+    document = _automatic(pair.document) if options.encoder == "auto" else options.encoder
+    try:
+        from models.encoders.transformers import TransformersEncoder
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"{error.name} is not installed: pip install torch transformers"
+        ) from error
+    device = "cpu" if document == "vllm" else "auto"
+    return TransformersEncoder(pair.query, pair.folder, device=device)
+
+
 def _server_encoder(spec: EncoderSpec, options: EncoderOptions) -> Encoder:
     if not options.base_url:
         raise CareError("--encoder openai needs --base-url, the address of a server")
@@ -140,4 +163,5 @@ def _load_tokenizer(pair: Pair) -> OffsetTokenizer:
 def _automatic(spec: EncoderSpec) -> str:
     if spec.format == "onnx":
         return "onnx"
-    return "vllm" if importlib.util.find_spec("vllm") and not spec.adapter else "transformers"
+    as_it_is = not spec.adapter and "model_type" not in spec.config
+    return "vllm" if as_it_is and importlib.util.find_spec("vllm") else "transformers"

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 
 import numpy as np
 from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from core.errors import PairError
@@ -36,7 +38,10 @@ def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool =
         return _download(spec.model, spec.revision, "weights", files)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
-        raise PairError(f"{path} is no checkpoint of {spec.model}: it has no config.json")
+        raise PairError(
+            f"{normpath(path)} is no checkpoint of {spec.model}: it has no config.json; put the "
+            "trained checkpoint there, or name its folder as weights in the pair's TOML"
+        )
     return path
 
 
@@ -89,7 +94,7 @@ class CheckpointTokenizer:
 
     def __init__(self, spec: EncoderSpec, checkpoint: Path) -> None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
             self._tokenizer = tokenizer.backend_tokenizer
         except Exception as error:  # the library raises nothing narrower
             raise PairError(f"{checkpoint} has no readable fast tokenizer: {error}") from error
@@ -107,6 +112,19 @@ class CheckpointTokenizer:
 
     def _ends_texts(self) -> bool:
         return bool(self._tokenizer.encode("a").special_tokens_mask[-1])
+
+    def whole(self) -> Tokenizer:
+        """Returns a tokenizer that ends texts by itself, whose file makes the same tokens."""
+        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.no_truncation()
+        if self._end:
+            piece = tokenizer.id_to_token(self._end[0])
+            end = processors.TemplateProcessing(
+                single=["$A", piece], special_tokens=[(piece, self._end[0])]
+            )
+            first = tokenizer.post_processor
+            tokenizer.post_processor = processors.Sequence([first, end]) if first else end
+        return tokenizer
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes texts behind the prompt; what is cut is cut before the special tokens."""

@@ -32,6 +32,8 @@ from models.encoders.providers import (
 from models.encoders.tokens import text_offsets
 
 OUTPUT = "sentence_embedding"
+# The key in a graph's metadata of the checksum of its tensors, where they lie in a file beside it.
+DATA_SHA256 = "data_sha256"
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +197,15 @@ def _load_session(
     missing = {"input_ids", "attention_mask", OUTPUT} - names
     if missing:
         raise PairError(f"{path} lacks the inputs or outputs {', '.join(sorted(missing))}")
+    _check_data(path, session.get_modelmeta().custom_metadata_map.get(DATA_SHA256))
     return session
+
+
+def _check_data(path: Path, checksum: str | None) -> None:
+    """Checks the tensors beside a graph that is too large for one file; it has their checksum."""
+    data = path.with_name(f"{path.name}.data")
+    if checksum and sha256_file(data) != checksum:
+        raise PairError(f"{data} is not the file that {path.name} describes: its sha256 differs")
 
 
 def _start_gpu_session(

@@ -48,7 +48,7 @@ class VllmEncoder:
         spec: The facts of the encoder.
 
     Raises:
-        PairError: If the checkpoint is missing, or names a LoRA adapter.
+        PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
         ProviderError: If vLLM is not installed or does not start.
     """
 
@@ -65,6 +65,11 @@ class VllmEncoder:
             raise ProviderError(f"vLLM is not installed: {INSTALL}")
         if spec.adapter:
             raise PairError(f"vLLM reads merged weights alone: merge {spec.adapter} into its model")
+        if "model_type" in spec.config:
+            raise PairError(
+                f"vLLM does not read {spec.model} as {spec.config['model_type']}: "
+                "use --encoder transformers"
+            )
         checkpoint = checkpoint_folder(spec, folder)
         self.spec = spec
         self._tokenizer = CheckpointTokenizer(spec, checkpoint)
@@ -72,7 +77,7 @@ class VllmEncoder:
             ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) for _ in range(engines)
         ]
         options = _EngineOptions(
-            str(checkpoint), spec.pooling, spec.max_length, dtype, tensor_parallel
+            str(checkpoint), spec.pooling, spec.max_length, dtype, tensor_parallel, spec.config
         )
         try:
             devices = [_devices(engine, tensor_parallel) for engine in range(engines)]
@@ -144,6 +149,7 @@ class _EngineOptions:
     max_length: int
     dtype: str
     tensor_parallel: int
+    config: dict[str, Any]
 
 
 _engine: Any = None
@@ -174,6 +180,7 @@ def _start(options: _EngineOptions, devices: str) -> None:
                 seq_pooling_type=_POOLING[options.pooling], use_activation=False
             ),
             dtype=dtype if options.dtype == "auto" else options.dtype,
+            hf_overrides=options.config,
             max_model_len=options.max_length,
             tensor_parallel_size=options.tensor_parallel,
             enable_prefix_caching=False,
