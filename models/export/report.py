@@ -81,7 +81,8 @@ def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
 
 
 def _bounds() -> dict[str, Bounds]:
-    return {**BOUNDS, "tensorrt (engine)": TENSORRT_ENGINE}
+    bounds: dict[str, Bounds] = dict(BOUNDS.items())
+    return bounds | {"tensorrt (engine)": TENSORRT_ENGINE}
 
 
 def _cells(row: Row) -> list[str]:
