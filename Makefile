@@ -22,6 +22,8 @@ BOUND_MS ?= 100
 LOAD_QUERIES ?= data/sample/queries.jsonl
 LOAD_OUT ?= loadtest/results/locust
 IMAGE ?= care-retrieval
+RECIPE ?=
+TRAIN_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
@@ -38,7 +40,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +78,9 @@ care-mini: $(TEST) ## Make the embedded pair again from its source
 care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in builds/care-mini-fp32
 	.venv-test/bin/python -m models.conversion --out builds/care-mini-fp32 \
 	  --spec builds/care-mini-fp32/pair.toml --precision fp32
+
+train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
+	.venv-test/bin/python -m models.training run '$(RECIPE)' $(TRAIN_ARGS)
 
 loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= MIN_RATE= MAX_ERROR_RATE=
 	.venv-test/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \

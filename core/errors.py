@@ -21,6 +21,10 @@ class VectorError(CareError):
     """An encoder returned vectors that cannot be used."""
 
 
+class TrainingError(CareError):
+    """A recipe, its data or its starts are wrong, or a run cannot go on."""
+
+
 class IndexVersionError(CareError):
     """An index version is missing, incomplete, corrupt or of another schema."""
 

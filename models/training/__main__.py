@@ -1,0 +1,61 @@
+"""Trains pairs of encoders by recipes: `python -m models.training --help`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import transformers
+from accelerate import PartialState
+
+from core.errors import CareError
+from models.training.recipe import load_recipe
+from models.training.run import run
+
+_DEFAULT_OUT = Path("builds/training")
+
+
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m models.training", description="Trains pairs of encoders by recipes."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    command = commands.add_parser("run", help="run a recipe, or go on where it was cut off")
+    command.add_argument("recipe", type=Path, help="a YAML file")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="KEY=VALUE",
+        help="change a key of the recipe: stages.align.epochs=2; may come several times",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=_DEFAULT_OUT,
+        help=f"folder of stages and results, shared between recipes ({_DEFAULT_OUT})",
+    )
+    arguments = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    # Bars for loading a checkpoint; training has its own.
+    transformers.utils.logging.disable_progress_bar()
+    main_process = PartialState().is_main_process
+    try:
+        recipe = load_recipe(arguments.recipe, arguments.changes)
+        for seed in recipe.seeds:
+            folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)
+            if main_process:
+                print(f"wrote {folder}", flush=True)
+    except CareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say_nothing(line: str) -> None:
+    """The report of processes that are not the main one."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,333 @@
+"""Examples and texts that a recipe's data entries name."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import TrainingError
+from core.text import document_text, normalize_text
+from core.types import Role
+from models.evaluation.beir import Qrels, read_qrels, read_queries
+from models.training.recipe import DataEntry, Dev, Part
+
+# Where a mined file of triples lies, by the name of the stage that mined it.
+Mined = Mapping[str, Path]
+
+_SENTENCE = re.compile(r".*?(?:[。！？!?；;]|$)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A query with the documents that answer it and hard negatives that do not."""
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text and as what it is encoded."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DevSet:
+    """Queries, the documents that are searched, and judgements."""
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    qrels: Qrels
+
+
+def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
+    """Returns the files that an entry is read from."""
+    if isinstance(entry, Dev) or entry.beir is not None:
+        folder = Path(entry.beir or "")
+        split = (f"{entry.split}.queries.jsonl", f"{entry.split}.qrels.tsv")
+        return [folder / name for name in ("corpus.jsonl", *split)]
+    if entry.mined is not None:
+        if entry.mined not in mined:
+            raise TrainingError(f"data: mined: no stage '{entry.mined}' mined before this one")
+        return [mined[entry.mined]]
+    return [Path(entry.triples or entry.texts or entry.pairs or "")]
+
+
+def read_examples(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
+) -> tuple[list[Example], int]:
+    """Reads examples; those of equal queries become one.
+
+    Args:
+        entries: What is read.
+        held_out: Queries that must not be trained on.
+        mined: Where mined triples lie.
+
+    Returns:
+        The examples, and how many were left out because their query is held out.
+
+    Raises:
+        TrainingError: If a file cannot be read or a line is no example; it names both.
+    """
+    merged: dict[str, tuple[list[str], list[str]]] = {}
+    dropped = 0
+    for entry in entries:
+        for count, example in enumerate(_examples(entry, mined)):
+            if entry.limit is not None and count >= entry.limit:
+                break
+            if example.query in held_out:
+                dropped += 1
+                continue
+            positives, negatives = merged.setdefault(example.query, ([], []))
+            positives.extend(example.positives)
+            negatives.extend(example.negatives)
+    examples = []
+    for query, (positives, negatives) in merged.items():
+        known = dict.fromkeys(positives)
+        others = dict.fromkeys(text for text in negatives if text not in known)
+        examples.append(Example(query, tuple(known), tuple(others)))
+    if not examples:
+        raise TrainingError(f"data: no example is left of {_sources(entries)}")
+    return examples, dropped
+
+
+def read_texts(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
+) -> tuple[list[Text], int]:
+    """Reads texts, each once in each role.
+
+    Returns:
+        The texts in the order of the entries, and how many were left out as held-out queries.
+
+    Raises:
+        TrainingError: If a file cannot be read or a line has no text; it names both.
+    """
+    texts: dict[Text, None] = {}
+    dropped = 0
+    for entry in entries:
+        for count, text in enumerate(_texts(entry, mined)):
+            if entry.limit is not None and count >= entry.limit:
+                break
+            if text.text in held_out:
+                dropped += 1
+                continue
+            if entry.cut == "sentence":
+                text = Text(text.role, first_sentence(text.text))
+            texts[text] = None
+    if not texts:
+        raise TrainingError(f"data: no text is left of {_sources(entries)}")
+    return list(texts), dropped
+
+
+def read_documents(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
+    """Returns the documents of entries, each once: what hard negatives are mined from."""
+    documents: dict[str, None] = {}
+    for entry in entries:
+        if entry.beir is not None:
+            documents |= dict.fromkeys(_beir_documents(entry).values())
+        else:
+            for example in _examples(entry, mined):
+                documents |= dict.fromkeys((*example.positives, *example.negatives))
+    return list(documents)
+
+
+def read_dev(dev: Dev) -> DevSet:
+    """Reads what nDCG is measured on.
+
+    Raises:
+        TrainingError: If no judged query is left.
+    """
+    folder = Path(dev.beir)
+    queries = {
+        id_: normalize_text(text)
+        for id_, text in read_queries(folder / f"{dev.split}.queries.jsonl").items()
+    }
+    corpus = _beir_documents(dev)
+    qrels: Qrels = {}
+    for query, judged in read_qrels(folder / f"{dev.split}.qrels.tsv").items():
+        found = {id_: grade for id_, grade in judged.items() if id_ in corpus}
+        if (
+            query in queries
+            and in_part(queries[query], dev.part)
+            and max(found.values(), default=0)
+        ):
+            qrels[query] = found
+    chosen = sorted(qrels, key=lambda id_: _digest(queries[id_]))[: dev.queries]
+    if not chosen:
+        raise TrainingError(f"dev: {folder} has no judged query of split '{dev.split}'")
+    qrels = {id_: qrels[id_] for id_ in chosen}
+    if dev.documents is not None:
+        judged_ids = dict.fromkeys(id_ for found in qrels.values() for id_ in found)
+        others = sorted((id_ for id_ in corpus if id_ not in judged_ids), key=_digest)
+        corpus = {id_: corpus[id_] for id_ in (*judged_ids, *others[: dev.documents])}
+    return DevSet({id_: queries[id_] for id_ in chosen}, corpus, qrels)
+
+
+def first_sentence(text: str) -> str:
+    """Returns a text up to the end of its first sentence, the mark included."""
+    match = _SENTENCE.match(text)
+    return match.group().strip() if match else text
+
+
+def in_part(text: str, part: Part | None) -> bool:
+    """Whether a query belongs to a part; equal texts always belong together."""
+    if part is None:
+        return True
+    fold = _digest(text) % part.folds
+    return fold == part.only if part.only is not None else fold != part.without
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _sources(entries: Iterable[DataEntry]) -> str:
+    return ", ".join(str(getattr(entry, entry.source)) for entry in entries)
+
+
+def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    readers: dict[str, Callable[[DataEntry, Mined], Iterator[Example]]] = {
+        "triples": _triples,
+        "mined": _triples,
+        "beir": _beir_examples,
+        "pairs": _pairs,
+    }
+    if entry.source not in readers:
+        raise TrainingError(f"data: {entry.texts} holds single texts, where examples are needed")
+    return (e for e in readers[entry.source](entry, mined) if in_part(e.query, entry.part))
+
+
+def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
+    if entry.texts is not None:
+        for where, record in read_jsonl(Path(entry.texts)):
+            for field in entry.fields or ["text"]:
+                yield Text(entry.role, _text(record.get(field), f"{where}: {field}"))
+        return
+    if entry.beir is not None and entry.roles == ["document"]:
+        yield from (Text("document", text) for text in _beir_documents(entry).values())
+        return
+    if entry.beir is not None:
+        queries = read_queries(Path(entry.beir) / f"{entry.split}.queries.jsonl").values()
+        for query in map(normalize_text, queries):
+            if query and in_part(query, entry.part):
+                yield Text("query", query)
+        if "document" in entry.roles:
+            yield from (Text("document", text) for text in _beir_documents(entry).values())
+        return
+    for example in _examples(entry, mined):
+        if "query" in entry.roles:
+            yield Text("query", example.query)
+        if "document" in entry.roles:
+            documents = (*example.positives, *example.negatives)
+            yield from (Text("document", text) for text in documents)
+
+
+def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    (path,) = entry_files(entry, mined)
+    for where, record in read_jsonl(path):
+        query = _text(record.get("query"), f"{where}: query")
+        positives = _many(record, "positives", where)
+        negatives = _many(record, "negatives", where)
+        if not positives:
+            raise TrainingError(f"{where}: positives is empty: a query needs a document")
+        if set(positives) & set(negatives):
+            raise TrainingError(f"{where}: a positive is also a negative")
+        yield Example(query, positives, negatives)
+
+
+def _pairs(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    first, second = entry.fields or ("title", "text")
+    for where, record in read_jsonl(Path(entry.pairs or "")):
+        query = _text(record.get(first), f"{where}: {first}")
+        yield Example(query, (_text(record.get(second), f"{where}: {second}"),))
+
+
+def _beir_examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    folder = Path(entry.beir or "")
+    queries = read_queries(folder / f"{entry.split}.queries.jsonl")
+    qrels_path = folder / f"{entry.split}.qrels.tsv"
+    corpus, every = _beir_documents(entry), _beir_ids(folder)
+    for query, judged in read_qrels(qrels_path).items():
+        if query not in queries:
+            raise TrainingError(f"{qrels_path}: query '{query}' is not among the queries")
+        if missing := [id_ for id_ in judged if id_ not in every]:
+            raise TrainingError(f"{qrels_path}: document '{missing[0]}' is not in the corpus")
+        text = normalize_text(queries[query])
+        if not text:
+            raise TrainingError(f"{folder / entry.split}.queries.jsonl: '{query}' has no text")
+        found = [(corpus[id_], grade) for id_, grade in judged.items() if id_ in corpus]
+        positives = tuple(text for text, grade in found if grade > 0)
+        negatives = tuple(text for text, grade in found if grade <= 0)
+        if positives:
+            yield Example(text, positives, negatives)
+
+
+def _beir_documents(entry: DataEntry | Dev) -> dict[str, str]:
+    path = Path(entry.beir or "") / "corpus.jsonl"
+    documents: dict[str, str] = {}
+    for where, record in read_jsonl(path):
+        metadata = record.get("metadata") or {}
+        if any(metadata.get(field) != value for field, value in entry.where.items()):
+            continue
+        id_ = record.get("_id")
+        if not isinstance(id_, str) or id_ in documents:
+            raise TrainingError(f"{where}: _id is missing or a duplicate")
+        title = record.get("title") or ""
+        _text(record.get("text"), f"{where}: text")
+        documents[id_] = document_text(title, record["text"])
+    if not documents:
+        raise TrainingError(f"{path}: no document has {dict(entry.where)}")
+    return documents
+
+
+def _beir_ids(folder: Path) -> set[str]:
+    return {str(record.get("_id")) for _, record in read_jsonl(folder / "corpus.jsonl")}
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the objects of a JSONL file, each with its file and line for messages.
+
+    Raises:
+        TrainingError: If the file cannot be read or a line is no JSON object.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{path} line {number}"
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise TrainingError(f"{where} is not JSON") from error
+                if not isinstance(record, dict):
+                    raise TrainingError(f"{where} is not a JSON object")
+                yield where, record
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"{path} is not UTF-8") from error
+
+
+def _many(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
+    values = record.get(field) or []
+    if not isinstance(values, list):
+        raise TrainingError(f"{where}: {field} is not a list of texts")
+    return tuple(_text(value, f"{where}: {field}") for value in values)
+
+
+def _text(value: Any, where: str) -> str:
+    """Returns a text under the text rules; a document may be an object with title and text."""
+    if isinstance(value, dict):
+        title, text = value.get("title") or "", value.get("text")
+        if isinstance(title, str) and isinstance(text, str):
+            value = document_text(title, text)
+    elif isinstance(value, str):
+        value = normalize_text(value)
+    if not isinstance(value, str) or not value:
+        raise TrainingError(f"{where} is missing, empty or no text")
+    return value

@@ -1,0 +1,246 @@
+"""What a stage minimises: encoders and losses as one module, whose forward is a training step."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.nn.functional import all_gather
+
+from core.types import Role
+from models.training.encoder import Encoder
+from models.training.losses import (
+    info_nce,
+    matryoshka_info_nce,
+    score_divergence,
+    squared_distance,
+    unit,
+)
+
+Losses = dict[str, Tensor]
+
+
+class Objective(nn.Module):
+    """Encoders that are trained or frozen, and the loss of a batch.
+
+    Args:
+        encoders: By the name under which their weights are stored.
+        roles: Which of them encodes queries and which documents.
+        mini_batch: Texts that are encoded at a time, or None for all of a batch.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        roles: Mapping[Role, str],
+        mini_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict(encoders)
+        self.roles = dict(roles)
+        self.mini_batch = mini_batch
+
+    def encoder(self, role: Role) -> Encoder:
+        """Returns the encoder of a role."""
+        encoder = self.encoders[self.roles[role]]
+        assert isinstance(encoder, Encoder)
+        return encoder
+
+    def embed(self, role: Role, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns vectors float32 [n, native dimension] of a batch."""
+        encoder = self.encoder(role)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and encoder.trainable):
+            return encoder.embed(ids, mask, self.mini_batch)
+
+    def forward(self, **batch: Tensor) -> Losses:
+        """Returns `loss`, a scalar, and its parts by name."""
+        raise NotImplementedError
+
+
+class Contrast(Objective):
+    """InfoNCE with in-batch and hard negatives, over one dimension or several nested ones.
+
+    Args:
+        encoders: As for `Objective`.
+        roles: As for `Objective`.
+        mini_batch: As for `Objective`.
+        temperature: Of the InfoNCE.
+        learn_temperature: Whether the temperature is a parameter too; its logarithm is learned.
+        dimensions: Nested dimensions; none for that of the encoder.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        roles: Mapping[Role, str],
+        mini_batch: int | None = None,
+        *,
+        temperature: float,
+        learn_temperature: bool = False,
+        dimensions: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(encoders, roles, mini_batch)
+        self.dimensions = list(dimensions) or [self.encoder("query").side.dimension]
+        log_temperature = torch.tensor(temperature, dtype=torch.float64).log().float()
+        self.log_temperature = nn.Parameter(log_temperature, requires_grad=learn_temperature)
+
+    def forward(
+        self,
+        query_ids: Tensor,
+        query_mask: Tensor,
+        document_ids: Tensor,
+        document_mask: Tensor,
+        documents: Tensor,
+        positives: Tensor,
+        targets: Tensor,
+    ) -> Losses:
+        """Returns the loss of a batch of `PairCollator`."""
+        queries = self.embed("query", query_ids, query_mask)
+        vectors, offset = everywhere(self.embed("document", document_ids, document_mask))
+        targets = targets + offset
+        excluded = known_positives(positives, everywhere(documents)[0], targets)
+        temperature = self.log_temperature.exp()
+        loss = matryoshka_info_nce(
+            queries, vectors, self.dimensions, targets, temperature, excluded
+        )
+        parts = {"temperature": temperature} if self.log_temperature.requires_grad else {}
+        return {"loss": loss, **parts}
+
+
+class Alignment(Objective):
+    """Stage I of CARE: L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖².
+
+    Args:
+        encoder: The query encoder; the document encoder's vectors come with the batch.
+        mini_batch: As for `Objective`.
+        contrastive: λ₁.
+        mse: λ₂.
+        temperature: Of the InfoNCE.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        mini_batch: int | None = None,
+        *,
+        contrastive: float,
+        mse: float,
+        temperature: float,
+    ) -> None:
+        super().__init__({"query": encoder}, {"query": "query"}, mini_batch)
+        self.weights = contrastive, mse
+        self.temperature = temperature
+
+    def forward(self, ids: Tensor, mask: Tensor, vectors: Tensor) -> Losses:
+        """Returns the loss of a batch of `AlignCollator`."""
+        raw = self.embed("query", ids, mask)
+        student = unit(raw, self.encoder("query").side.dimension)
+        teachers, offset = everywhere(vectors)
+        targets = torch.arange(len(student), device=student.device) + offset
+        contrastive, mse = self.weights
+        parts = {
+            "contrastive": info_nce(student, teachers, targets, self.temperature),
+            "mse": squared_distance(student, vectors),
+        }
+        # A weight of zero leaves a loss out altogether: 0 · ∞ is NaN.
+        terms = [w * parts[n] for n, w in (("contrastive", contrastive), ("mse", mse)) if w]
+        return {"loss": torch.stack(terms).sum(), **parts}
+
+
+class Distillation(Objective):
+    """KL divergence from the teacher's scores and InfoNCE, as one loss.
+
+    Args:
+        encoders: As for `Objective`.
+        roles: As for `Objective`.
+        mini_batch: As for `Objective`.
+        kl: Weight of the divergence.
+        contrastive: Weight of the InfoNCE.
+        temperature: Of the student's scores.
+        teacher_temperature: Of the teacher's scores.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        roles: Mapping[Role, str],
+        mini_batch: int | None = None,
+        *,
+        kl: float,
+        contrastive: float,
+        temperature: float,
+        teacher_temperature: float,
+    ) -> None:
+        super().__init__(encoders, roles, mini_batch)
+        self.weights = kl, contrastive
+        self.temperatures = temperature, teacher_temperature
+
+    def forward(
+        self,
+        query_ids: Tensor,
+        query_mask: Tensor,
+        document_ids: Tensor,
+        document_mask: Tensor,
+        documents: Tensor,
+        positives: Tensor,
+        targets: Tensor,
+        teacher_queries: Tensor,
+        teacher_documents: Tensor,
+    ) -> Losses:
+        """Returns the loss of a batch of `PairCollator` with a teacher."""
+        dimension = self.encoder("query").side.dimension
+        queries = unit(self.embed("query", query_ids, query_mask), dimension)
+        vectors = unit(self.embed("document", document_ids, document_mask), dimension)
+        vectors, offset = everywhere(vectors)
+        targets = targets + offset
+        excluded = known_positives(positives, everywhere(documents)[0], targets)
+        kl, contrastive = self.weights
+        divergence = score_divergence(
+            queries,
+            vectors,
+            teacher_queries,
+            everywhere(teacher_documents)[0],
+            *self.temperatures,
+            excluded,
+        )
+        nce = info_nce(queries, vectors, targets, self.temperatures[0], excluded)
+        return {"loss": kl * divergence + contrastive * nce, "kl": divergence, "contrastive": nce}
+
+
+def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Tensor:
+    """Returns which documents of a batch are no negatives of which query.
+
+    Args:
+        positives: int64 [n, p], all positives of each query, padded with −1.
+        documents: int64 [m], the documents of the batch.
+        targets: int64 [n], the column of each query's own positive, which is not among them.
+
+    Returns:
+        bool [n, m].
+    """
+    known = torch.zeros(len(positives), len(documents), dtype=torch.bool, device=documents.device)
+    for column in positives.T:
+        known |= column[:, None] == documents[None, :]
+    return known.scatter_(1, targets[:, None], False)
+
+
+def everywhere(values: Tensor) -> tuple[Tensor, int]:
+    """Returns the rows of all processes, with gradients, and the row where this one's begin.
+
+    Processes may have different numbers of rows.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return values, 0
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    if world == 1:
+        return values, 0
+    counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
+    distributed.all_gather(counts, torch.tensor([len(values)], device=values.device))
+    rows = [int(count) for count in counts]
+    padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
+    padded = nn.functional.pad(values, padding)
+    if padded.requires_grad:
+        parts = list(all_gather(padded))
+    else:
+        parts = [torch.empty_like(padded) for _ in range(world)]
+        distributed.all_gather(parts, padded)
+    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(rows[:rank])

@@ -1,0 +1,220 @@
+"""One stage's training loop: transformers' Trainer, with checkpoints of what is trained alone."""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from core.errors import TrainingError
+from core.files import sync
+from models.training.batches import Batch, Item, Items, Plan
+from models.training.objectives import Objective
+from models.training.recipe import Fit
+
+CHECKPOINTS = "checkpoints"
+_WEIGHTS = "trained.safetensors"
+# Written last: a checkpoint without it was cut off.
+_COMPLETE = "complete"
+_KEPT = 2
+
+
+class StageTrainer(Trainer):  # type: ignore[misc]
+    """Trains an objective over a plan of batches, and goes on from a checkpoint as if unbroken.
+
+    Args:
+        stage: The stage, for its settings and for messages.
+        label: The stage's name.
+        folder: Where checkpoints and TensorBoard logs go.
+        objective: What is minimised.
+        plan: The batches.
+        collate: Makes the tensors of a batch.
+        seed: Seed of dropout and of the plan.
+        measure: Measures the encoders, or None.
+        measure_every: Steps between measurements, or None for none on the way.
+    """
+
+    def __init__(
+        self,
+        stage: Fit,
+        label: str,
+        folder: Path,
+        objective: Objective | nn.Module,
+        plan: Plan,
+        collate: Callable[[Sequence[Item]], Batch],
+        seed: int,
+        measure: Callable[[], dict[str, float]] | None,
+        measure_every: int | None,
+    ) -> None:
+        # The environment is the only way that this version reads.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+        self._label = label
+        self._plan, self._collate, self._measure = plan, collate, measure
+        self._parts: dict[str, torch.Tensor] = {}
+        self._part_steps = 0
+        steps = measure_every if measure else None
+        super().__init__(
+            model=objective,
+            args=_arguments(stage, folder / CHECKPOINTS, plan, seed, steps),
+            train_dataset=Items(len(plan) * plan.batch_size),
+            eval_dataset=Items(1) if steps else None,
+        )
+
+    def fit(self) -> None:
+        """Trains from the last whole checkpoint, or from the start.
+
+        Raises:
+            TrainingError: If the loss is not finite or a checkpoint cannot be written.
+        """
+        checkpoint = last_checkpoint(Path(self.args.output_dir))
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if self._measure and not self._measured_last():
+            self.evaluate()
+
+    def _measured_last(self) -> bool:
+        return any(
+            "dev_nDCG@10" in entry and entry["step"] == self.state.global_step
+            for entry in self.state.log_history
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the batches of the plan, shared out among processes."""
+        loader = DataLoader(
+            self.train_dataset,
+            batch_sampler=self._plan,  # type: ignore[arg-type]
+            collate_fn=self._collate,
+            pin_memory=torch.cuda.is_available(),
+        )
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Returns the loss of a batch; its parts are averaged into the next log."""
+        losses = model(**inputs)
+        loss = losses["loss"]
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"stage '{self._label}', step {self.state.global_step + 1}: the loss is "
+                f"{float(loss)}: lower learning_rate, or set precision to bf16 or fp32"
+            )
+        for name, value in losses.items():
+            if name != "loss":
+                self._parts[name] = self._parts.get(name, 0) + value.detach()
+        self._part_steps += 1
+        return (loss, losses) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the means of the loss's parts since the last log."""
+        if "loss" in logs:
+            logs |= {n: float(value) / self._part_steps for n, value in self._parts.items()}
+            self._parts, self._part_steps = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Measures the encoders; every process does, so that sharded weights can be read."""
+        assert self._measure is not None
+        metrics = {f"dev_{name}": value for name, value in self._measure().items()}
+        self.log(metrics)
+        return metrics
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.model.state_dict() if state_dict is None else state_dict
+        trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+        save_file(
+            {n: value.contiguous() for n, value in state.items() if n in trained},
+            folder / _WEIGHTS,
+        )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        state = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
+        trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+        if set(state) != trained:
+            raise TrainingError(f"{resume_from_checkpoint} is of another model: delete it")
+        self.model.load_state_dict(state, strict=False)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            PartialState().wait_for_everyone()
+            if self.args.should_save:
+                for path in folder.rglob("*"):
+                    sync(path)
+                (folder / _COMPLETE).touch()
+                sync(folder)
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise TrainingError(f"{folder}: the checkpoint cannot be written: {reason}") from error
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Returns the last whole checkpoint; what is not whole is deleted."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        if (path / _COMPLETE).is_file():
+            found[int(path.name.removeprefix("checkpoint-"))] = path
+        elif PartialState().is_main_process:
+            shutil.rmtree(path)
+    return found[max(found)] if found else None
+
+
+def _arguments(
+    stage: Fit, folder: Path, plan: Plan, seed: int, measure_every: int | None
+) -> TrainingArguments:
+    world = PartialState().num_processes
+    steps = math.ceil(len(plan) / world)
+    steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
+    gpu = torch.cuda.is_available()
+    if stage.precision == "fp16" and not gpu:
+        raise TrainingError("precision: fp16 needs a GPU: use bf16 or fp32 on a processor")
+    arguments = {
+        "output_dir": str(folder),
+        "max_steps": steps,
+        "per_device_train_batch_size": plan.batch_size,
+        "learning_rate": stage.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": math.ceil(stage.warmup * steps),
+        "weight_decay": stage.weight_decay,
+        "max_grad_norm": stage.max_grad_norm,
+        "optim": "adamw_torch",
+        "bf16": stage.precision == "bf16",
+        "fp16": stage.precision == "fp16",
+        "use_cpu": not gpu,
+        "seed": seed,
+        "data_seed": seed,
+        "save_strategy": "steps",
+        "save_steps": stage.checkpoint_every,
+        "save_total_limit": _KEPT,
+        "logging_strategy": "steps",
+        "logging_steps": stage.log_every,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "steps" if measure_every else "no",
+        "eval_steps": measure_every,
+        "report_to": ["tensorboard"],
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": gpu,
+        "ddp_find_unused_parameters": False,
+        # A batch is made whole on each process: none is cut up or sent around.
+        "accelerator_config": {"split_batches": False, "dispatch_batches": False},
+    }
+    try:
+        made = TrainingArguments(**arguments | stage.trainer)
+    except (TypeError, ValueError) as error:
+        raise TrainingError(f"trainer: {' '.join(str(error).split())}") from error
+    if world == 1:
+        # Batches here hold examples that belong together: no DataParallel on many GPUs.
+        made._n_gpu = min(made.n_gpu, 1)
+    return made
