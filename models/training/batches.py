@@ -1,6 +1,6 @@
 """Which examples form which batch, and the tensors of a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.types import RowArray
+from core.types import FloatArray, Role, RowArray
 from models.training.data import Example
 from models.training.encoder import Tokens
 from models.training.vectors import TeacherVectors
@@ -102,8 +102,8 @@ class PairCollator:
 
     Args:
         corpus: The examples.
-        queries: Tokens of the queries.
-        documents: Tokens of the documents.
+        texts: Tokens of the queries and of the documents, or their vectors if their encoder is
+            frozen.
         negatives: Hard negatives of each query, drawn by seed, epoch and query.
         seed: Seed of the draw.
         teacher: Vectors of queries and documents, or None.
@@ -112,13 +112,12 @@ class PairCollator:
     def __init__(
         self,
         corpus: Corpus,
-        queries: Tokens,
-        documents: Tokens,
+        texts: Mapping[Role, Tokens | FloatArray],
         negatives: int,
         seed: int,
         teacher: TeacherVectors | None = None,
     ) -> None:
-        self._corpus, self._queries, self._documents = corpus, queries, documents
+        self._corpus, self._texts = corpus, texts
         self._negatives, self._seed = negatives, seed
         self._teacher = teacher
         if teacher is not None:
@@ -139,13 +138,9 @@ class PairCollator:
         positives = np.full((len(queries), widest), -1, dtype=np.int64)
         for row, query in enumerate(queries):
             positives[row, : len(corpus.positives[query])] = corpus.positives[query]
-        query_ids, query_mask = self._queries.padded(queries)
-        document_ids, document_mask = self._documents.padded(documents)
         batch = {
-            "query_ids": query_ids,
-            "query_mask": query_mask,
-            "document_ids": document_ids,
-            "document_mask": document_mask,
+            **_inputs("query", self._texts["query"], queries),
+            **_inputs("document", self._texts["document"], documents),
             "documents": torch.tensor(documents),
             "positives": torch.from_numpy(positives),
             "targets": torch.tensor([column_of[document] for _, document in pairs]),
@@ -180,9 +175,15 @@ class AlignCollator:
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the batch of these (epoch, text)."""
         texts = [text for _, text in items]
-        ids, mask = self._tokens.padded(texts)
-        vectors = torch.from_numpy(self._teacher.take(self._rows[texts]))
-        return {"ids": ids, "mask": mask, "vectors": vectors}
+        teacher = torch.from_numpy(self._teacher.take(self._rows[texts]))
+        return _inputs("query", self._tokens, texts) | {"teacher": teacher}
+
+
+def _inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:
+    if isinstance(texts, Tokens):
+        ids, mask = texts.padded(rows)
+        return {f"{role}_ids": ids, f"{role}_mask": mask}
+    return {f"{role}_vectors": torch.from_numpy(texts[rows])}
 
 
 class Items:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from core.types import FloatArray
+from core.types import FloatArray, Role
 from models.evaluation.scores import score
 from models.training.data import DevSet
 from models.training.encoder import Encoder, Tokens, encode, tokenizer
@@ -15,12 +15,10 @@ _DEPTH = 100
 class Measurement:
     """Measures a pair of encoders by exact search.
 
-    The documents of an encoder that is not trained are encoded once.
-
     Args:
         dev: Queries, documents and judgements.
-        query: Encodes the queries.
-        document: Encodes the documents.
+        query: Encodes the queries, or their vectors if their encoder is frozen.
+        document: The same of the documents.
         batch: Texts encoded at a time.
         precision: Type of the arithmetic.
     """
@@ -28,32 +26,36 @@ class Measurement:
     def __init__(
         self,
         dev: DevSet,
-        query: Encoder,
-        document: Encoder,
+        query: Encoder | FloatArray,
+        document: Encoder | FloatArray,
         *,
         batch: int,
         precision: Precision,
     ) -> None:
-        self._dev, self._query, self._document = dev, query, document
+        self._dev = dev
         self._batch, self._precision = batch, precision
-        ask = tokenizer(query.side, query.side.start.prompts.query)
-        find = tokenizer(document.side, document.side.start.prompts.document)
-        self._queries = Tokens.of(ask, list(dev.queries.values()))
-        self._documents = Tokens.of(find, list(dev.documents.values()))
-        self._found: FloatArray | None = None
+        self._queries = _prepare(query, "query", list(dev.queries.values()))
+        self._documents = _prepare(document, "document", list(dev.documents.values()))
 
     def __call__(self) -> dict[str, float]:
         """Returns the mean of each measure of `models.evaluation.scores`."""
-        documents = self._found
-        if documents is None:
-            documents = self._encode(self._document, self._documents, "dev documents")
-            if not self._document.trainable:
-                self._found = documents
-        queries = self._encode(self._query, self._queries, "dev queries")
+        queries = self._vectors(self._queries, "dev queries")
+        documents = self._vectors(self._documents, "dev documents")
         return score(self._dev.qrels, search(self._dev, queries, documents))
 
-    def _encode(self, encoder: Encoder, tokens: Tokens, label: str) -> FloatArray:
-        return encode(encoder, tokens, batch=self._batch, precision=self._precision, label=label)
+    def _vectors(self, texts: tuple[Encoder, Tokens] | FloatArray, label: str) -> FloatArray:
+        if not isinstance(texts, tuple):
+            return texts
+        return encode(*texts, batch=self._batch, precision=self._precision, label=label)
+
+
+def _prepare(
+    encoder: Encoder | FloatArray, role: Role, texts: list[str]
+) -> tuple[Encoder, Tokens] | FloatArray:
+    if not isinstance(encoder, Encoder):
+        return encoder
+    prompt = getattr(encoder.side.start.prompts, role)
+    return encoder, Tokens.of(tokenizer(encoder.side, prompt), texts)
 
 
 def search(dev: DevSet, queries: FloatArray, documents: FloatArray) -> dict[str, dict[str, float]]:
@@ -61,9 +63,9 @@ def search(dev: DevSet, queries: FloatArray, documents: FloatArray) -> dict[str,
     ids = np.array(list(dev.documents))
     depth = min(_DEPTH, len(ids))
     run: dict[str, dict[str, float]] = {}
-    found = torch.from_numpy(documents)
+    found = torch.from_numpy(np.ascontiguousarray(documents))
     for start in range(0, len(queries), 256):
-        batch = torch.from_numpy(queries[start : start + 256])
+        batch = torch.from_numpy(np.ascontiguousarray(queries[start : start + 256]))
         scores, rows = (batch @ found.T).topk(depth, dim=1)
         for i, query in enumerate(list(dev.queries)[start : start + 256]):
             names = ids[rows[i].numpy()].tolist()

@@ -171,8 +171,16 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Returns vectors float32 [n, native dimension], neither truncated nor scaled."""
-        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        with torch.autocast(ids.device.type, enabled=False):
+        return self.pool(self.states(ids, mask), mask)
+
+    def states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns token vectors [n, length, width], in the type of the arithmetic."""
+        states: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Returns vectors float32 [n, native dimension] of token vectors."""
+        with torch.autocast(states.device.type, enabled=False):
             features = {"token_embeddings": states.float(), "attention_mask": mask}
             features = self.pooling(features)
             if self.projection is not None:

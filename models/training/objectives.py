@@ -7,6 +7,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_gather
 
 from core.types import Role
+from models.training.batches import Batch
 from models.training.encoder import Encoder
 from models.training.losses import (
     info_nce,
@@ -23,7 +24,8 @@ class Objective(nn.Module):
     """Encoders that are trained or frozen, and the loss of a batch.
 
     Args:
-        encoders: By the name under which their weights are stored.
+        encoders: By the name under which their weights are stored; a frozen one whose vectors
+            come with the batch is not among them.
         roles: Which of them encodes queries and which documents.
         mini_batch: Texts that are encoded at a time, or None for all of a batch.
     """
@@ -45,11 +47,15 @@ class Objective(nn.Module):
         assert isinstance(encoder, Encoder)
         return encoder
 
-    def embed(self, role: Role, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns vectors float32 [n, native dimension] of a batch."""
-        encoder = self.encoder(role)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and encoder.trainable):
-            return encoder.embed(ids, mask, self.mini_batch)
+    def embed(self, role: Role, batch: Batch) -> Tensor:
+        """Returns vectors float32 [n, d] of a batch: computed, or as a frozen encoder left them.
+
+        Those that are computed have the native dimension and any norm.
+        """
+        if (stored := batch.get(f"{role}_vectors")) is not None:
+            return stored
+        ids, mask = batch[f"{role}_ids"], batch[f"{role}_mask"]
+        return self.encoder(role).embed(ids, mask, self.mini_batch)
 
     def forward(self, **batch: Tensor) -> Losses:
         """Returns `loss`, a scalar, and its parts by name."""
@@ -79,25 +85,17 @@ class Contrast(Objective):
         dimensions: tuple[int, ...] = (),
     ) -> None:
         super().__init__(encoders, roles, mini_batch)
-        self.dimensions = list(dimensions) or [self.encoder("query").side.dimension]
+        trained = next(iter(encoders.values()))
+        self.dimensions = list(dimensions) or [trained.side.dimension]
         log_temperature = torch.tensor(temperature, dtype=torch.float64).log().float()
         self.log_temperature = nn.Parameter(log_temperature, requires_grad=learn_temperature)
 
-    def forward(
-        self,
-        query_ids: Tensor,
-        query_mask: Tensor,
-        document_ids: Tensor,
-        document_mask: Tensor,
-        documents: Tensor,
-        positives: Tensor,
-        targets: Tensor,
-    ) -> Losses:
+    def forward(self, **batch: Tensor) -> Losses:
         """Returns the loss of a batch of `PairCollator`."""
-        queries = self.embed("query", query_ids, query_mask)
-        vectors, offset = everywhere(self.embed("document", document_ids, document_mask))
-        targets = targets + offset
-        excluded = known_positives(positives, everywhere(documents)[0], targets)
+        queries = self.embed("query", batch)
+        vectors, offset = everywhere(self.embed("document", batch))
+        targets = batch["targets"] + offset
+        excluded = known_positives(batch["positives"], everywhere(batch["documents"])[0], targets)
         temperature = self.log_temperature.exp()
         loss = matryoshka_info_nce(
             queries, vectors, self.dimensions, targets, temperature, excluded
@@ -130,16 +128,15 @@ class Alignment(Objective):
         self.weights = contrastive, mse
         self.temperature = temperature
 
-    def forward(self, ids: Tensor, mask: Tensor, vectors: Tensor) -> Losses:
+    def forward(self, **batch: Tensor) -> Losses:
         """Returns the loss of a batch of `AlignCollator`."""
-        raw = self.embed("query", ids, mask)
-        student = unit(raw, self.encoder("query").side.dimension)
-        teachers, offset = everywhere(vectors)
+        student = unit(self.embed("query", batch), self.encoder("query").side.dimension)
+        teachers, offset = everywhere(batch["teacher"])
         targets = torch.arange(len(student), device=student.device) + offset
         contrastive, mse = self.weights
         parts = {
             "contrastive": info_nce(student, teachers, targets, self.temperature),
-            "mse": squared_distance(student, vectors),
+            "mse": squared_distance(student, batch["teacher"]),
         }
         # A weight of zero leaves a loss out altogether: 0 · ∞ is NaN.
         terms = [w * parts[n] for n, w in (("contrastive", contrastive), ("mse", mse)) if w]
@@ -174,31 +171,19 @@ class Distillation(Objective):
         self.weights = kl, contrastive
         self.temperatures = temperature, teacher_temperature
 
-    def forward(
-        self,
-        query_ids: Tensor,
-        query_mask: Tensor,
-        document_ids: Tensor,
-        document_mask: Tensor,
-        documents: Tensor,
-        positives: Tensor,
-        targets: Tensor,
-        teacher_queries: Tensor,
-        teacher_documents: Tensor,
-    ) -> Losses:
+    def forward(self, **batch: Tensor) -> Losses:
         """Returns the loss of a batch of `PairCollator` with a teacher."""
         dimension = self.encoder("query").side.dimension
-        queries = unit(self.embed("query", query_ids, query_mask), dimension)
-        vectors = unit(self.embed("document", document_ids, document_mask), dimension)
-        vectors, offset = everywhere(vectors)
-        targets = targets + offset
-        excluded = known_positives(positives, everywhere(documents)[0], targets)
+        queries = unit(self.embed("query", batch), dimension)
+        vectors, offset = everywhere(unit(self.embed("document", batch), dimension))
+        targets = batch["targets"] + offset
+        excluded = known_positives(batch["positives"], everywhere(batch["documents"])[0], targets)
         kl, contrastive = self.weights
         divergence = score_divergence(
             queries,
             vectors,
-            teacher_queries,
-            everywhere(teacher_documents)[0],
+            batch["teacher_queries"],
+            everywhere(batch["teacher_documents"])[0],
             *self.temperatures,
             excluded,
         )

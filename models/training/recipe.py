@@ -180,6 +180,7 @@ class Dev(Strict):
         part: The part of the queries that is asked.
         queries: The most queries that are asked; None for all.
         documents: How many documents are searched besides the judged ones; None for all.
+        start: Whether each stage is measured before its first step too.
         every: Steps between measurements; None for the stage's end alone.
         batch: Texts encoded at a time.
     """
@@ -190,6 +191,7 @@ class Dev(Strict):
     part: Part | None = None
     queries: Positive | None = None
     documents: int | None = Field(None, ge=0)
+    start: bool = False
     every: Positive | None = None
     batch: Positive = 32
 

@@ -8,6 +8,7 @@ OUT/stages/<name>-<key>/     a finished stage; the key is a checksum of all that
     query/, document/        the encoders that it trained
     pair.toml                the pair that came out
 OUT/stages/.<name>-<key>.partial/   a stage at work, with its checkpoints
+OUT/vectors/…                vectors of frozen encoders, for later stages and runs
 OUT/runs/<recipe>-seed<n>/   the last pair, the resolved recipe, and what each stage measured
 """
 
@@ -44,14 +45,20 @@ from models.training.recipe import (
     Teacher,
     stage_name,
 )
-from models.training.stages import Context, Outcome, run_stage, sides_read, teacher_name
+from models.training.stages import (
+    TRIPLES,
+    Context,
+    Outcome,
+    run_stage,
+    sides_read,
+    teacher_name,
+)
 from models.training.starts import prepare
 from models.training.trainer import CHECKPOINTS
 
 Report = Callable[[str], None]
 
 RESULT, METRICS, PAIR = "result.json", "metrics.json", "pair.toml"
-TRIPLES = "triples.jsonl"
 # Raised when stages come to compute something else from the same settings.
 _VERSION = 1
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "accelerate", "peft")
@@ -112,6 +119,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
                 seed=seed,
                 sides=dict(progress.sides),
                 folder=folder.with_name(f".{folder.name}.partial"),
+                cache=out / "vectors",
                 dev=recipe.dev,
                 dev_set=dev_set,
                 held_out=frozenset(dev_set.queries.values() if dev_set else ()),

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from torch import nn
+from transformers import set_seed
 
 from core.errors import TrainingError
-from core.types import Role
+from core.types import FloatArray, Role, RowArray
 from models.training.batches import AlignCollator, Batch, Corpus, PairCollator, Plan
-from models.training.data import DevSet, Mined, read_examples, read_texts
+from models.training.data import DevSet, Mined, read_documents, read_examples, read_texts
 from models.training.dev import Measurement
 from models.training.encoder import Encoder, Side, Tokens, tokenizer
-from models.training.objectives import Alignment, Contrast, Distillation, Objective
+from models.training.mining import mine, write_triples
+from models.training.objectives import Alignment, Contrast, Distillation
 from models.training.recipe import (
     Align,
     Contrastive,
@@ -22,15 +25,21 @@ from models.training.recipe import (
     Distill,
     Fit,
     Joint,
+    Mine,
+    RetroMae,
     Stage,
     Teacher,
     Unsupervised,
     stage_name,
 )
+from models.training.retromae import RetroMaeCollator, RetroMaeObjective
 from models.training.trainer import StageTrainer
-from models.training.vectors import TeacherVectors, compute
+from models.training.vectors import TeacherVectors, compute, stored
 
 Sides = Mapping[Role, Side]
+
+TRIPLES = "triples.jsonl"
+_FROZEN_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,14 @@ class Context:
         held_out: Queries that must not be trained on.
         mined: Where mined triples lie, by stage.
         vectors: Where teacher vectors lie, by stage.
+        cache: Where vectors of frozen encoders are kept for later stages and runs.
     """
 
     stage: Any
     seed: int
     sides: Sides
     folder: Path
+    cache: Path
     dev: Dev | None = None
     dev_set: DevSet | None = None
     held_out: frozenset[str] = frozenset()
@@ -80,13 +91,17 @@ class Outcome:
 def run_stage(context: Context) -> Outcome:
     """Runs a stage in its folder."""
     kinds: dict[type, Callable[[Context], Outcome]] = {
+        RetroMae: _retromae,
         Unsupervised: _unsupervised,
         Contrastive: _contrastive,
         Teacher: _teacher,
+        Mine: _mine,
         Align: _align,
         Joint: _joint,
         Distill: _distill,
     }
+    # New adapters and decoders are drawn before training begins.
+    set_seed(context.seed)
     return kinds[type(context.stage)](context)
 
 
@@ -110,6 +125,41 @@ def teacher_name(stage: Align | Distill, vectors: Mapping[str, Path]) -> str:
             f"'{name or 'of kind teacher'}' computed vectors before this one"
         )
     return name
+
+
+def _retromae(context: Context) -> Outcome:
+    stage: RetroMae = context.stage
+    side = context.sides[stage.side]
+    texts, dropped = read_texts(stage.data, context.held_out, context.mined)
+    encoder = _encoder(side, stage)
+    # Plain text: prompts belong to what is trained later.
+    tokens = Tokens.of(tokenizer(side, ""), [text.text for text in texts])
+    return _fit(
+        context,
+        RetroMaeObjective(encoder),
+        RetroMaeCollator(tokens, encoder, stage, context.seed),
+        tokens.lengths,
+        {stage.side: encoder},
+        {},
+        {"texts": len(texts), "held_out": dropped},
+    )
+
+
+def _mine(context: Context) -> Outcome:
+    stage: Mine = context.stage
+    examples, dropped = read_examples(stage.data, context.held_out, context.mined)
+    corpus = Corpus.of(examples)
+    # The documents of the examples come first: rows of the corpus are rows here.
+    others = read_documents(stage.data, context.mined)
+    documents = list(dict.fromkeys((*corpus.documents, *others)))
+    vectors = [
+        _frozen(context, context.sides[stage.side], role, texts, stage.batch)
+        for role, texts in (("query", corpus.queries), ("document", documents))
+    ]
+    if PartialState().is_main_process:
+        mined = mine(*vectors, corpus.positives, stage)
+        write_triples(context.folder / TRIPLES, corpus, documents, mined)
+    return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
 
 
 def _teacher(context: Context) -> Outcome:
@@ -158,30 +208,23 @@ def _align(context: Context) -> Outcome:
         mse=stage.mse,
         temperature=stage.temperature,
     )
-    document = Encoder(teacher_side, trainable=False) if context.dev_set else None
     return _fit(
         context,
         objective,
         AlignCollator(tokens, teacher, rows),
         np.asarray(tokens.lengths),
-        {"query": encoder, "document": document},
+        {"query": encoder},
+        {"query": "query", "document": "document"},
         {"texts": len(texts), "held_out": dropped},
     )
 
 
 def _joint(context: Context) -> Outcome:
     stage: Joint = context.stage
-    encoders = {
-        role: _encoder(context.sides[role], stage, trainable=role in stage.train)
-        for role in ("query", "document")
-    }
-    objective = Contrast(
-        encoders,
-        {"query": "query", "document": "document"},
-        stage.mini_batch,
-        temperature=stage.temperature,
-    )
-    return _fit_pairs(context, objective, encoders, stage.negatives)
+    encoders = {role: _encoder(context.sides[role], stage) for role in stage.train}
+    sides: dict[Role, Role] = {"query": "query", "document": "document"}
+    objective = Contrast(encoders, sides, stage.mini_batch, temperature=stage.temperature)
+    return _fit_pairs(context, objective, encoders, sides, stage.negatives)
 
 
 def _contrastive(context: Context) -> Outcome:
@@ -193,38 +236,41 @@ def _contrastive(context: Context) -> Outcome:
             f"stages.{stage_name(stage)}.dimensions: {beyond[0]} is more than the "
             f"{side.native_dimension} of the encoder"
         )
+    sides: dict[Role, Role] = {"query": stage.side, "document": stage.side}
     objective = Contrast(
         {stage.side: encoder},
-        {"query": stage.side, "document": stage.side},
+        sides,
         stage.mini_batch,
         temperature=stage.temperature,
         dimensions=tuple(stage.dimensions),
     )
-    return _fit_pairs(context, objective, {stage.side: encoder}, stage.negatives)
+    return _fit_pairs(context, objective, {stage.side: encoder}, sides, stage.negatives)
 
 
 def _unsupervised(context: Context) -> Outcome:
     stage: Unsupervised = context.stage
     encoder = _encoder(context.sides[stage.side], stage)
+    sides: dict[Role, Role] = {"query": stage.side, "document": stage.side}
     objective = Contrast(
         {stage.side: encoder},
-        {"query": stage.side, "document": stage.side},
+        sides,
         stage.mini_batch,
         temperature=stage.temperature,
         learn_temperature=True,
     )
-    return _fit_pairs(context, objective, {stage.side: encoder}, 0)
+    return _fit_pairs(context, objective, {stage.side: encoder}, sides, 0)
 
 
 def _distill(context: Context) -> Outcome:
     stage: Distill = context.stage
-    both: tuple[Role, ...] = ("query", "document")
-    sides: tuple[Role, ...] = (stage.side,) if stage.side else both
-    encoders = {role: _encoder(context.sides[role], stage) for role in sides}
-    roles: dict[Role, str] = {role: stage.side or role for role in both}
+    sides: dict[Role, Role] = {
+        "query": stage.side or "query",
+        "document": stage.side or "document",
+    }
+    encoders = {side: _encoder(context.sides[side], stage) for side in set(sides.values())}
     objective = Distillation(
         encoders,
-        roles,
+        sides,
         stage.mini_batch,
         kl=stage.kl,
         contrastive=stage.contrastive,
@@ -233,13 +279,13 @@ def _distill(context: Context) -> Outcome:
     )
     folder = context.vectors[teacher_name(stage, context.vectors)]
     teacher = TeacherVectors(folder, None, None)
-    return _fit_pairs(context, objective, encoders, stage.negatives, teacher)
+    return _fit_pairs(context, objective, encoders, sides, stage.negatives, teacher)
 
 
-def _encoder(side: Side, stage: Fit, *, trainable: bool = True) -> Encoder:
+def _encoder(side: Side, stage: Fit) -> Encoder:
     return Encoder(
         side,
-        trainable=trainable,
+        trainable=True,
         dropout=stage.dropout,
         gradient_checkpointing=stage.gradient_checkpointing,
     )
@@ -247,36 +293,103 @@ def _encoder(side: Side, stage: Fit, *, trainable: bool = True) -> Encoder:
 
 def _fit_pairs(
     context: Context,
-    objective: Objective,
+    objective: nn.Module,
     encoders: Mapping[Role, Encoder],
+    pair: dict[Role, Role],
     negatives: int,
     teacher: TeacherVectors | None = None,
 ) -> Outcome:
+    """Trains on examples; the texts of a side that is not trained are encoded once."""
     examples, dropped = read_examples(context.stage.data, context.held_out, context.mined)
     corpus = Corpus.of(examples)
-    ask, find = (objective.encoder(role).side for role in ("query", "document"))
-    queries = Tokens.of(tokenizer(ask, ask.start.prompts.query), corpus.queries)
-    documents = Tokens.of(tokenizer(find, find.start.prompts.document), corpus.documents)
-    lengths = np.array([documents.lengths[row] for _, row in corpus.pairs], dtype=np.int64)
+    texts = {
+        "query": _texts(context, encoders, pair, "query", corpus.queries),
+        "document": _texts(context, encoders, pair, "document", corpus.documents),
+    }
     return _fit(
         context,
         objective,
-        PairCollator(corpus, queries, documents, negatives, context.seed, teacher),
-        lengths,
+        PairCollator(corpus, texts, negatives, context.seed, teacher),
+        _lengths(corpus, texts),
         encoders,
+        pair,
         {"examples": len(examples), "pairs": len(corpus.pairs), "held_out": dropped},
+    )
+
+
+def _texts(
+    context: Context,
+    encoders: Mapping[Role, Encoder],
+    pair: Mapping[Role, Role],
+    role: Role,
+    texts: list[str],
+) -> Tokens | FloatArray:
+    side = context.sides[pair[role]]
+    if pair[role] not in encoders:
+        return _frozen(context, side, role, texts)
+    return Tokens.of(tokenizer(side, getattr(side.start.prompts, role)), texts)
+
+
+def _lengths(corpus: Corpus, texts: Mapping[Role, Tokens | FloatArray]) -> RowArray:
+    """Returns the tokens of each pair that are read for it."""
+    total = np.zeros(len(corpus.pairs), dtype=np.int64)
+    for rows, tokens in zip(
+        np.array(corpus.pairs).T, (texts["query"], texts["document"]), strict=True
+    ):
+        if isinstance(tokens, Tokens):
+            total += tokens.lengths[rows]
+    return total
+
+
+def _frozen(
+    context: Context, side: Side, role: Role, texts: list[str], batch: int = _FROZEN_BATCH
+) -> FloatArray:
+    precision = context.stage.precision
+    return stored(context.cache, side, role, texts, batch=batch, precision=precision)
+
+
+def _measurement(
+    context: Context, encoders: Mapping[Role, Encoder], pair: Mapping[Role, Role]
+) -> Measurement | None:
+    if context.dev is None or context.dev_set is None:
+        return None
+    texts = {"query": context.dev_set.queries, "document": context.dev_set.documents}
+    found: dict[str, Encoder | FloatArray] = {}
+    for role in pair:
+        encoder = encoders.get(pair[role])
+        side = context.sides[pair[role]]
+        found[role] = encoder or _frozen(
+            context, side, role, list(texts[role].values()), context.dev.batch
+        )
+    return Measurement(
+        context.dev_set,
+        found["query"],
+        found["document"],
+        batch=context.dev.batch,
+        precision=context.stage.precision,
     )
 
 
 def _fit(
     context: Context,
-    objective: Objective,
+    objective: nn.Module,
     collate: Callable[[Any], Batch],
-    lengths: Any,
-    encoders: Mapping[Role, Encoder | None],
+    lengths: RowArray,
+    encoders: Mapping[Role, Encoder],
+    pair: dict[Role, Role],
     counts: dict[str, int],
 ) -> Outcome:
-    """Trains, measures and saves; `encoders` are those of the pair that comes out."""
+    """Trains, measures and saves.
+
+    Args:
+        context: The stage.
+        objective: What is minimised.
+        collate: Makes the tensors of a batch.
+        lengths: int64 [examples], tokens of each example.
+        encoders: The encoders that are trained, by side.
+        pair: Which side encodes queries and which documents in what comes out.
+        counts: What was read.
+    """
     stage = context.stage
     world = PartialState().num_processes
     plan = Plan(
@@ -286,21 +399,7 @@ def _fit(
         context.seed,
         lengths if stage.group_by_length else None,
     )
-    pair: dict[Role, Role] = {
-        role: role if role in encoders else next(iter(encoders)) for role in ("query", "document")
-    }
-    measure = None
-    if context.dev is not None and context.dev_set is not None:
-        query, document = (encoders[pair[role]] for role in ("query", "document"))
-        assert query is not None and document is not None
-        document.to(PartialState().device)
-        measure = Measurement(
-            context.dev_set,
-            query,
-            document,
-            batch=context.dev.batch,
-            precision=stage.precision,
-        )
+    measure = _measurement(context, encoders, pair) if pair else None
     trainer = StageTrainer(
         stage,
         stage_name(stage),
@@ -310,12 +409,11 @@ def _fit(
         collate,
         context.seed,
         measure,
-        context.dev.every if context.dev else None,
+        context.dev,
     )
     trainer.fit()
-    trained = {role: encoder for role, encoder in encoders.items() if encoder and encoder.trainable}
     sides: dict[Role, Side] = {}
     if PartialState().is_main_process:
-        sides = {role: encoder.save(context.folder / role) for role, encoder in trained.items()}
+        sides = {role: encoder.save(context.folder / role) for role, encoder in encoders.items()}
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(sides, pair, history, counts | {"steps": trainer.state.global_step})

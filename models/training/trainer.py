@@ -18,8 +18,7 @@ from transformers import Trainer, TrainingArguments
 from core.errors import TrainingError
 from core.files import sync
 from models.training.batches import Batch, Item, Items, Plan
-from models.training.objectives import Objective
-from models.training.recipe import Fit
+from models.training.recipe import Dev, Fit
 
 CHECKPOINTS = "checkpoints"
 _WEIGHTS = "trained.safetensors"
@@ -40,7 +39,7 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         collate: Makes the tensors of a batch.
         seed: Seed of dropout and of the plan.
         measure: Measures the encoders, or None.
-        measure_every: Steps between measurements, or None for none on the way.
+        dev: When they are measured.
     """
 
     def __init__(
@@ -48,12 +47,12 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         stage: Fit,
         label: str,
         folder: Path,
-        objective: Objective | nn.Module,
+        objective: nn.Module,
         plan: Plan,
         collate: Callable[[Sequence[Item]], Batch],
         seed: int,
         measure: Callable[[], dict[str, float]] | None,
-        measure_every: int | None,
+        dev: Dev | None,
     ) -> None:
         # The environment is the only way that this version reads.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
@@ -61,12 +60,11 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         self._plan, self._collate, self._measure = plan, collate, measure
         self._parts: dict[str, torch.Tensor] = {}
         self._part_steps = 0
-        steps = measure_every if measure else None
         super().__init__(
             model=objective,
-            args=_arguments(stage, folder / CHECKPOINTS, plan, seed, steps),
+            args=_arguments(stage, folder / CHECKPOINTS, plan, seed, dev if measure else None),
             train_dataset=Items(len(plan) * plan.batch_size),
-            eval_dataset=Items(1) if steps else None,
+            eval_dataset=Items(1) if measure else None,
         )
 
     def fit(self) -> None:
@@ -171,7 +169,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _arguments(
-    stage: Fit, folder: Path, plan: Plan, seed: int, measure_every: int | None
+    stage: Fit, folder: Path, plan: Plan, seed: int, dev: Dev | None
 ) -> TrainingArguments:
     world = PartialState().num_processes
     steps = math.ceil(len(plan) / world)
@@ -201,8 +199,9 @@ def _arguments(
         "logging_steps": stage.log_every,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
-        "eval_strategy": "steps" if measure_every else "no",
-        "eval_steps": measure_every,
+        "eval_strategy": "steps" if dev and dev.every else "no",
+        "eval_steps": dev and dev.every,
+        "eval_on_start": bool(dev and dev.start),
         "report_to": ["tensorboard"],
         "remove_unused_columns": False,
         "dataloader_pin_memory": gpu,

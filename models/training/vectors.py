@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from accelerate import PartialState
 from pydantic import BaseModel, ValidationError
 
 from core.errors import TrainingError
@@ -17,9 +18,11 @@ from core.shards import ShardedVectors, ids_path, whole_shards, write_shard
 from core.types import FloatArray, Role, RowArray
 from models.training.data import Text
 from models.training.encoder import Encoder, Side, Tokens, encode, tokenizer
+from models.training.folders import publish
 from models.training.recipe import Precision, Prompts
 
 FILE_NAME = "vectors.json"
+_SHARD = 65_536
 
 
 class VectorsRecord(BaseModel):
@@ -81,13 +84,55 @@ def compute(
             here = [i for i, text in enumerate(rows) if text.role == role]
             if here:
                 tokens = Tokens.of(tokenize, [rows[i].text for i in here])
-                label = f"teacher, shard {number}"
+                label = f"vectors, shard {number}"
                 vectors[here] = encode(
                     encoder, tokens, batch=batch, precision=precision, label=label
                 )
                 total += len(tokens.ids)
         ids = [text_id(text.role, text.text) for text in rows]
         write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
+
+
+def stored(
+    cache: Path, side: Side, role: Role, texts: Sequence[str], *, batch: int, precision: Precision
+) -> FloatArray:
+    """Returns the vectors of texts by a frozen encoder; computed once, then read.
+
+    Args:
+        cache: The folder of what was computed before, of this run or another.
+        side: The encoder.
+        role: As what the texts are encoded.
+        texts: The texts.
+        batch: Texts encoded at a time.
+        precision: Type of the arithmetic.
+
+    Returns:
+        float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
+    """
+    digest = hashlib.sha256(f"{side.key} {precision} {role}".encode())
+    for text in texts:
+        digest.update(text_id(role, text).encode())
+    folder = cache / digest.hexdigest()[:16]
+    with PartialState().main_process_first():
+        if not folder.exists():
+            partial = folder.with_name(f".{folder.name}.partial")
+            partial.mkdir(parents=True, exist_ok=True)
+            encoder = Encoder(side, trainable=False).to(PartialState().device)
+            rows = [Text(role, text) for text in texts]
+            prompts = side.start.prompts
+            compute(
+                partial,
+                side,
+                encoder,
+                rows,
+                prompts,
+                shard=_SHARD,
+                batch=batch,
+                precision=precision,
+            )
+            publish(partial, folder)
+    shards = [np.load(path, mmap_mode="r") for path in sorted(folder.glob("shard-*.npy"))]
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
 class TeacherVectors:
