@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -18,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 from core.errors import TrainingError
 from core.files import sync
 from models.training.batches import Batch, Item, Items, Plan
+from models.training.processes import processes
 from models.training.recipe import Dev, Fit
 
 CHECKPOINTS = "checkpoints"
@@ -161,7 +161,7 @@ class StageTrainer(Trainer):
         folder = self._folder / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
-            PartialState().wait_for_everyone()
+            processes().wait_for_everyone()
             if self.args.should_save:
                 for path in folder.rglob("*"):
                     sync(path)
@@ -182,7 +182,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
             found[int(path.name.removeprefix("checkpoint-"))] = path
-        elif PartialState().is_main_process:
+        elif processes().is_main_process:
             shutil.rmtree(path)
     return found[max(found)] if found else None
 
@@ -190,7 +190,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 def _arguments(
     stage: Fit, folder: Path, plan: Plan, seed: int, dev: Dev | None
 ) -> TrainingArguments:
-    world = PartialState().num_processes
+    world = processes().num_processes
     steps = math.ceil(len(plan) / world)
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()
