@@ -4,12 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import transformers
-from accelerate import PartialState
-
 from core.errors import CareError
 from models.training.recipe import load_recipe
-from models.training.run import run
 
 _DEFAULT_OUT = Path("builds/training")
 
@@ -37,12 +33,18 @@ def main() -> int:
         help=f"folder of stages and results, shared between recipes ({_DEFAULT_OUT})",
     )
     arguments = parser.parse_args()
-    transformers.utils.logging.set_verbosity_error()
-    # Bars for loading a checkpoint; training has its own.
-    transformers.utils.logging.disable_progress_bar()
-    main_process = PartialState().is_main_process
     try:
         recipe = load_recipe(arguments.recipe, arguments.changes)
+        # A wrong recipe is told at once: what follows takes seconds to load.
+        import transformers
+
+        from models.training.processes import processes
+        from models.training.run import run
+
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        # Bars for loading a checkpoint; training has its own.
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        main_process = processes().is_main_process
         for seed in recipe.seeds:
             folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)
             if main_process:

@@ -10,10 +10,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from core.errors import TrainingError
 from core.types import EncoderSpec, FloatArray, Role
@@ -210,7 +212,7 @@ class Encoder(nn.Module):
         order = lengths.argsort(stable=True)
         again = torch.is_grad_enabled() and self.trainable
         parts = []
-        for rows in order.split(mini_batch):
+        for rows in torch.split(order, mini_batch):
             longest = int(lengths[rows[-1]])
             part = ids[rows, :longest], mask[rows, :longest]
             parts.append(checkpoint(self, *part, use_reentrant=False) if again else self(*part))
@@ -230,6 +232,8 @@ class Encoder(nn.Module):
         if self.side.start.lora:
             return replace(self.side, adapter=folder)
         copy_tokenizer(self.side.folder, folder)
+        if self.side.start.pooling == "last_token":
+            end_texts(folder)
         if self.projection is not None:
             write_projection(folder, self.projection)
         return replace(self.side, folder=folder)
@@ -313,6 +317,21 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
+def end_texts(folder: Path) -> None:
+    """Makes a tokenizer end each text with its end-of-text token, for whoever reads the folder.
+
+    The encoders of this project do so by themselves where a tokenizer does not.
+    """
+    loaded = AutoTokenizer.from_pretrained(folder)
+    backend, end = loaded.backend_tokenizer, loaded.eos_token
+    if end is None or backend.encode("a").special_tokens_mask[-1]:
+        return
+    template = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, loaded.eos_token_id)])
+    before = backend.post_processor
+    backend.post_processor = Processors([before, template]) if before else template
+    backend.save(str(folder / "tokenizer.json"))
+
+
 def write_projection(folder: Path, projection: Dense) -> None:
     """Writes a linear layer behind the pooling, as sentence-transformers lays it out."""
     (folder / PROJECTION).mkdir()
@@ -368,4 +387,4 @@ def _set_dropout(module: nn.Module, dropout: float) -> None:
         if isinstance(part, nn.Dropout):
             part.p = dropout
         elif isinstance(getattr(part, "attention_dropout", None), float):
-            part.attention_dropout = dropout
+            setattr(part, "attention_dropout", dropout)  # noqa: B010 (modules type it otherwise)

@@ -24,20 +24,20 @@ class Objective(nn.Module):
     """Encoders that are trained or frozen, and the loss of a batch.
 
     Args:
-        encoders: By the name under which their weights are stored; a frozen one whose vectors
-            come with the batch is not among them.
+        encoders: By their side; a frozen one, whose vectors come with the batch, is not among
+            them.
         roles: Which of them encodes queries and which documents.
         mini_batch: Texts that are encoded at a time, or None for all of a batch.
     """
 
     def __init__(
         self,
-        encoders: Mapping[str, Encoder],
-        roles: Mapping[Role, str],
+        encoders: Mapping[Role, Encoder],
+        roles: Mapping[Role, Role],
         mini_batch: int | None = None,
     ) -> None:
         super().__init__()
-        self.encoders = nn.ModuleDict(encoders)
+        self.encoders = nn.ModuleDict({str(side): encoder for side, encoder in encoders.items()})
         self.roles = dict(roles)
         self.mini_batch = mini_batch
 
@@ -76,8 +76,8 @@ class Contrast(Objective):
 
     def __init__(
         self,
-        encoders: Mapping[str, Encoder],
-        roles: Mapping[Role, str],
+        encoders: Mapping[Role, Encoder],
+        roles: Mapping[Role, Role],
         mini_batch: int | None = None,
         *,
         temperature: float,
@@ -158,8 +158,8 @@ class Distillation(Objective):
 
     def __init__(
         self,
-        encoders: Mapping[str, Encoder],
-        roles: Mapping[Role, str],
+        encoders: Mapping[Role, Encoder],
+        roles: Mapping[Role, Role],
         mini_batch: int | None = None,
         *,
         kl: float,
@@ -224,7 +224,7 @@ def everywhere(values: Tensor) -> tuple[Tensor, int]:
     padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
     padded = nn.functional.pad(values, padding)
     if padded.requires_grad:
-        parts = list(all_gather(padded))
+        parts = list(all_gather(padded))  # type: ignore[no-untyped-call]
     else:
         parts = [torch.empty_like(padded) for _ in range(world)]
         distributed.all_gather(parts, padded)

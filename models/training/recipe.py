@@ -50,48 +50,6 @@ class Lora(Strict):
     targets: str | list[str] = "all-linear"
 
 
-class EncoderStart(Strict):
-    """Where one encoder begins.
-
-    Attributes:
-        start: A checkpoint folder, a model on the hub, or `embedded`: the encoder that
-            care-mini is made from (`models.conversion`).
-        revision: The revision on the hub.
-        pair: Instead of `start`: a registered pair, or the path of its TOML file.
-        side: The side of that pair.
-        layers: Indexes of the transformer layers that are kept, from 0; None for all.
-        frozen_layers: How many of these, from the first, stay as they are whatever trains the
-            encoder, and the embeddings with them; None to train all.
-        pooling: How token vectors become one.
-        prompts: Text put before queries and documents.
-        max_length: Tokens that the encoder reads, special tokens included.
-        dimension: Dimensions kept after truncation; None for all.
-        projection: Width of a linear layer behind the pooling, or None for no such layer.
-        lora: The adapter that is trained in place of the weights.
-        dtype: In which the weights are held.
-    """
-
-    start: str | None = None
-    revision: str | None = None
-    pair: str | None = None
-    side: Role = "document"
-    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    frozen_layers: int | None = Field(None, ge=0)
-    pooling: Pooling = "cls"
-    prompts: Prompts = Prompts()
-    max_length: int = Field(512, gt=2)
-    dimension: Positive | None = None
-    projection: Positive | None = None
-    lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    @model_validator(mode="after")
-    def _has_one_start(self) -> Self:
-        if (self.start is None) == (self.pair is None):
-            raise ValueError("give either start or pair")
-        return self
-
-
 class Part(Strict):
     """A part of the queries, chosen by a checksum of their texts.
 
@@ -166,6 +124,51 @@ class DataEntry(Strict):
 
 SOURCES = ("triples", "texts", "beir", "mined", "pairs")
 Data = Annotated[list[DataEntry], Field(min_length=1)]
+
+
+class EncoderStart(Strict):
+    """Where one encoder begins.
+
+    Attributes:
+        start: A checkpoint folder, a model on the hub, or `embedded`: the encoder that
+            care-mini is made from (`models.conversion`).
+        revision: The revision on the hub.
+        pair: Instead of `start`: a registered pair, or the path of its TOML file.
+        side: The side of that pair.
+        layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        frozen_layers: How many of these, from the first, stay as they are whatever trains the
+            encoder, and the embeddings with them; None to train all.
+        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
+            for all tokens.
+        pooling: How token vectors become one.
+        prompts: Text put before queries and documents.
+        max_length: Tokens that the encoder reads, special tokens included.
+        dimension: Dimensions kept after truncation; None for all.
+        projection: Width of a linear layer behind the pooling, or None for no such layer.
+        lora: The adapter that is trained in place of the weights.
+        dtype: In which the weights are held.
+    """
+
+    start: str | None = None
+    revision: str | None = None
+    pair: str | None = None
+    side: Role = "document"
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    frozen_layers: int | None = Field(None, ge=0)
+    vocabulary: Data | None = None
+    pooling: Pooling = "cls"
+    prompts: Prompts = Prompts()
+    max_length: int = Field(512, gt=2)
+    dimension: Positive | None = None
+    projection: Positive | None = None
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _has_one_start(self) -> Self:
+        if (self.start is None) == (self.pair is None):
+            raise ValueError("give either start or pair")
+        return self
 
 
 class Dev(Strict):

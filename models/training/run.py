@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate import PartialState
 
 from core.errors import TrainingError
 from core.files import exclusive, sha256_file, write_text, writing_in
@@ -35,6 +34,7 @@ from models.training.curves import draw
 from models.training.data import entry_files, read_dev
 from models.training.encoder import Side
 from models.training.folders import publish
+from models.training.processes import processes
 from models.training.recipe import (
     Align,
     Distill,
@@ -91,11 +91,11 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     Raises:
         CareError: If data, a start or a setting is wrong, or the disk fails.
     """
-    main = PartialState().is_main_process
+    main = processes().is_main_process
     starts = {"query": recipe.query, "document": recipe.document}
     sides: dict[Role, Side] = {}
     # One process makes what all read.
-    with PartialState().main_process_first():
+    with processes().main_process_first():
         (out / "stages").mkdir(parents=True, exist_ok=True)
         for role in ("query", "document"):
             if (start := starts[role]) is not None:
@@ -141,7 +141,7 @@ def _run_stage(
     folder: Path,
     out: Path,
 ) -> None:
-    state = PartialState()
+    state = processes()
     partial = context.folder
     with writing_in(partial):
         partial.mkdir(exist_ok=True)
@@ -288,13 +288,16 @@ def _key(
 def _checksums(files: list[Path]) -> dict[str, str]:
     try:
         # By their names alone: the same data in another place is the same data.
-        return {f"{path.parent.name}/{path.name}": _sha256(path) for path in files}
+        return {
+            f"{path.parent.name}/{path.name}": _sha256(path, path.stat().st_mtime_ns)
+            for path in files
+        }
     except OSError as error:
         raise TrainingError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 @cache
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, changed: int) -> str:
     return sha256_file(path)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
 from torch import nn
 from transformers import set_seed
 
@@ -18,6 +17,7 @@ from models.training.dev import Measurement
 from models.training.encoder import Encoder, Side, Tokens, tokenizer
 from models.training.mining import mine, write_triples
 from models.training.objectives import Alignment, Contrast, Distillation
+from models.training.processes import processes
 from models.training.recipe import (
     Align,
     Contrastive,
@@ -152,12 +152,11 @@ def _mine(context: Context) -> Outcome:
     # The documents of the examples come first: rows of the corpus are rows here.
     others = read_documents(stage.data, context.mined)
     documents = list(dict.fromkeys((*corpus.documents, *others)))
-    vectors = [
-        _frozen(context, context.sides[stage.side], role, texts, stage.batch)
-        for role, texts in (("query", corpus.queries), ("document", documents))
-    ]
-    if PartialState().is_main_process:
-        mined = mine(*vectors, corpus.positives, stage)
+    side = context.sides[stage.side]
+    ask = _frozen(context, side, "query", corpus.queries, stage.batch)
+    find = _frozen(context, side, "document", documents, stage.batch)
+    if processes().is_main_process:
+        mined = mine(ask, find, corpus.positives, stage)
         write_triples(context.folder / TRIPLES, corpus, documents, mined)
     return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
 
@@ -166,8 +165,8 @@ def _teacher(context: Context) -> Outcome:
     stage: Teacher = context.stage
     texts, dropped = read_texts(stage.data, context.held_out, context.mined)
     side = context.sides[stage.side]
-    if PartialState().is_main_process:
-        encoder = Encoder(side, trainable=False).to(PartialState().device)
+    if processes().is_main_process:
+        encoder = Encoder(side, trainable=False).to(processes().device)
         compute(
             context.folder,
             side,
@@ -302,7 +301,7 @@ def _fit_pairs(
     """Trains on examples; the texts of a side that is not trained are encoded once."""
     examples, dropped = read_examples(context.stage.data, context.held_out, context.mined)
     corpus = Corpus.of(examples)
-    texts = {
+    texts: dict[Role, Tokens | FloatArray] = {
         "query": _texts(context, encoders, pair, "query", corpus.queries),
         "document": _texts(context, encoders, pair, "document", corpus.documents),
     }
@@ -391,7 +390,7 @@ def _fit(
         counts: What was read.
     """
     stage = context.stage
-    world = PartialState().num_processes
+    world = processes().num_processes
     plan = Plan(
         len(lengths),
         stage.epochs,
@@ -413,7 +412,7 @@ def _fit(
     )
     trainer.fit()
     sides: dict[Role, Side] = {}
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         sides = {role: encoder.save(context.folder / role) for role, encoder in encoders.items()}
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(sides, pair, history, counts | {"steps": trainer.state.global_step})

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -18,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 from core.errors import TrainingError
 from core.files import sync
 from models.training.batches import Batch, Item, Items, Plan
+from models.training.processes import processes
 from models.training.recipe import Dev, Fit
 
 CHECKPOINTS = "checkpoints"
@@ -27,7 +27,7 @@ _COMPLETE = "complete"
 _KEPT = 2
 
 
-class StageTrainer(Trainer):  # type: ignore[misc]
+class StageTrainer(Trainer):
     """Trains an objective over a plan of batches, and goes on from a checkpoint as if unbroken.
 
     Args:
@@ -57,13 +57,16 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         # The environment is the only way that this version reads.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
         self._label = label
+        self._folder = folder / CHECKPOINTS
+        self._objective = objective
         self._plan, self._collate, self._measure = plan, collate, measure
+        self._items: Any = Items(len(plan) * plan.batch_size)
         self._parts: dict[str, torch.Tensor] = {}
         self._part_steps = 0
         super().__init__(
             model=objective,
             args=_arguments(stage, folder / CHECKPOINTS, plan, seed, dev if measure else None),
-            train_dataset=Items(len(plan) * plan.batch_size),
+            train_dataset=self._items,
             eval_dataset=Items(1) if measure else None,
         )
 
@@ -73,7 +76,7 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         Raises:
             TrainingError: If the loss is not finite or a checkpoint cannot be written.
         """
-        checkpoint = last_checkpoint(Path(self.args.output_dir))
+        checkpoint = last_checkpoint(self._folder)
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         if self._measure and not self._measured_last():
             self.evaluate()
@@ -87,15 +90,19 @@ class StageTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the plan, shared out among processes."""
         loader = DataLoader(
-            self.train_dataset,
-            batch_sampler=self._plan,  # type: ignore[arg-type]
+            self._items,
+            batch_sampler=self._plan,
             collate_fn=self._collate,
             pin_memory=torch.cuda.is_available(),
         )
         return self.accelerator.prepare(loader)
 
     def compute_loss(
-        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, **_: Any
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Returns the loss of a batch; its parts are averaged into the next log."""
         losses = model(**inputs)
@@ -103,7 +110,7 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"stage '{self._label}', step {self.state.global_step + 1}: the loss is "
-                f"{float(loss)}: lower learning_rate, or set precision to bf16 or fp32"
+                f"{loss.item()}: lower learning_rate, or set precision to bf16 or fp32"
             )
         for name, value in losses.items():
             if name != "loss":
@@ -123,13 +130,19 @@ class StageTrainer(Trainer):  # type: ignore[misc]
         assert self._measure is not None
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
+        # Takes note that this step has been measured.
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir) if output_dir else self._folder
         folder.mkdir(parents=True, exist_ok=True)
-        state = self.model.state_dict() if state_dict is None else state_dict
-        trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+        state = self._objective.state_dict() if state_dict is None else state_dict
+        trained = {
+            name for name, value in self._objective.named_parameters() if value.requires_grad
+        }
         save_file(
             {n: value.contiguous() for n, value in state.items() if n in trained},
             folder / _WEIGHTS,
@@ -137,16 +150,18 @@ class StageTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         state = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
-        trained = {name for name, value in self.model.named_parameters() if value.requires_grad}
+        trained = {
+            name for name, value in self._objective.named_parameters() if value.requires_grad
+        }
         if set(state) != trained:
             raise TrainingError(f"{resume_from_checkpoint} is of another model: delete it")
-        self.model.load_state_dict(state, strict=False)
+        self._objective.load_state_dict(state, strict=False)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder = self._folder / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
-            PartialState().wait_for_everyone()
+            processes().wait_for_everyone()
             if self.args.should_save:
                 for path in folder.rglob("*"):
                     sync(path)
@@ -157,13 +172,17 @@ class StageTrainer(Trainer):  # type: ignore[misc]
             raise TrainingError(f"{folder}: the checkpoint cannot be written: {reason}") from error
 
 
+def _trained(objective: nn.Module) -> set[str]:
+    return {name for name, value in objective.named_parameters() if value.requires_grad}
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the last whole checkpoint; what is not whole is deleted."""
     found: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
             found[int(path.name.removeprefix("checkpoint-"))] = path
-        elif PartialState().is_main_process:
+        elif processes().is_main_process:
             shutil.rmtree(path)
     return found[max(found)] if found else None
 
@@ -171,7 +190,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 def _arguments(
     stage: Fit, folder: Path, plan: Plan, seed: int, dev: Dev | None
 ) -> TrainingArguments:
-    world = PartialState().num_processes
+    world = processes().num_processes
     steps = math.ceil(len(plan) / world)
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()

@@ -1,0 +1,93 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from core.types import Pair
+from models.pairs import load_pair
+from models.training.recipe import load_recipe
+from models.training.run import run
+from tests.checkpoints import MAX_LENGTH, TEXTS, write_bert, write_qwen3
+from tests.conftest import write_jsonl
+
+RunRecipe = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("start") / "bert")
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen3(tmp_path_factory.mktemp("start") / "qwen3", ends_texts=False)
+
+
+@pytest.fixture(scope="session")
+def triples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each text asks for the next; the one behind that is a hard negative."""
+    count = len(TEXTS)
+    records = [
+        {
+            "query": text,
+            "positives": [TEXTS[(i + 1) % count]],
+            "negatives": [TEXTS[(i + 2) % count], TEXTS[(i + 3) % count]],
+        }
+        for i, text in enumerate(TEXTS)
+    ]
+    return write_jsonl(tmp_path_factory.mktemp("data") / "triples.jsonl", records)
+
+
+@pytest.fixture
+def base(bert: Path, qwen3: Path, triples: Path) -> dict[str, Any]:
+    """A recipe without stages."""
+    return {
+        "name": "tiny",
+        "query": {"start": str(bert), "pooling": "cls", "max_length": MAX_LENGTH},
+        "document": {
+            "start": str(qwen3),
+            "pooling": "last_token",
+            "max_length": MAX_LENGTH,
+            "prompts": {"query": "头痛", "document": "骨折"},
+        },
+        "variables": {"triples": str(triples)},
+        "stages": [],
+    }
+
+
+@pytest.fixture
+def run_recipe(tmp_path: Path) -> RunRecipe:
+    """Writes a recipe, runs it in `out` and returns the run's folder."""
+
+    def start(recipe: dict[str, Any], *changes: str, out: str = "out") -> Path:
+        path = write_recipe(tmp_path / "recipe.yaml", recipe)
+        loaded = load_recipe(path, changes)
+        return run(loaded, tmp_path / out, loaded.seeds[0], lambda _: None)
+
+    return start
+
+
+def write_recipe(path: Path, recipe: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def pair_of(run_folder: Path) -> Pair:
+    return load_pair(str(run_folder / "pair.toml"))
+
+
+DATA = [{"triples": "${triples}"}]
+
+
+def teacher(**changes: Any) -> dict[str, Any]:
+    return {"kind": "teacher", "data": DATA, "shard": 4} | changes
+
+
+def align(**changes: Any) -> dict[str, Any]:
+    return {"kind": "align", "batch": 4, "epochs": 2, "learning_rate": 1e-3} | changes
+
+
+def joint(**changes: Any) -> dict[str, Any]:
+    return {"kind": "joint", "data": DATA, "batch": 3, "learning_rate": 1e-3} | changes
