@@ -66,6 +66,7 @@ class BuildOptions:
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
+        engine: Encodes what is staged, as `encode_corpus` does.
     """
 
     corpus: str
@@ -82,6 +83,7 @@ class BuildOptions:
     memory_gib: float = 4.0
     progress: bool = True
     chunking: Chunking | None = None
+    engine: Callable[..., EncodingSummary] = encode_corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
-        summary = encode_corpus(
+        summary = options.engine(
             folder,
             encoder,
             shard_size=options.shard_size,
