@@ -55,8 +55,9 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
 
-test-engines: .venv-engines/.complete ## Hold vLLM and LoRA adapters to transformers on tiny models (installs 3 GB)
+test-engines: .venv-engines/.complete .venv-distributed/.complete ## Hold vLLM, LoRA adapters and Ray to the local engines on tiny models (installs 4 GB)
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 .venv-distributed/bin/python -m pytest tests/distributed
 
 build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS=
 	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
@@ -128,6 +129,14 @@ $(BENCH_OTHERS):
 	  -r tests/engines/requirements-vllm.txt -r tests/engines/requirements.txt '$(VLLM)' -e .
 	@touch $@
 
+# s3fs needs an older python-dateutil than constraints.txt names: the list stands by itself.
+.venv-distributed/.complete: tests/distributed/requirements.txt pyproject.toml constraints.txt
+	@echo "Installing into $(@D) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) -e .
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
@@ -140,7 +149,7 @@ image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
 
 clean: ## Delete the environments, caches and builds; indexes stay
-	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines .venv-distributed builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into .venv …"

@@ -9,6 +9,7 @@ A shard travels as a small corpus and comes back as the shard that the local eng
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
@@ -22,6 +23,7 @@ import ray
 from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy
+from ray.exceptions import RayError
 
 from core import documents
 from core.documents import DocumentReader, DocumentWriter
@@ -41,6 +43,7 @@ _ATTEMPTS = 3
 _TEXTS, _ATTEMPTS_FILE, _VECTORS = "texts", "attempts", "vectors"
 # Nothing but the numbers of shards passes through it.
 _OBJECT_STORE_BYTES = 200 * 2**20
+_CONNECT_SECONDS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +147,8 @@ class RayEngine:
     def _storage_url(self, folder: Path) -> str:
         if self.storage is None:
             return str(folder.resolve() / "ray")
-        return f"{self.storage.rstrip('/')}/{folder.parent.name}/{folder.name}"
+        root = self.storage if "://" in self.storage else str(Path(self.storage).resolve())
+        return f"{root.rstrip('/')}/{folder.parent.name}/{folder.name}"
 
     def _encode(self, shards: Sequence[int], worker: tuple[Any, ...]) -> Generator[float]:
         """Yields the seconds that the encoder took for each shard, in order."""
@@ -159,17 +163,23 @@ class RayEngine:
                 batch_size=1,
                 fn_constructor_args=worker,
                 # One shard in work and one that waits.
-                compute=ActorPoolStrategy(size=self.actors, max_tasks_in_flight_per_actor=2),
+                compute=ActorPoolStrategy(
+                    size=min(self.actors, len(shards)), max_tasks_in_flight_per_actor=2
+                ),
                 num_cpus=1 if gpus else self.threads,
                 num_gpus=gpus,
             )
             dataset.context.enable_progress_bars = False
             # The journal counts whole shards up to the first gap.
             dataset.context.execution_options.preserve_order = True
-            for row in dataset.iter_rows():
-                if row["error"]:
-                    raise CareError(row["error"])
-                yield row["seconds"]
+            try:
+                for row in dataset.iter_rows():
+                    if row["error"]:
+                        raise CareError(row["error"])
+                    yield row["seconds"]
+            except RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise ProviderError(f"Ray ended the encoding: {reason}") from error
 
 
 class RemoteEncoder:
@@ -200,19 +210,27 @@ def _connected(address: str, processors: int) -> Generator[None]:
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
     try:
+        _check(address)
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
             **(alone if address == LOCAL else {}),
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ProviderError(f"no Ray cluster can be used at '{address}': {error}") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check(address: str) -> None:
+    """Fails at once where nothing listens, which Ray goes on asking for many minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +273,7 @@ class _Storage:
         url: A path, or a URL of fsspec.
 
     Raises:
-        ProviderError: If nothing installed can read it.
+        ProviderError: If nothing installed can reach it.
     """
 
     def __init__(self, url: str) -> None:
@@ -263,7 +281,8 @@ class _Storage:
         try:
             # Others write here too: what was listed before says nothing.
             self._files, self._root = url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
+            self._files.makedirs(self._root, exist_ok=True)
+        except Exception as error:  # each file system raises its own
             raise ProviderError(f"'{url}' cannot be used as storage: {error}") from error
 
     def send(self, shard: int, unknown: Sequence[Document]) -> bool:
@@ -353,7 +372,7 @@ class _Worker:
         self, make_encoder: Callable[[], Encoder], url: str, shard_size: int, batch_size: int
     ) -> None:
         self._make_encoder = make_encoder
-        self._storage = _Storage(url)
+        self._url = url
         self._shard_size = shard_size
         self._batch_size = batch_size
         self._encoder: Encoder | None = None
@@ -374,7 +393,8 @@ class _Worker:
     def _encode(self, shard: int) -> float:
         with TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            reader = self._storage.begin(shard, folder)
+            storage = _Storage(self._url)
+            reader = storage.begin(shard, folder)
             # Here and not when the actor starts: a worker that dies of it counts as an attempt.
             self._encoder = self._encoder or self._make_encoder()
             corpus = folder / "corpus"
@@ -395,5 +415,5 @@ class _Worker:
                 batch_size=self._batch_size,
                 progress=False,
             )
-            self._storage.finish(shard, sorted(set(corpus.iterdir()) - staged))
+            storage.finish(shard, sorted(set(corpus.iterdir()) - staged))
         return summary.encoder_seconds

@@ -213,7 +213,24 @@ def test_an_encoder_that_cannot_be_loaded_is_an_error(work: Path) -> None:
         run(build_options(work, work / "corpus.jsonl", engine=engine))
 
 
-@pytest.mark.parametrize("url", ["nonsense://bucket", "gs://bucket"])
+class Unreadable(BigramEncoder):
+    """What the machine of an actor cannot load, as where the project is not installed."""
+
+    def __reduce__(self) -> Any:
+        return missing_encoder, ()
+
+
+def given(encoder: BigramEncoder) -> BigramEncoder:
+    return encoder
+
+
+def test_an_actor_that_cannot_start_is_an_error(work: Path) -> None:
+    engine = RayEngine(partial(given, Unreadable()), actors=ACTORS)
+    with pytest.raises(ProviderError, match=r"^Ray ended the encoding: .*model\.onnx is missing"):
+        run(build_options(work, work / "corpus.jsonl", engine=engine))
+
+
+@pytest.mark.parametrize("url", ["nonsense://bucket", "gs://bucket", "s3://..", "/proc/no"])
 def test_storage_that_nothing_can_read_is_an_error(work: Path, log: Path, url: str) -> None:
     with pytest.raises(ProviderError, match=f"'{url}/test/.*' cannot be used as storage: "):
         run(ray_options(work, log, storage=url))
