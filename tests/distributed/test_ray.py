@@ -58,6 +58,8 @@ def cluster(s3: S3) -> Iterator[None]:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # By default workers give way to whatever else the machine does.
+        patch.setenv("RAY_worker_niceness", "0")
         ray.init(
             address="local",
             num_cpus=ACTORS,
