@@ -3,11 +3,12 @@
 import argparse
 import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from core.cpus import available_cpus
-from core.errors import CareError
+from core.errors import CareError, ProviderError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
@@ -134,6 +135,13 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
     add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
     add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
+    add("--engine", choices=("local", "ray"), default="local", help="what runs the encoder")
+    cluster = command.add_argument_group("--engine ray", "encoding on many machines")
+    cluster.add_argument("--ray-address", default="local", help="of the cluster: auto, host:port")
+    cluster.add_argument("--ray-actors", type=_positive, default=1, help="encoders at once")
+    cluster.add_argument(
+        "--ray-storage", help="folder or URL that all machines reach (default: the build folder)"
+    )
     server = command.add_argument_group(
         "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
     )
@@ -219,9 +227,33 @@ def _options(options: argparse.Namespace) -> BuildOptions:
     )
 
 
-def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+def _documents(
+    pair: Pair, options: argparse.Namespace, *, cut: bool
+) -> tuple[BuildOptions, Encoder]:
+    """Returns how to build and the document encoder, which Ray needs here to cut texts alone."""
     names = (field.name for field in fields(EncoderOptions))
-    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
+    load = partial(
+        document_encoder, pair, EncoderOptions(**{n: getattr(options, n) for n in names})
+    )
+    if options.engine == "local":
+        return _options(options), load()
+    try:
+        from indexer.ray_encoding import RayEngine, RemoteEncoder
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"--engine ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        ) from error
+    on_gpus = pair.document.format != "onnx" and options.encoder != "openai"
+    engine = RayEngine(
+        load,
+        address=options.ray_address,
+        actors=options.ray_actors,
+        threads=options.threads,
+        gpus=options.engines * options.tensor_parallel if on_gpus else 0,
+        storage=options.ray_storage,
+    )
+    encoder = load() if cut else RemoteEncoder(pair.document)
+    return replace(_options(options), engine=engine), encoder
 
 
 def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
@@ -234,8 +266,7 @@ def _build(options: argparse.Namespace) -> None:
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
     manifest, encoded = build(
-        _options(options),
-        _document_encoder(pair, options),
+        *_documents(pair, options, cut=bool(options.chunk_tokens)),
         _query_encoder(pair, options),
     )
     _print_encoded(encoded, pair)
@@ -258,11 +289,12 @@ def _update(options: argparse.Namespace) -> None:
     if options.recall is None:
         options.recall = base.recall.target
     pair = load_pair(options.pair)
+    how, encoder = _documents(pair, options, cut=bool(base.chunking))
     updated = update(
-        _options(options),
+        how,
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
-        _document_encoder(pair, options),
+        encoder,
         _query_encoder(pair, options),
     )
     if not updated:
@@ -284,7 +316,7 @@ def _update(options: argparse.Namespace) -> None:
 
 def _encode(options: argparse.Namespace) -> None:
     pair = load_pair(options.pair)
-    encoded = encode(_options(options), _document_encoder(pair, options))
+    encoded = encode(*_documents(pair, options, cut=bool(options.chunk_tokens)))
     _print_encoded(encoded, pair)
     print(f"shards  {encoded.folder}")
 

@@ -78,6 +78,7 @@ class BuildOptions:
         chunking: How long documents are cut, or None to keep them whole.
         store: Where the vectors are kept.
         milvus: Where Milvus is, or None if no version keeps its vectors there.
+        engine: Encodes what is staged, as `encode_corpus` does.
     """
 
     corpus: str
@@ -96,6 +97,7 @@ class BuildOptions:
     chunking: Chunking | None = None
     store: Store = "faiss"
     milvus: MilvusAddress | None = None
+    engine: Callable[..., EncodingSummary] = encode_corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
-        summary = encode_corpus(
+        summary = options.engine(
             folder,
             encoder,
             shard_size=options.shard_size,
