@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.faiss_factory import check_factory, choose_factory
 from indexer.faiss_index import build_index, read_index
 from indexer.faiss_search import RECALL_K, choose_search
+from indexer.refusals import max_refused, without_refused
 from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
 from indexer.verify import verify_version
@@ -66,6 +67,7 @@ class BuildOptions:
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
+        computation: What encodes and in which dtype, where the spec leaves it open.
     """
 
     corpus: str
@@ -82,6 +84,7 @@ class BuildOptions:
     memory_gib: float = 4.0
     progress: bool = True
     chunking: Chunking | None = None
+    computation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus that is staged and encoded."""
+    """A corpus that is staged and encoded.
+
+    Attributes:
+        folder: The build folder, with the shards.
+        staged: What is indexed.
+        summary: What the encoder did.
+        layout: Where documents, filters and rows lie: the build folder or, if texts cannot be
+            encoded, a folder in it without their documents.
+        refused: Of the documents left out for that, by id, the reasons.
+    """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
+    layout: Path
+    refused: Mapping[str, str]
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
@@ -156,8 +170,16 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
             batch_size=options.batch_size,
             progress=options.progress,
             reuse=source.reuse,
+            max_refused=max_refused(staged, options.max_reject_rate, reuse=bool(source.reuse)),
         )
-    return Encoded(folder, staged, summary)
+        layout, staged, refused = without_refused(
+            folder,
+            staged,
+            summary.refused,
+            max_reject_rate=options.max_reject_rate,
+            reuse=bool(source.reuse),
+        )
+    return Encoded(folder, staged, summary, layout, refused)
 
 
 def build(
@@ -195,13 +217,14 @@ def _build(
     started = time.perf_counter()
     dimension = document_encoder.spec.dimension
     encoded = encode(options, document_encoder, source)
-    reader = DocumentReader(encoded.folder / documents.FILE_NAME)
-    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
+    layout = encoded.layout
+    reader = DocumentReader(layout / documents.FILE_NAME)
+    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(layout))
     factory = options.factory or choose_factory(len(vectors), dimension)
     check_factory(factory, dimension, len(vectors))
-    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
+    canaries = _canaries(reader, vectors, unique_text_rows(layout))
     check_canaries(query_encoder, canaries)
-    queries, queries_from = _held_out_queries(options, reader, encoded.folder, query_encoder)
+    queries, queries_from = _held_out_queries(options, reader, layout, query_encoder)
 
     version = _new_version(options.indexes, options.name, encoded.folder.name)
     with _unpublished(options.indexes, options.name, version) as folder:
@@ -215,7 +238,7 @@ def _build(
         )
         choice = choose_search(read_index(folder / VECTORS), vectors, queries, options.recall)
         for name in (documents.FILE_NAME, filters.FILE_NAME):
-            shutil.copyfile(encoded.folder / name, folder / name)
+            shutil.copyfile(layout / name, folder / name)
             sync(folder / name)
         manifest = IndexManifest(
             schema_version=SCHEMA_VERSION,
@@ -287,6 +310,8 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
     if options.chunking:
         facts.append(options.chunking.model_dump())
+    if options.computation:
+        facts.append(options.computation)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

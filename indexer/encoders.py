@@ -11,6 +11,10 @@ from models.encoders.onnx import OnnxEncoder
 ENCODERS = ("auto", "onnx", "transformers", "vllm", "openai")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
+# vLLM schedules the texts of a batch by itself: it starves on few.
+_BATCH_SIZES = {"vllm": 1024}
+_BATCH_SIZE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
@@ -42,6 +46,21 @@ class EncoderOptions:
     truncate: bool = False
 
 
+def encoder_name(spec: EncoderSpec, asked: str) -> str:
+    """Returns which of `ENCODERS` encodes, where "auto" was asked for perhaps."""
+    return _automatic(spec) if asked == "auto" else asked
+
+
+def default_batch_size(name: str) -> int:
+    """Returns the texts of a batch, or of a request to a server, that suit an encoder."""
+    return _BATCH_SIZES.get(name, _BATCH_SIZE)
+
+
+def computation(name: str, dtype: str) -> str:
+    """Returns what vectors depend on beside the spec; "" where the spec names the very file."""
+    return "" if name == "onnx" else f"{name} {dtype}"
+
+
 def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     """Returns the encoder of the document side.
 
@@ -52,7 +71,7 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         ProviderError: If what the encoder runs on is not installed.
     """
     spec = pair.document
-    name = _automatic(spec) if options.encoder == "auto" else options.encoder
+    name = encoder_name(spec, options.encoder)
     if name == "openai":
         return _server_encoder(spec, options)
     if (name == "onnx") != (spec.format == "onnx"):

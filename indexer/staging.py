@@ -120,8 +120,7 @@ def stage(
     ids.check(folder)
     first_rows, vector_of = _unique(texts)
     by_value.write(folder / filters.FILE_NAME)
-    np.save(folder / _TEXTS, first_rows)
-    np.save(folder / _VECTORS, vector_of)
+    save_rows(folder, first_rows, vector_of)
     staged = StagedCorpus(
         checksum=checksum,
         files=[file.name for file in files],
@@ -133,6 +132,12 @@ def stage(
     )
     write_text(summary, staged.model_dump_json(indent=2))
     return staged
+
+
+def save_rows(folder: Path, first_rows: RowArray, vector_of: RowArray) -> None:
+    """Writes what `unique_text_rows` and `vector_of_row` return."""
+    np.save(folder / _TEXTS, first_rows)
+    np.save(folder / _VECTORS, vector_of)
 
 
 def unique_text_rows(folder: Path) -> RowArray:
