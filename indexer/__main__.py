@@ -10,6 +10,7 @@ from core.errors import CareError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
+from indexer.chunking import Chunker
 from indexer.encoders import (
     DTYPES,
     ENCODERS,
@@ -18,7 +19,9 @@ from indexer.encoders import (
     default_batch_size,
     document_encoder,
     encoder_name,
+    token_counter,
 )
+from indexer.estimate import Rate, Sample, described, trial
 from indexer.staging import REJECTS
 from indexer.update import Changes, active_manifest, kept_factory, update
 from indexer.verify import verify_version
@@ -65,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
         if name == "build":
             command.add_argument(
                 "--reuse", action="store_true", help="keep an active version that is up to date"
+            )
+            command.add_argument(
+                "--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing"
+            )
+            command.add_argument(
+                "--tokens-per-second",
+                type=_size,
+                help="what a GPU encodes, for --dry-run (default: a short trial)",
             )
         command.set_defaults(run=run)
     _add_update(commands)
@@ -214,13 +225,20 @@ def _pair(options: argparse.Namespace) -> Pair:
     return pair
 
 
-def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+def _encoder_options(options: argparse.Namespace) -> EncoderOptions:
     names = (field.name for field in fields(EncoderOptions))
-    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
+    return EncoderOptions(**{n: getattr(options, n) for n in names})
+
+
+def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    return document_encoder(pair, _encoder_options(options))
 
 
 def _build(options: argparse.Namespace) -> None:
     pair = _pair(options)
+    if options.dry_run:
+        _estimate(pair, options)
+        return
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
@@ -235,6 +253,25 @@ def _build(options: argparse.Namespace) -> None:
         seconds = manifest.build_seconds
         print(f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s")
     print(f"active  {options.indexes / manifest.name / manifest.version}")
+
+
+def _estimate(pair: Pair, options: argparse.Namespace) -> None:
+    settings = _options(options)
+    needed = settings.chunking or not options.tokens_per_second
+    encoder = _document_encoder(pair, options) if needed else None
+    chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
+    sample = Sample(settings, chunker)
+    estimate = sample.estimate(
+        token_counter(pair, _encoder_options(options)), pair.document.dimension
+    )
+    if options.tokens_per_second or not encoder:
+        rate = Rate(options.tokens_per_second, "GPU", "as given")
+    else:
+        devices = options.engines * options.tensor_parallel if options.encoder == "vllm" else 1
+        name = f"{options.encoder} ({options.dtype})"
+        rate = trial(encoder, sample.texts, settings.batch_size, devices, name)
+    for line in described(estimate, rate):
+        print(line)
 
 
 def _update(options: argparse.Namespace) -> None:

@@ -2,14 +2,19 @@
 
 import importlib.util
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import CareError, PairError, ProviderError
-from core.types import Encoder, EncoderSpec, Pair
+from core.types import Encoder, EncoderSpec, OffsetTokenizer, Pair
 from models.encoders.onnx import OnnxEncoder
 
 ENCODERS = ("auto", "onnx", "transformers", "vllm", "openai")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+# Tokens that are encoded of a text, and whether it is cut; and what counts them for texts.
+TokenCount = tuple[int, bool]
+TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
 
 # vLLM schedules the texts of a batch by itself: it starves on few.
 _BATCH_SIZES = {"vllm": 1024}
@@ -59,6 +64,40 @@ def default_batch_size(name: str) -> int:
 def computation(name: str, dtype: str) -> str:
     """Returns what vectors depend on beside the spec; "" where the spec names the very file."""
     return "" if name == "onnx" else f"{name} {dtype}"
+
+
+def token_counter(pair: Pair, options: EncoderOptions) -> TokenCounter:
+    """Returns what counts the tokens of the document side, from the pair's own files.
+
+    The weights of a checkpoint are not loaded. A server is taken to read the pair's tokens.
+
+    Raises:
+        PairError: If the pair's files cannot be read.
+        ProviderError: If what reads them is not installed.
+    """
+    spec = pair.document
+    if spec.format == "onnx":
+        return offset_counter(OnnxEncoder(spec, pair.folder, options.threads), spec.max_length)
+    try:
+        from models.encoders.checkpoints import CheckpointTokenizer, checkpoint_folder
+    except ModuleNotFoundError as error:
+        raise ProviderError(f"{error.name} is not installed: pip install transformers") from error
+    tokenizer = CheckpointTokenizer(spec, checkpoint_folder(spec, pair.folder))
+
+    def count(texts: Sequence[str]) -> list[TokenCount]:
+        return [(len(tokens.ids), tokens.truncated) for tokens in tokenizer(texts)]
+
+    return count
+
+
+def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
+    """Returns what counts the tokens of texts that are cut at `max_length`."""
+
+    def count(texts: Sequence[str]) -> list[TokenCount]:
+        lengths = [len(tokenizer.token_offsets(text)) for text in texts]
+        return [(min(length, max_length), length > max_length) for length in lengths]
+
+    return count
 
 
 def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
