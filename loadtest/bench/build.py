@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -50,6 +51,7 @@ class Options:
     Attributes:
         documents: Sizes of the corpora.
         factory: The index type, or None for the default of each size.
+        memory_gib: What inverted lists in work may take [GiB].
         threads: Threads of FAISS and of the real encoder.
         batch_size: Texts in a batch of the null encoder.
         pair: The pair of the real encoder.
@@ -60,6 +62,7 @@ class Options:
 
     documents: tuple[int, ...] = (100_000, 1_000_000)
     factory: str | None = None
+    memory_gib: float = 0.25
     threads: int = 1
     batch_size: int = 1024
     pair: str = DEFAULT_PAIR
@@ -127,6 +130,7 @@ def run(options: Options) -> dict[str, Any]:
         "options": {
             "dimension": DIMENSION,
             "factory": options.factory,
+            "memory_gib": options.memory_gib,
             "threads": options.threads,
             "batch_size": options.batch_size,
             "shard_size": BuildOptions("", "").shard_size,
@@ -160,6 +164,7 @@ def measure(documents: int, options: Options) -> dict[str, Any]:
         recall=0.9,
         batch_size=options.batch_size,
         threads=options.threads,
+        memory_gib=options.memory_gib,
         progress=False,
     )
     phases = {}
@@ -192,13 +197,14 @@ def write_corpus(path: Path, documents: int) -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-class _Memory:
-    """The most memory of this process [bytes]: in all, and without pages of mapped files.
+class _Use:
+    """Processor time of this process, and its most memory: in all, and without mapped files.
 
     Pages of files count as resident while there is room, and are given back when there is none.
     """
 
     def __init__(self) -> None:
+        self._worked = time.process_time()
         self._end = Event()
         self._own = 0
         self._thread = Thread(target=self._watch, daemon=True)
@@ -210,12 +216,16 @@ class _Memory:
             line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
             self._own = max(self._own, int(line.split()[1]) * 1024)
 
-    def end(self) -> dict[str, int]:
+    def end(self) -> dict[str, float]:
         """Ends the watch and returns the figures."""
         self._end.set()
         self._thread.join()
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak_own_bytes": self._own, "peak_resident_bytes": resident}
+        return {
+            "processor_seconds": round(time.process_time() - self._worked, 1),
+            "peak_own_bytes": self._own,
+            "peak_resident_bytes": resident,
+        }
 
 
 class _StagedError(Exception):
@@ -228,33 +238,31 @@ class _Stop(NullEncoder):
 
 
 def _stage(settings: BuildOptions) -> dict[str, Any]:
-    memory, started = _Memory(), time.perf_counter()
-    try:
+    use, started = _Use(), time.perf_counter()
+    with suppress(_StagedError):
         encode(settings, _Stop())
-    except _StagedError:
-        pass
-    return {"seconds": round(time.perf_counter() - started, 1), **memory.end()}
+    return {"seconds": round(time.perf_counter() - started, 1), **use.end()}
 
 
 def _encode(settings: BuildOptions) -> dict[str, Any]:
-    memory = _Memory()
+    use = _Use()
     summary = encode(settings, NullEncoder()).summary
     return {
         "seconds": round(summary.seconds, 1),
         "encoder_seconds": round(summary.encoder_seconds, 1),
-        **memory.end(),
+        **use.end(),
     }
 
 
 def _build(settings: BuildOptions) -> dict[str, Any]:
-    memory = _Memory()
+    use = _Use()
     manifest, _ = build(settings, NullEncoder(), NullEncoder())
     return {
         "seconds": round(manifest.build_seconds, 1),
         "factory": manifest.factory,
         "vectors_bytes": manifest.files["vectors.faiss"].bytes,
         "recall": round(manifest.recall.recall, 4),
-        **memory.end(),
+        **use.end(),
     }
 
 
@@ -297,6 +305,7 @@ def _options() -> Options:
     add = parser.add_argument
     add("--documents", type=int, nargs="+", default=chosen.documents)
     add("--factory", help="index type (default: that of each size)")
+    add("--memory-gib", type=float, default=chosen.memory_gib)
     add("--threads", type=int, default=available_cpus())
     add("--batch-size", type=int, default=chosen.batch_size)
     add("--pair", default=chosen.pair)

@@ -92,25 +92,26 @@ def _build(result: dict[str, Any]) -> list[str]:
         "",
         "Written by `make bench-build DOCUMENTS=…`, with an encoder that costs next to nothing: "
         f"what all else takes. {options['dimension']} dimensions, {options['threads']} threads, "
-        f"shards of {options['shard_size']}; all figures are in [{BUILD_NAME}]({BUILD_NAME}). "
+        f"shards of {options['shard_size']}, {options['memory_gib']:g} GiB for inverted lists; all figures are in [{BUILD_NAME}]({BUILD_NAME}). "
         "*Own* memory is that without pages of mapped files, which is given back when it is "
         "needed; each phase is a process.",
         "",
         *_environment(result["environment"]),
         "",
-        "| documents | phase | s | own MiB at most | resident MiB at most | |",
-        "|---|---|---|---|---|---|",
+        "| documents | phase | s | processor s | own MiB at most | resident MiB at most | |",
+        "|---|---|---|---|---|---|---|",
     ]
     for size in result["sizes"]:
         for name, phase in size["phases"].items():
             note = ""
             if "factory" in phase:
-                note = f"{phase['factory']}, of which vectors.faiss {phase['vectors_bytes'] >> 20}"
+                note = f"{phase['factory']}: {phase['vectors_bytes'] >> 20:,} MiB"
             lines.append(
                 _row(
                     f"{size['documents']:,}",
                     name,
                     f"{phase['seconds']:.0f}",
+                    f"{phase['processor_seconds']:.0f}",
                     f"{phase['peak_own_bytes'] >> 20:,}",
                     f"{phase['peak_resident_bytes'] >> 20:,}",
                     note,
