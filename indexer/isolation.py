@@ -98,7 +98,7 @@ class Isolator:
         try:
             self._encode([_PROBE])
         except FAILURES as error:
-            raise ProviderError(f"the encoder fails at any text: {failure}") from error
+            raise type(failure)(f"the encoder fails at any text: {failure}") from error
 
 
 def _halves(positions: list[int]) -> list[list[int]]:

@@ -92,7 +92,8 @@ def _build(result: dict[str, Any]) -> list[str]:
         "",
         "Written by `make bench-build DOCUMENTS=…`, with an encoder that costs next to nothing: "
         f"what all else takes. {options['dimension']} dimensions, {options['threads']} threads, "
-        f"shards of {options['shard_size']}, {options['memory_gib']:g} GiB for inverted lists; all figures are in [{BUILD_NAME}]({BUILD_NAME}). "
+        f"shards of {options['shard_size']}, {options['memory_gib']:g} GiB for inverted lists; "
+        f"all figures are in [{BUILD_NAME}]({BUILD_NAME}). "
         "*Own* memory is that without pages of mapped files, which is given back when it is "
         "needed; each phase is a process.",
         "",
