@@ -24,8 +24,8 @@ _TRIAL_SECONDS = 20.0
 _ROW_BYTES, _CHUNK_ROW_BYTES = 20, 12
 # Measured with 100,000 and a million documents (python -m loadtest.bench.build): checksums and
 # places of ids and texts, while equal ones are looked for.
-_STAGING_BYTES = 250
-_BASE_BYTES = 150e6
+_STAGING_BYTES = 150
+_BASE_BYTES = 120e6
 # A shard that is read, one that is encoded, one that is written.
 _SHARDS = 3
 
