@@ -33,6 +33,7 @@ TRAIN_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
+DOCUMENTS ?= 100000
 BENCH_ARGS ?=
 BENCH_OUT ?= loadtest/results
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
@@ -46,7 +47,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +124,9 @@ bench-scale: .venv-bench-scale/.complete ## Recall@10 against speed of index typ
 
 bench-start: $(TEST) .venv-bench-scale/.complete ## Time from process start to ready, memory of a second process: VECTORS=
 	.venv-test/bin/python -m loadtest.bench.start --vectors $(VECTORS) --out '$(BENCH_OUT)'
+
+bench-build: $(TEST) ## Seconds and memory of each phase of a build with a null encoder: DOCUMENTS=
+	.venv-test/bin/python -m loadtest.bench.build --documents $(DOCUMENTS) --out '$(BENCH_OUT)'
 
 $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
 	.venv-test/bin/python -m loadtest.bench.weights --out $(@D)

@@ -31,7 +31,13 @@ from core.errors import CareError, ProviderError
 from core.text import document_text
 from core.types import Document, Encoder, EncoderSpec, Encoding, FloatArray
 from indexer.corpus import Place
-from indexer.encoding import EncodingSummary, Reuse, encode_corpus
+from indexer.encoding import (
+    EncodingSummary,
+    Reuse,
+    check_refused,
+    encode_corpus,
+    refused_texts,
+)
 from indexer.progress import progress_bar
 from indexer.shards import ShardRecord, ids_path, vectors_path, whole_shards, write_shard
 from indexer.staging import stage, unique_text_rows
@@ -81,14 +87,15 @@ class RayEngine:
         batch_size: int,
         progress: bool,
         reuse: Reuse | None = None,
+        max_refused: int = 0,
     ) -> EncodingSummary:
         """Encodes the unique texts of a staged corpus into shards, from the first missing one.
 
         What actors had finished when an earlier run was killed is taken from the storage.
 
         Raises:
-            CareError: If the encoder cannot be made, refuses a text or returns bad vectors, or
-                worker after worker dies over a shard.
+            CareError: If the encoder cannot be made, fails at too many texts or returns bad
+                vectors, or worker after worker dies over a shard.
             ProviderError: If the cluster or the storage cannot be used.
         """
         started = time.perf_counter()
@@ -99,7 +106,7 @@ class RayEngine:
         new_texts, encoder_seconds = 0, 0.0
         missing = range(len(records), corpus.shards)
         sent = {s: None for s in missing if storage.send(s, corpus.part(s).unknown)}
-        worker = (self.make_encoder, storage.url, shard_size, batch_size)
+        worker = (self.make_encoder, storage.url, shard_size, batch_size, max_refused)
         with (
             progress_bar("encode", show=progress, total=corpus.texts, initial=resumed) as bar,
             closing(self._encode(list(sent), worker)) as encoded,
@@ -115,19 +122,25 @@ class RayEngine:
                 vectors = np.empty((len(part.documents), encoder.spec.dimension), dtype=np.float32)
                 if part.found is not None:
                     vectors[part.known] = part.found
+                ids = [document.id for document in part.documents]
                 tokens = truncated = 0
+                refused: dict[int, str] = {}
                 if texts:
                     made, vectors[~part.known] = storage.fetch(shard)
                     tokens, truncated = made.tokens, made.truncated
+                    rows = np.flatnonzero(~part.known)
+                    refused = {int(rows[row]): reason for row, reason in made.refused.items()}
+                    check_refused(records, ids, refused, max_refused)
                 records.append(
                     write_shard(
                         folder,
                         shard,
                         vectors,
-                        [document.id for document in part.documents],
+                        ids,
                         tokens=tokens,
                         truncated=truncated,
                         reused=len(part.documents) - texts,
+                        refused=refused,
                     )
                 )
                 storage.remove(shard)
@@ -142,6 +155,7 @@ class RayEngine:
             truncated=sum(record.truncated for record in records),
             seconds=time.perf_counter() - started,
             encoder_seconds=encoder_seconds,
+            refused=refused_texts(records, shard_size),
         )
 
     def _storage_url(self, folder: Path) -> str:
@@ -369,12 +383,18 @@ class _Worker:
     """What an actor runs: the local engine, on one shard after the other."""
 
     def __init__(
-        self, make_encoder: Callable[[], Encoder], url: str, shard_size: int, batch_size: int
+        self,
+        make_encoder: Callable[[], Encoder],
+        url: str,
+        shard_size: int,
+        batch_size: int,
+        max_refused: int,
     ) -> None:
         self._make_encoder = make_encoder
         self._url = url
         self._shard_size = shard_size
         self._batch_size = batch_size
+        self._max_refused = max_refused
         self._encoder: Encoder | None = None
 
     def __call__(self, block: dict[str, NDArray[np.int64]]) -> dict[str, list[Any]]:
@@ -414,6 +434,7 @@ class _Worker:
                 shard_size=self._shard_size,
                 batch_size=self._batch_size,
                 progress=False,
+                max_refused=self._max_refused,
             )
             storage.finish(shard, sorted(set(corpus.iterdir()) - staged))
         return summary.encoder_seconds
