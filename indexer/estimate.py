@@ -26,6 +26,7 @@ _ROW_BYTES, _CHUNK_ROW_BYTES = 20, 12
 # places of ids and texts, while equal ones are looked for.
 _STAGING_BYTES = 150
 _BASE_BYTES = 120e6
+_TRAINING_ROWS = 100_000
 # A shard that is read, one that is encoded, one that is written.
 _SHARDS = 3
 
@@ -183,11 +184,15 @@ class Sample:
     ) -> tuple[str, float]:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
-        in_lists = factory.startswith("IVF")
+        index = float(vectors_file)
+        if factory.startswith("IVF"):
+            # Lists grow by doubling, and are trained on a sample.
+            sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
+            index = min(2 * max(vectors_file, sampled), bound)
         phases = {
             "staging": _STAGING_BYTES * rows,
             "encoding": _SHARDS * shard,
-            "building the index": min(vectors_file, bound) if in_lists else vectors_file,
+            "building the index": index,
         }
         phase = max(phases, key=phases.__getitem__)
         return phase, _BASE_BYTES + phases[phase]
