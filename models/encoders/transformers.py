@@ -157,7 +157,7 @@ def _load_adapted(checkpoint: Path, adapter: Path, dtype: torch.dtype) -> Any:
     except ModuleNotFoundError as error:
         raise ProviderError("a LoRA adapter needs peft: pip install peft") from error
     # An adapter names its layers as the class of model did that it was trained on.
-    causal = PeftConfig.from_pretrained(adapter).task_type == "CAUSAL_LM"
+    causal = PeftConfig.from_pretrained(str(adapter)).task_type == "CAUSAL_LM"
     model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
