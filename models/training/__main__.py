@@ -37,14 +37,14 @@ def main() -> int:
         recipe = load_recipe(arguments.recipe, arguments.changes)
         # A wrong recipe is told at once: what follows takes seconds to load.
         import transformers
-        from accelerate import PartialState
 
+        from models.training.processes import processes
         from models.training.run import run
 
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         # Bars for loading a checkpoint; training has its own.
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        main_process = PartialState().is_main_process
+        main_process = processes().is_main_process
         for seed in recipe.seeds:
             folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)
             if main_process:

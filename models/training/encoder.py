@@ -10,10 +10,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from core.errors import TrainingError
 from core.types import EncoderSpec, FloatArray, Role
@@ -214,20 +216,23 @@ class Encoder(nn.Module):
             parts.append(checkpoint(self, *part, use_reentrant=False) if again else self(*part))
         return torch.cat(parts)[order.argsort()]
 
-    def save(self, folder: Path) -> Side:
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> Side:
         """Writes the weights, or the adapter alone, and the tokenizer.
 
         Args:
             folder: A new folder.
+            state: The model's weights if they are not all here.
 
         Returns:
             The side that lies there; its key is still the old one.
         """
         folder.mkdir(parents=True)
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=state)
         if self.side.start.lora:
             return replace(self.side, adapter=folder)
         copy_tokenizer(self.side.folder, folder)
+        if self.side.start.pooling == "last_token":
+            end_texts(folder)
         if self.projection is not None:
             write_projection(folder, self.projection)
         return replace(self.side, folder=folder)
@@ -309,6 +314,21 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for pattern in _TOKENIZER_FILES:
         for path in source.glob(pattern):
             shutil.copyfile(path, target / path.name)
+
+
+def end_texts(folder: Path) -> None:
+    """Makes a tokenizer end each text with its end-of-text token, for whoever reads the folder.
+
+    The encoders of this project do so by themselves where a tokenizer does not.
+    """
+    loaded = AutoTokenizer.from_pretrained(folder)
+    backend, end = loaded.backend_tokenizer, loaded.eos_token
+    if end is None or backend.encode("a").special_tokens_mask[-1]:
+        return
+    template = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, loaded.eos_token_id)])
+    before = backend.post_processor
+    backend.post_processor = Processors([before, template]) if before else template
+    backend.save(str(folder / "tokenizer.json"))
 
 
 def write_projection(folder: Path, projection: Dense) -> None:

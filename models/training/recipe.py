@@ -49,44 +49,6 @@ class Lora(Strict):
     targets: str | list[str] = "all-linear"
 
 
-class EncoderStart(Strict):
-    """Where one encoder begins.
-
-    Attributes:
-        start: A checkpoint folder or a model on the hub.
-        revision: The revision on the hub.
-        pair: Instead of `start`: a registered pair, or the path of its TOML file.
-        side: The side of that pair.
-        layers: Indexes of the transformer layers that are kept, from 0; None for all.
-        pooling: How token vectors become one.
-        prompts: Text put before queries and documents.
-        max_length: Tokens that the encoder reads, special tokens included.
-        dimension: Dimensions kept after truncation; None for all.
-        projection: Width of a linear layer behind the pooling, or None for no such layer.
-        lora: The adapter that is trained in place of the weights.
-        dtype: In which the weights are held.
-    """
-
-    start: str | None = None
-    revision: str | None = None
-    pair: str | None = None
-    side: Role = "document"
-    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    pooling: Pooling = "cls"
-    prompts: Prompts = Prompts()
-    max_length: int = Field(512, gt=2)
-    dimension: Positive | None = None
-    projection: Positive | None = None
-    lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    @model_validator(mode="after")
-    def _has_one_start(self) -> Self:
-        if (self.start is None) == (self.pair is None):
-            raise ValueError("give either start or pair")
-        return self
-
-
 class Part(Strict):
     """A part of the queries, chosen by a checksum of their texts.
 
@@ -122,7 +84,7 @@ class DataEntry(Strict):
         fields: The fields that are read of `texts` and `pairs`.
         split: The split that is read of `beir`.
         where: Values that metadata of a document in `beir` must have.
-        part: The part of the queries that is read; of `beir` and `pairs`.
+        part: The part of the queries that is read; of `texts` by their first field.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
         cut: `sentence` for the first sentence of each text alone; where texts alone are read.
@@ -160,6 +122,47 @@ class DataEntry(Strict):
 
 SOURCES = ("triples", "texts", "beir", "mined", "pairs")
 Data = Annotated[list[DataEntry], Field(min_length=1)]
+
+
+class EncoderStart(Strict):
+    """Where one encoder begins.
+
+    Attributes:
+        start: A checkpoint folder or a model on the hub.
+        revision: The revision on the hub.
+        pair: Instead of `start`: a registered pair, or the path of its TOML file.
+        side: The side of that pair.
+        layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
+            for all tokens.
+        pooling: How token vectors become one.
+        prompts: Text put before queries and documents.
+        max_length: Tokens that the encoder reads, special tokens included.
+        dimension: Dimensions kept after truncation; None for all.
+        projection: Width of a linear layer behind the pooling, or None for no such layer.
+        lora: The adapter that is trained in place of the weights.
+        dtype: In which the weights are held.
+    """
+
+    start: str | None = None
+    revision: str | None = None
+    pair: str | None = None
+    side: Role = "document"
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    vocabulary: Data | None = None
+    pooling: Pooling = "cls"
+    prompts: Prompts = Prompts()
+    max_length: int = Field(512, gt=2)
+    dimension: Positive | None = None
+    projection: Positive | None = None
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _has_one_start(self) -> Self:
+        if (self.start is None) == (self.pair is None):
+            raise ValueError("give either start or pair")
+        return self
 
 
 class Dev(Strict):
@@ -250,6 +253,12 @@ class RetroMae(Fit):
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384
     epochs: Positive = 3
+
+    @model_validator(mode="after")
+    def _has_no_mini_batch(self) -> Self:
+        if self.mini_batch is not None:
+            raise ValueError("mini_batch: set trainer.gradient_accumulation_steps instead")
+        return self
 
 
 class Unsupervised(Fit):

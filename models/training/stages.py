@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
-from torch import nn
+from torch import Tensor, nn
 from transformers import set_seed
 
 from core.errors import TrainingError
@@ -18,6 +17,7 @@ from models.training.dev import Measurement
 from models.training.encoder import Encoder, Side, Tokens, tokenizer
 from models.training.mining import mine, write_triples
 from models.training.objectives import Alignment, Contrast, Distillation
+from models.training.processes import processes
 from models.training.recipe import (
     Align,
     Contrastive,
@@ -155,7 +155,7 @@ def _mine(context: Context) -> Outcome:
     side = context.sides[stage.side]
     ask = _frozen(context, side, "query", corpus.queries, stage.batch)
     find = _frozen(context, side, "document", documents, stage.batch)
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         mined = mine(ask, find, corpus.positives, stage)
         write_triples(context.folder / TRIPLES, corpus, documents, mined)
     return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
@@ -165,8 +165,8 @@ def _teacher(context: Context) -> Outcome:
     stage: Teacher = context.stage
     texts, dropped = read_texts(stage.data, context.held_out, context.mined)
     side = context.sides[stage.side]
-    if PartialState().is_main_process:
-        encoder = Encoder(side, trainable=False).to(PartialState().device)
+    if processes().is_main_process:
+        encoder = Encoder(side, trainable=False).to(processes().device)
         compute(
             context.folder,
             side,
@@ -369,6 +369,16 @@ def _measurement(
     )
 
 
+def _of(
+    encoder: Encoder, objective: nn.Module, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Returns the part of gathered weights that is of an encoder's model."""
+    if state is None:
+        return None
+    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
+    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}
+
+
 def _fit(
     context: Context,
     objective: nn.Module,
@@ -390,7 +400,7 @@ def _fit(
         counts: What was read.
     """
     stage = context.stage
-    world = PartialState().num_processes
+    world = processes().num_processes
     plan = Plan(
         len(lengths),
         stage.epochs,
@@ -411,8 +421,12 @@ def _fit(
         context.dev,
     )
     trainer.fit()
+    state = trainer.whole_state()
     sides: dict[Role, Side] = {}
-    if PartialState().is_main_process:
-        sides = {role: encoder.save(context.folder / role) for role, encoder in encoders.items()}
+    if processes().is_main_process:
+        sides = {
+            role: encoder.save(context.folder / role, _of(encoder, objective, state))
+            for role, encoder in encoders.items()
+        }
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(sides, pair, history, counts | {"steps": trainer.state.global_step})
