@@ -24,6 +24,7 @@ from models.evaluation.beir import read_qrels, read_queries
 
 Kept = NDArray[np.bool_]
 
+SEEDS = 1000
 THRESHOLDS = (0.98, 0.96, 0.94, 0.92, 0.90)
 # Shares of characters' trigrams, of all that either text has, from which on texts are alike.
 _ALIKE = 0.4
@@ -93,7 +94,7 @@ def measure_diversity(
         result = {
             "data": {"split": split, "queries": len(asked), "depth": depth, "seed": seed},
             "pair": pair,
-            "rule": {"k": 5, "near": 1, "seeds": 1000},
+            "rule": {"k": 5, "near": 1, "seeds": SEEDS},
             "jaccard": _ALIKE,
             "rows": rows,
         }
@@ -109,7 +110,7 @@ def measure_diversity(
 
 def _filtered(vectors: FloatArray, threads: int) -> Iterator[tuple[float | None, Kept]]:
     yield None, np.ones(len(vectors), dtype=np.bool_)
-    options = DiversityOptions(seeds=1000)
+    options = DiversityOptions(seeds=SEEDS)
     for threshold in THRESHOLDS:
         yield threshold, diversify(vectors, DiversityRule(5, threshold, 1), options, threads).kept
 

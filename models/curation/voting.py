@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from statsmodels.stats.proportion import proportion_confint
+
 from core.files import write_text
 from core.text import document_text
 from models.curation import prompts
@@ -209,6 +211,10 @@ def _votes(
                 "relevant": relevant,
                 "positives": len(positive),
                 "precision": sum(positive) / len(positive),
+                "precision_95": [
+                    round(float(end), 4)
+                    for end in proportion_confint(sum(positive), len(positive), method="wilson")
+                ],
                 "expected_precision": expected_precision(
                     relevant / len(pairs), [judges[name] for name in names]
                 )
@@ -224,15 +230,21 @@ def _votes(
 
 def _table(result: Mapping[str, Any]) -> str:
     header = (
-        *("errors", "judges", "pairs", "relevant", "positives", "precision"),
+        *("errors", "judges", "pairs", "relevant", "positives", "precision", "95 %"),
         *("expected if independent", "recall", "precision of negatives", "dropped"),
     )
     rows = [
         (
             scenario["scenario"],
-            *("–" if value is None else value for value in row.values()),
+            *(_cell(value) for value in row.values()),
         )
         for scenario in result["scenarios"]
         for row in scenario["votes"]
     ]
     return markdown_table(header, rows)
+
+
+def _cell(value: Any) -> object:
+    if value is None:
+        return "–"
+    return " to ".join(f"{end:.3f}" for end in value) if isinstance(value, list) else value
