@@ -60,7 +60,7 @@ def kappa(first: NDArray[np.int64], second: NDArray[np.int64]) -> float | None:
 
 
 def _code(grade: str | None) -> int:
-    return -1 if grade is None else GRADES.index(grade)  # type: ignore[arg-type]
+    return -1 if grade is None else GRADES.index(grade)
 
 
 def _share(equal: NDArray[np.bool_]) -> float | None:

@@ -230,7 +230,7 @@ def load_config(path: Path, kind: type[Config]) -> Config:
         raise CareError(f"{path} is not UTF-8") from error
     except yaml.YAMLError as error:
         raise CareError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
+    if root is None or not isinstance(data, dict):
         raise CareError(f"{path} holds no keys")
     try:
         config = kind.model_validate(data)

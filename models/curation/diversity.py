@@ -158,7 +158,8 @@ def _order(count: int, options: DiversityOptions) -> RowArray:
 
 def _unit(vectors: FloatArray) -> FloatArray:
     vectors = np.asarray(vectors, dtype=np.float32)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    unit: FloatArray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def _read_checkpoint(path: Path | None, identity: str, kept: NDArray[np.bool_]) -> int:

@@ -96,24 +96,46 @@ def judge(
         for query, pool in pools.items()
         for group in _groups(pool, options.passages_per_call)
     ]
-    questions = [
-        Question(
-            id=f"{query} {' '.join(group)}",
-            system=prompts.judge_prompt(options.language),
-            user=prompts.judge_question(
-                queries[query], [documents[id_][: options.passage_chars] for id_ in group]
-            ),
-            again=prompts.again(options.language),
-            answer=grades_model(len(group)),
-        )
-        for query, group in groups
-    ]
+    questions = _Questions(groups, queries, documents, options)
     answers = models.ask(dict.fromkeys(judges, questions), "judge")
     return [
         Judgement(query, id_, {name: _grade(answers[name][at], place) for name in judges})
         for at, (query, group) in enumerate(groups)
         for place, id_ in enumerate(group)
     ]
+
+
+class _Questions(Sequence[Question[BaseModel]]):
+    """The questions of groups, made when they are asked: together they can be gigabytes."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[str, Sequence[str]]],
+        queries: Mapping[str, str],
+        documents: Mapping[str, str],
+        options: JudgingOptions,
+    ) -> None:
+        self._groups = groups
+        self._queries = queries
+        self._documents = documents
+        self._options = options
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, at: Any) -> Any:
+        query, group = self._groups[at]
+        options = self._options
+        return Question(
+            id=f"{query} {' '.join(group)}",
+            system=prompts.judge_prompt(options.language),
+            user=prompts.judge_question(
+                self._queries[query],
+                [self._documents[id_][: options.passage_chars] for id_ in group],
+            ),
+            again=prompts.again(options.language),
+            answer=grades_model(len(group)),
+        )
 
 
 def _grade(answer: BaseModel | None, place: int) -> Grade | None:

@@ -66,6 +66,8 @@ class Ledger:
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
             raise CareError(f"{path} is not a ledger of calls: {error}") from error
+        self.calls: int
+        self.tokens: int
         self.calls, self.tokens = self._db.execute(
             "SELECT count(*), coalesce(sum(prompt_tokens + answer_tokens), 0) FROM calls"
         ).fetchone()

@@ -17,7 +17,13 @@ from core.text import normalize_text
 from core.types import Document, FloatArray
 from models.curation.diversity import DiversityOptions, DiversityRule, diversify
 from models.curation.encoding import encode_pair
-from models.curation.records import markdown_table, read_documents, write_json
+from models.curation.records import (
+    beir_files,
+    markdown_table,
+    provenance,
+    read_documents,
+    write_json,
+)
 from models.curation.vector_index import exact_search
 from models.curation.work import CACHE, output_folder, sample_queries
 from models.evaluation.beir import read_qrels, read_queries
@@ -96,6 +102,7 @@ def measure_diversity(
             "pair": pair,
             "rule": {"k": 5, "near": 1, "seeds": SEEDS},
             "jaccard": _ALIKE,
+            **provenance(beir_files(data, split)),
             "rows": rows,
         }
         write_json(output / "diversity.json", result)

@@ -3,12 +3,15 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from core.errors import CareError
-from core.files import atomic
+from core.files import atomic, sha256_file
 from core.types import Document
+
+_LIBRARIES = ("bm25s", "faiss-cpu", "jieba", "jionlp", "numpy", "onnxruntime", "statsmodels")
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -32,6 +35,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise CareError(f"{path} is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise CareError(f"{path} line {number} is not valid JSON") from error
+
+
+def beir_files(data: Path, split: str) -> list[Path]:
+    """Returns corpus, queries and judgements of a BEIR folder."""
+    return [
+        data / name for name in ("corpus.jsonl", f"{split}.queries.jsonl", f"{split}.qrels.tsv")
+    ]
 
 
 def field(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
@@ -105,6 +115,14 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Writes comma-separated rows that spreadsheet programs read as UTF-8."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file).writerows(rows)
+
+
+def provenance(files: Iterable[Path]) -> dict[str, Any]:
+    """Returns what a result depends on: checksums of files and versions of libraries."""
+    return {
+        "sha256": {path.name: sha256_file(path) for path in files},
+        "libraries": {name: version(name) for name in _LIBRARIES},
+    }
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -16,7 +16,7 @@ from core.files import write_text
 from core.types import FloatArray
 from models.curation.diversify import load_vectors, peak_memory
 from models.curation.diversity import DiversityOptions, DiversityRule, diversify
-from models.curation.records import markdown_table, write_json
+from models.curation.records import markdown_table, provenance, write_json
 from models.curation.work import output_folder
 
 _BLOCK = 16_384
@@ -66,7 +66,7 @@ def measure_scale(
         path = output / "vectors.npy"
         vectors = clustered_vectors(path, count, dimension, seed=0)
         before = peak_memory()
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         result = diversify(vectors, rule, options, threads, output / "scale.checkpoint")
         seconds = time.perf_counter() - started
         report = {
@@ -78,15 +78,20 @@ def measure_scale(
             "index": result.index,
             "threads": threads,
             "seconds": round(seconds, 1),
+            "cpu_seconds": round(time.process_time() - used, 1),
             "texts_per_second": round(count / seconds),
             "peak_memory_mib": peak_memory() >> 20,
             "peak_memory_before_mib": before >> 20,
             "processors": available_cpus(),
             "load_average": round(os.getloadavg()[0], 1),
             "machine": platform.machine(),
+            **provenance([]),
         }
         write_json(output / "scale.json", report)
-        columns = ("texts", "dimension", "kept", "index", "threads", "seconds", "peak_memory_mib")
+        columns = (
+            *("texts", "dimension", "kept", "index", "threads", "seconds", "cpu_seconds"),
+            *("peak_memory_mib", "load_average"),
+        )
         write_text(
             output / "scale.md", markdown_table(columns, [[report[name] for name in columns]])
         )

@@ -20,7 +20,14 @@ from models.curation import prompts
 from models.curation.benchmark import build_benchmark
 from models.curation.config import BenchmarkConfig
 from models.curation.judging import Judgement, consensus
-from models.curation.records import markdown_table, read_documents, read_jsonl, write_json
+from models.curation.records import (
+    beir_files,
+    markdown_table,
+    provenance,
+    read_documents,
+    read_jsonl,
+    write_json,
+)
 from models.curation.scripted import Body, scripted_server
 from models.curation.washing import wash
 from models.curation.work import JUDGEMENTS
@@ -132,6 +139,7 @@ def measure_voting(
     result = {
         "data": {"queries": queries, "split": split, "depth": depth, "seed": seed},
         "retrievers": ["bm25", pair],
+        **provenance(beir_files(data, split)),
         "scenarios": results,
     }
     write_json(output / "voting.json", result)
@@ -210,18 +218,20 @@ def _votes(
                 "pairs": len(pairs),
                 "relevant": relevant,
                 "positives": len(positive),
-                "precision": sum(positive) / len(positive),
+                "precision": _share(positive),
                 "precision_95": [
                     round(float(end), 4)
                     for end in proportion_confint(sum(positive), len(positive), method="wilson")
-                ],
+                ]
+                if positive
+                else None,
                 "expected_precision": expected_precision(
                     relevant / len(pairs), [judges[name] for name in names]
                 )
                 if independent
                 else None,
-                "recall": sum(positive) / relevant,
-                "negative_precision": 1 - sum(negative) / len(negative),
+                "recall": sum(positive) / relevant if relevant else None,
+                "negative_precision": _share([not truth for truth in negative]),
                 "dropped": len(pairs) - len(positive) - len(negative),
             }
         )
@@ -242,6 +252,10 @@ def _table(result: Mapping[str, Any]) -> str:
         for row in scenario["votes"]
     ]
     return markdown_table(header, rows)
+
+
+def _share(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _cell(value: Any) -> object:
