@@ -76,7 +76,7 @@ def _read_run(path: Path, documents: Sequence[Document]) -> Run:
     known = {document.id for document in documents}
     run: Run = {}
     try:
-        for row in ir_measures.read_trec_run(str(path)):
+        for row in ir_measures.read_trec_run(str(path)):  # type: ignore[no-untyped-call]
             if row.doc_id in known:  # others were washed out
                 run.setdefault(row.query_id, {})[row.doc_id] = row.score
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def measure_voting(
         judges = dict(zip(_NAMES, errors, strict=True))
         folder = output / f"benchmark-{number}"
         started = time.perf_counter()
-        with scripted_server(lambda body, _, judges=judges: _answer(body, judges, truth)) as url:
+        with scripted_server(partial(_answer, judges=judges, truth=truth)) as url:
             sample = {"split": split, "query_limit": queries, "depth": depth, "seed": seed}
             retriever = {"kind": "pair", "pair": pair, "threads": threads}
             statistics = build_benchmark(_config(data, folder, url, retriever, sample))
@@ -162,7 +163,9 @@ def _truth(data: Path, split: str) -> frozenset[tuple[str, str]]:
     )
 
 
-def _answer(body: Body, judges: Mapping[str, Errors], truth: frozenset[tuple[str, str]]) -> str:
+def _answer(
+    body: Body, _: object, *, judges: Mapping[str, Errors], truth: frozenset[tuple[str, str]]
+) -> str:
     name = body["model"]
     query, passages = prompts.read_judge_question(body["messages"][1]["content"])
     return json.dumps(
