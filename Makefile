@@ -22,11 +22,18 @@ BOUND_MS ?= 100
 LOAD_QUERIES ?= data/sample/queries.jsonl
 LOAD_OUT ?= loadtest/results/locust
 IMAGE ?= care-retrieval
+DATA ?= data/sample
+SPLIT ?= test
+HUB ?=
+SYSTEMS ?=
+OUT ?=
+CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
 RECIPE ?=
 TRAIN_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
+DOCUMENTS ?= 100000
 BENCH_ARGS ?=
 BENCH_OUT ?= loadtest/results
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
@@ -40,7 +47,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +57,7 @@ demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PO
 
 test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	deploy/install-chromium.sh
+	deploy/install-fonts.sh
 	deploy/install-tools.sh
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/ruff check .
@@ -57,10 +65,11 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
 
-test-engines: .venv-engines/.complete ## Hold vLLM and LoRA adapters to transformers on tiny models (installs 3 GB)
+test-engines: .venv-engines/.complete .venv-distributed/.complete ## Hold vLLM, LoRA adapters, Ray and Milvus to what is embedded (installs 4 GB)
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 .venv-distributed/bin/python -m pytest tests/distributed
 
-build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS=
+build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS= (docs/indexing-at-scale.md)
 	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
 	  $(if $(FACTORY),--factory '$(FACTORY)') $(INDEX_ARGS)
 
@@ -70,6 +79,16 @@ serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT=, and every CARE_* of d
 evaluate: $(EVAL) ## Score an index over HTTP beside BM25: INDEX= PAIR= QUERIES= QRELS=
 	.venv/bin/python -m models.evaluation --index '$(INDEX)' --pair '$(PAIR)' \
 	  --queries '$(QUERIES)' --qrels '$(QRELS)'
+
+cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder, or hub) SPLIT= HUB= OUT=
+	.venv-test/bin/python -m models.evaluation.cmedteb run $(addprefix --system ,$(or $(SYSTEMS),$(PAIR))) $(CMEDTEB)
+	.venv-test/bin/python -m models.evaluation.cmedteb report $(CMEDTEB)
+
+tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
+	@deploy/install-fonts.sh
+	.venv-test/bin/python -m models.evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
+export: $(TEST) ## Export a pair's query side, a checkpoint, to ONNX for the service: PAIR= OUT=
+	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))'
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \
@@ -106,6 +125,9 @@ bench-scale: .venv-bench-scale/.complete ## Recall@10 against speed of index typ
 bench-start: $(TEST) .venv-bench-scale/.complete ## Time from process start to ready, memory of a second process: VECTORS=
 	.venv-test/bin/python -m loadtest.bench.start --vectors $(VECTORS) --out '$(BENCH_OUT)'
 
+bench-build: $(TEST) ## Seconds and memory of each phase of a build with a null encoder: DOCUMENTS=
+	.venv-test/bin/python -m loadtest.bench.build --documents $(DOCUMENTS) --out '$(BENCH_OUT)'
+
 $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
 	.venv-test/bin/python -m loadtest.bench.weights --out $(@D)
 
@@ -133,6 +155,14 @@ $(BENCH_OTHERS):
 	  -r tests/engines/requirements-vllm.txt -r tests/engines/requirements.txt '$(VLLM)' -e .
 	@touch $@
 
+# s3fs needs an older python-dateutil than constraints.txt names: the list stands by itself.
+.venv-distributed/.complete: tests/distributed/requirements.txt pyproject.toml constraints.txt
+	@echo "Installing into $(@D) …"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) -e .
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 format: $(TEST) ## Format the code and mend what lint can mend
 	.venv-test/bin/ruff format .
 	.venv-test/bin/ruff check --fix .
@@ -145,7 +175,7 @@ image: ## Build the container image: IMAGE=
 	docker build --tag $(IMAGE) .
 
 clean: ## Delete the environments, caches and builds; indexes stay
-	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-test .venv-bench .venv-bench-infinity .venv-bench-scale .venv-engines .venv-distributed builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into .venv …"

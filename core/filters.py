@@ -1,7 +1,8 @@
 """`filters.arrow`: for each metadata field and value the rows that carry it.
 
 One Arrow table sorted by field and value, memory-mapped and searched by bisection, so
-that opening it costs nothing however many values a field has.
+that opening it costs nothing however many values a field has. The place of a value in it is
+the value's label, a number that stands for it wherever rows are kept elsewhere.
 """
 
 import json
@@ -128,6 +129,32 @@ class FilterReader:
             found = rows if found is None else np.intersect1d(found, rows, assume_unique=True)
         return found
 
+    def labels(self, filter_: Filter) -> list[list[int]]:
+        """Returns for each field the labels of the accepted values that documents have.
+
+        Raises:
+            QueryError: If no document of the index has such a field.
+        """
+        self.check(filter_)
+        return [
+            [label for value in values if (label := self._label(field, value)) is not None]
+            for field, values in filter_.items()
+        ]
+
+    def labels_of_rows(self, count: int) -> tuple[RowArray, RowArray]:
+        """Returns the labels of the first `count` rows.
+
+        Returns:
+            int64 [count + 1] and int64 [labels]: those of row i lie from the i-th place to the
+            next, ascending.
+        """
+        column = self._table["rows"]
+        lengths = pc.list_value_length(column).to_numpy()
+        rows = pc.list_flatten(column).to_numpy()
+        places = np.zeros(count + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=count), out=places[1:])
+        return places, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
+
     def values(self, field: str, limit: int) -> list[FilterValue]:
         """Returns up to `limit` values of `field`, the most frequent first."""
         start = self._starts[field]
@@ -141,12 +168,16 @@ class FilterReader:
         return rows[0] if len(rows) == 1 else np.unique(np.concatenate([_NO_ROWS, *rows]))
 
     def _lookup(self, field: str, value: FilterValue) -> RowArray:
+        label = self._label(field, value)
+        if label is None:
+            return _NO_ROWS
+        rows: RowArray = self._table["rows"][label].values.to_numpy()
+        return rows
+
+    def _label(self, field: str, value: FilterValue) -> int | None:
         start = self._starts[field]
         end = start + self.fields[field]
         column = self._table["value"]
         key = _encode(value)
         at = bisect_left(range(start, end), key, key=lambda i: column[i].as_py()) + start
-        if at == end or column[at].as_py() != key:
-            return _NO_ROWS
-        rows: RowArray = self._table["rows"][at].values.to_numpy()
-        return rows
+        return at if at < end and column[at].as_py() == key else None

@@ -116,6 +116,7 @@ class EncoderSpec(_Frozen):
         tokenizer_sha256: Checksum of the tokenizer file; of `onnx` alone.
         adapter: LoRA adapter on a `transformers` checkpoint: a folder, relative likewise, or a
             model on the hub; "" for none.
+        config: Entries that replace those of a `transformers` checkpoint's config.json.
         role: The side that this encoder serves.
         dimension: Dimensions of the vectors after truncation.
         native_dimension: Dimensions that the model computes.
@@ -134,6 +135,7 @@ class EncoderSpec(_Frozen):
     tokenizer: str = ""
     tokenizer_sha256: str = Field(default="", pattern=_SHA256)
     adapter: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
     role: Role
     dimension: int = Field(gt=0)
     native_dimension: int = Field(gt=0)
@@ -147,7 +149,7 @@ class EncoderSpec(_Frozen):
     def _has_the_fields_of_its_format(self) -> Self:
         files = ("weights", "weights_sha256", "tokenizer", "tokenizer_sha256")
         needed = files if self.format == "onnx" else ()
-        barred = ("adapter",) if self.format == "onnx" else files[1:]
+        barred = ("adapter", "config") if self.format == "onnx" else files[1:]
         if missing := [name for name in needed if not getattr(self, name)]:
             raise ValueError(f"format '{self.format}' needs {', '.join(missing)}")
         if extra := [name for name in barred if getattr(self, name)]:

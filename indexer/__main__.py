@@ -1,21 +1,35 @@
 """`python -m indexer`: build, look after and switch the versions of an index."""
 
 import argparse
+import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from core.cpus import available_cpus
-from core.errors import CareError
+from core.errors import CareError, ProviderError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
-from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder
+from indexer.chunking import Chunker
+from indexer.encoders import (
+    DTYPES,
+    ENCODERS,
+    EncoderOptions,
+    computation,
+    default_batch_size,
+    document_encoder,
+    encoder_name,
+    query_encoder,
+    token_counter,
+)
+from indexer.estimate import Rate, Sample, described, trial
 from indexer.staging import REJECTS
+from indexer.stores import STORES, MilvusAddress, store_of
 from indexer.update import Changes, active_manifest, kept_factory, update
 from indexer.verify import verify_version
 from indexer.versions import activate, prune, rollback
-from models.encoders.onnx import OnnxEncoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
 _DEFAULTS = BuildOptions(corpus="", name="")
@@ -58,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--reuse", action="store_true", help="keep an active version that is up to date"
             )
+            command.add_argument(
+                "--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing"
+            )
+            command.add_argument(
+                "--tokens-per-second",
+                type=_size,
+                help="what a GPU encodes, for --dry-run (default: a short trial)",
+            )
         command.set_defaults(run=run)
     _add_update(commands)
     for name, run, text in (
@@ -65,17 +87,22 @@ def _parser() -> argparse.ArgumentParser:
         ("verify", _verify, "check a version through and through"),
         ("activate", _activate, "make a version the active one"),
         ("rollback", _rollback, "make the version before the active one active"),
-        ("prune", _prune, "delete old versions"),
+        ("prune", _prune, "delete old versions and their shards"),
     ):
         command = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
         command.add_argument("--index", required=name != "list", help="name of the index")
+        if name != "list":
+            _add_milvus(command)
         if name in ("verify", "activate"):
             command.add_argument("--version", required=name == "activate", help="id of a version")
         if name == "prune":
             command.add_argument("--keep", type=_whole, default=3, help="newest versions to keep")
+            command.add_argument(
+                "--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept"
+            )
         command.set_defaults(run=run)
     return parser
 
@@ -92,8 +119,8 @@ def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
     add("--encode-all", action="store_true", help="encode again what has a vector")
     _add_build_options(command)
-    # Without --factory and --recall the new version has those of the active one.
-    command.set_defaults(run=_update, corpus="", recall=None)
+    # Without --factory, --recall and --store the new version has those of the active one.
+    command.set_defaults(run=_update, corpus="", recall=None, store=None)
 
 
 def _add_build_options(command: argparse.ArgumentParser) -> None:
@@ -103,6 +130,8 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--indexes", type=Path, default=_DEFAULTS.indexes, help="where indexes are published")
     add("--builds", type=Path, default=_DEFAULTS.builds, help="where builds keep their shards")
     add("--factory", help="FAISS factory: Flat, HNSW32, IVF1024,SQ8 … (default: by size)")
+    add("--store", choices=STORES, default=_DEFAULTS.store, help="where the vectors are kept")
+    _add_milvus(command)
     add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
     add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
     add(
@@ -112,7 +141,7 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
         help="share of records that may be rejected",
     )
     add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
-    add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
+    add("--batch-size", type=_positive, help="texts in a batch (default: vLLM 1024, others 32)")
     add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
     add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
@@ -126,6 +155,13 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
     add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
     add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
+    add("--engine", choices=("local", "ray"), default="local", help="what runs the encoder")
+    cluster = command.add_argument_group("--engine ray", "encoding on many machines")
+    cluster.add_argument("--ray-address", default="local", help="of the cluster: auto, host:port")
+    cluster.add_argument("--ray-actors", type=_positive, default=1, help="encoders at once")
+    cluster.add_argument(
+        "--ray-storage", help="folder or URL that all machines reach (default: the build folder)"
+    )
     server = command.add_argument_group(
         "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
     )
@@ -135,6 +171,18 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--truncate", action="store_true", help="ask the server to cut long texts (vLLM can)"
     )
+
+
+def _add_milvus(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--milvus-uri",
+        help="address of Milvus (default: CARE_MILVUS_URI); its token is CARE_MILVUS_TOKEN",
+    )
+
+
+def _milvus(options: argparse.Namespace) -> MilvusAddress | None:
+    uri: str | None = options.milvus_uri or os.environ.get("CARE_MILVUS_URI")
+    return MilvusAddress(uri, os.environ.get("CARE_MILVUS_TOKEN", "")) if uri else None
 
 
 def _whole(text: str) -> int:
@@ -194,48 +242,109 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         threads=options.threads,
         chunking=_chunking(options),
         memory_gib=options.memory_gib,
+        store=options.store,
+        milvus=_milvus(options),
+        computation=computation(options.encoder, options.dtype),
     )
 
 
-def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+def _pair(options: argparse.Namespace) -> Pair:
+    """Loads the pair, and settles what is left to its document encoder."""
+    pair = load_pair(options.pair)
+    options.encoder = encoder_name(pair.document, options.encoder)
+    options.batch_size = options.batch_size or default_batch_size(options.encoder)
+    return pair
+
+
+def _encoder_options(options: argparse.Namespace) -> EncoderOptions:
     names = (field.name for field in fields(EncoderOptions))
-    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
+    return EncoderOptions(**{n: getattr(options, n) for n in names})
+
+
+def _documents(
+    pair: Pair, options: argparse.Namespace, *, cut: bool
+) -> tuple[BuildOptions, Encoder]:
+    """Returns how to build and the document encoder, which Ray needs here to cut texts alone."""
+    load = partial(document_encoder, pair, _encoder_options(options))
+    if options.engine == "local":
+        return _options(options), load()
+    try:
+        from indexer.ray_encoding import RayEngine, RemoteEncoder
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"--engine ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        ) from error
+    on_gpus = pair.document.format != "onnx" and options.encoder != "openai"
+    engine = RayEngine(
+        load,
+        address=options.ray_address,
+        actors=options.ray_actors,
+        threads=options.threads,
+        gpus=options.engines * options.tensor_parallel if on_gpus else 0,
+        storage=options.ray_storage,
+    )
+    encoder = load() if cut else RemoteEncoder(pair.document)
+    return replace(_options(options), engine=engine), encoder
+
+
+def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+    return query_encoder(pair, EncoderOptions(options.encoder, options.threads))
 
 
 def _build(options: argparse.Namespace) -> None:
-    pair = load_pair(options.pair)
+    pair = _pair(options)
+    if options.dry_run:
+        _estimate(pair, options)
+        return
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
     manifest, encoded = build(
-        _options(options),
-        _document_encoder(pair, options),
-        OnnxEncoder(pair.query, pair.folder, options.threads),
+        *_documents(pair, options, cut=bool(options.chunk_tokens)),
+        _query_encoder(pair, options),
     )
     _print_encoded(encoded, pair)
     _print_version(manifest)
     if new := encoded.summary.new_texts:
         seconds = manifest.build_seconds
-        share = encoded.summary.encoder_seconds / seconds
-        print(
-            f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s, "
-            f"{share:.0%} of what the encoder alone reaches"
-        )
+        print(f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s")
     print(f"active  {options.indexes / manifest.name / manifest.version}")
 
 
+def _estimate(pair: Pair, options: argparse.Namespace) -> None:
+    settings = _options(options)
+    needed = settings.chunking or not options.tokens_per_second
+    encoder = document_encoder(pair, _encoder_options(options)) if needed else None
+    chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
+    sample = Sample(settings, chunker)
+    estimate = sample.estimate(
+        token_counter(pair, _encoder_options(options)), pair.document.dimension
+    )
+    if options.tokens_per_second or not encoder:
+        rate = Rate(options.tokens_per_second, "GPU", "as given")
+    else:
+        devices = options.engines * options.tensor_parallel if options.encoder == "vllm" else 1
+        name = f"{options.encoder} ({options.dtype})"
+        rate = trial(encoder, sample.texts, settings.batch_size, devices, name)
+    for line in described(estimate, rate):
+        print(line)
+
+
 def _update(options: argparse.Namespace) -> None:
-    base = active_manifest(options.indexes, options.index)
-    options.factory = options.factory or kept_factory(base)
+    base = active_manifest(options.indexes, options.index, _milvus(options))
+    options.store = options.store or store_of(base)
+    if options.store == store_of(base):
+        options.factory = options.factory or kept_factory(base)
     if options.recall is None:
         options.recall = base.recall.target
-    pair = load_pair(options.pair)
+    pair = _pair(options)
+    how, encoder = _documents(pair, options, cut=bool(base.chunking))
     updated = update(
-        _options(options),
+        how,
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
-        _document_encoder(pair, options),
-        OnnxEncoder(pair.query, pair.folder, options.threads),
+        encoder,
+        _query_encoder(pair, options),
     )
     if not updated:
         print(f"active  {options.indexes / base.name / base.version}: nothing changes")
@@ -255,8 +364,8 @@ def _update(options: argparse.Namespace) -> None:
 
 
 def _encode(options: argparse.Namespace) -> None:
-    pair = load_pair(options.pair)
-    encoded = encode(_options(options), _document_encoder(pair, options))
+    pair = _pair(options)
+    encoded = encode(*_documents(pair, options, cut=bool(options.chunk_tokens)))
     _print_encoded(encoded, pair)
     print(f"shards  {encoded.folder}")
 
@@ -273,14 +382,19 @@ def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     if summary.truncated and not staged.chunks:
         print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
-        print(f"        rejects are listed in {encoded.folder / REJECTS}")
+        print(f"        rejects are listed in {encoded.layout / REJECTS}")
+    if encoded.refused:
+        id_, reason = next(iter(encoded.refused.items()))
+        print(
+            f"        {len(encoded.refused):,} of them cannot be encoded, first '{id_}': {reason}"
+        )
     if summary.resumed_texts:
         print(f"        {summary.resumed_texts:,} vectors were there from an earlier run")
     if new:
         print(
             f"encode  {new:,} texts in {summary.seconds:.1f} s: "
             f"{new / summary.seconds:,.1f} texts/s; "
-            f"the encoder alone {new / summary.encoder_seconds:,.1f} texts/s"
+            f"the encoder worked in {summary.encoder_seconds / summary.seconds:.1%} of the time"
         )
 
 
@@ -288,11 +402,15 @@ def _print_version(manifest: IndexManifest) -> None:
     parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
     size = sum(record.bytes for record in manifest.files.values())
     print(
-        f"index   {manifest.factory}{' ' if parameters else ''}{parameters}, "
+        f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
         f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
         f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
         f"on {manifest.recall.queries} queries ({manifest.recall.source})"
     )
+
+
+def _factory(manifest: IndexManifest) -> str:
+    return manifest.factory + (" in Milvus" if store_of(manifest) == "milvus" else "")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -310,30 +428,38 @@ def _list(options: argparse.Namespace) -> None:
             rows = "chunks" if manifest.chunking else "documents"
             print(
                 f"  {'*' if version == current else ' '} {version}  {manifest.count:,} {rows}  "
-                f"{manifest.factory}  {manifest.encoder.embedding_space}  "
+                f"{_factory(manifest)}  {manifest.encoder.embedding_space}  "
                 f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
             )
 
 
 def _verify(options: argparse.Namespace) -> None:
     version = options.version or current_version(options.indexes, options.index)
-    manifest = verify_version(index_folder(options.indexes, options.index) / version)
+    folder = index_folder(options.indexes, options.index) / version
+    manifest = verify_version(folder, _milvus(options))
     _print_version(manifest)
     print(f"whole   {version}")
 
 
 def _activate(options: argparse.Namespace) -> None:
-    activate(options.indexes, options.index, options.version)
+    activate(options.indexes, options.index, options.version, _milvus(options))
     print(f"active  {options.version}: reload the service to search it")
 
 
 def _rollback(options: argparse.Namespace) -> None:
-    version = rollback(options.indexes, options.index)
+    version = rollback(options.indexes, options.index, _milvus(options))
     print(f"active  {version}: reload the service to search it")
 
 
 def _prune(options: argparse.Namespace) -> None:
-    for version in prune(options.indexes, options.index, keep=options.keep):
+    deleted = prune(
+        options.indexes,
+        options.index,
+        options.builds,
+        keep=options.keep,
+        milvus=_milvus(options),
+    )
+    for version in deleted:
         print(f"deleted {version}")
 
 

@@ -4,8 +4,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version as library_version
@@ -32,19 +32,30 @@ from core.types import (
     RecallReport,
     RowArray,
 )
-from core.versions import MANIFEST, VECTORS, current_version, index_folder, set_current
+from core.versions import MANIFEST, current_version, index_folder, read_manifest
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
-from indexer.faiss_factory import check_factory, choose_factory
-from indexer.faiss_index import build_index, read_index
-from indexer.faiss_search import RECALL_K, choose_search
+from indexer.recall import RECALL_K
+from indexer.refusals import max_refused, without_refused
 from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
+from indexer.stores import (
+    MilvusAddress,
+    NewVersion,
+    Store,
+    check_factory,
+    check_store,
+    choose_factory,
+    store_of,
+    write_vectors,
+)
 from indexer.verify import verify_version
+from indexer.versions import clear_hidden, hidden_folder, remove_hidden, switch
 
 _HELD_OUT_QUERIES = 200
-_LIBRARIES = ("faiss-cpu", "numpy", "onnxruntime", "pyarrow", "tokenizers")
+_LIBRARIES = ("numpy", "onnxruntime", "pyarrow", "tokenizers")
+_STORE_LIBRARIES: dict[Store, str] = {"faiss": "faiss-cpu", "milvus": "pymilvus"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,10 @@ class BuildOptions:
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
+        store: Where the vectors are kept.
+        milvus: Where Milvus is, or None if no version keeps its vectors there.
+        engine: Encodes what is staged, as `encode_corpus` does.
+        computation: What encodes and in which dtype, where the spec leaves it open.
     """
 
     corpus: str
@@ -82,6 +97,10 @@ class BuildOptions:
     memory_gib: float = 4.0
     progress: bool = True
     chunking: Chunking | None = None
+    store: Store = "faiss"
+    milvus: MilvusAddress | None = None
+    engine: Callable[..., EncodingSummary] = encode_corpus
+    computation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +122,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus that is staged and encoded."""
+    """A corpus that is staged and encoded.
+
+    Attributes:
+        folder: The build folder, with the shards.
+        staged: What is indexed.
+        summary: What the encoder did.
+        layout: Where documents, filters and rows lie: the build folder or, if texts cannot be
+            encoded, a folder in it without their documents.
+        refused: Of the documents left out for that, by id, the reasons.
+    """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
+    layout: Path
+    refused: Mapping[str, str]
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
@@ -118,10 +148,13 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
     """
     try:
         version = current_version(options.indexes, options.name)
-        manifest = verify_version(index_folder(options.indexes, options.name) / version)
+        folder = index_folder(options.indexes, options.name) / version
+        if store_of(read_manifest(folder)) != options.store:
+            return None
+        manifest = verify_version(folder, options.milvus)
     except IndexVersionError:
         return None
-    factory = options.factory or choose_factory(manifest.count, spec.dimension)
+    factory = options.factory or choose_factory(options.store, manifest.count, spec.dimension)
     same = (
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
         and manifest.encoder == spec
@@ -149,15 +182,23 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
-        summary = encode_corpus(
+        summary = options.engine(
             folder,
             encoder,
             shard_size=options.shard_size,
             batch_size=options.batch_size,
             progress=options.progress,
             reuse=source.reuse,
+            max_refused=max_refused(staged, options.max_reject_rate, reuse=bool(source.reuse)),
         )
-    return Encoded(folder, staged, summary)
+        layout, staged, refused = without_refused(
+            folder,
+            staged,
+            summary.refused,
+            max_reject_rate=options.max_reject_rate,
+            reuse=bool(source.reuse),
+        )
+    return Encoded(folder, staged, summary, layout, refused)
 
 
 def build(
@@ -181,11 +222,14 @@ def build(
         CareError: If anything fails; nothing is published then.
     """
     if options.factory:
-        check_factory(options.factory, document_encoder.spec.dimension)
+        check_factory(options.store, options.factory, document_encoder.spec.dimension)
+    check_store(options.store, options.milvus)
     parent = index_folder(options.indexes, options.name)
     source = source or _corpus(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
+        if options.store == "milvus":
+            clear_hidden(parent, options.milvus)
         return _build(options, document_encoder, query_encoder, source)
 
 
@@ -195,28 +239,34 @@ def _build(
     started = time.perf_counter()
     dimension = document_encoder.spec.dimension
     encoded = encode(options, document_encoder, source)
-    reader = DocumentReader(encoded.folder / documents.FILE_NAME)
-    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
-    factory = options.factory or choose_factory(len(vectors), dimension)
-    check_factory(factory, dimension, len(vectors))
-    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
+    layout = encoded.layout
+    reader = DocumentReader(layout / documents.FILE_NAME)
+    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(layout))
+    factory = options.factory or choose_factory(options.store, len(vectors), dimension)
+    check_factory(options.store, factory, dimension, len(vectors))
+    canaries = _canaries(reader, vectors, unique_text_rows(layout))
     check_canaries(query_encoder, canaries)
-    queries, queries_from = _held_out_queries(options, reader, encoded.folder, query_encoder)
+    queries, queries_from = _held_out_queries(options, reader, layout, query_encoder)
 
     version = _new_version(options.indexes, options.name, encoded.folder.name)
-    with _unpublished(options.indexes, options.name, version) as folder:
-        build_index(
-            vectors,
-            factory,
-            folder / VECTORS,
+    with _unpublished(options, version) as folder:
+        for name in (documents.FILE_NAME, filters.FILE_NAME):
+            shutil.copyfile(layout / name, folder / name)
+            sync(folder / name)
+        new = NewVersion(
+            name=options.name,
+            version=version,
+            folder=folder,
+            vectors=vectors,
+            filter_fields=encoded.staged.filter_fields,
+            factory=factory,
+            queries=queries,
+            recall=options.recall,
             threads=options.threads,
             memory=int(options.memory_gib * 2**30),
             progress=options.progress,
         )
-        choice = choose_search(read_index(folder / VECTORS), vectors, queries, options.recall)
-        for name in (documents.FILE_NAME, filters.FILE_NAME):
-            shutil.copyfile(encoded.folder / name, folder / name)
-            sync(folder / name)
+        choice = write_vectors(options.store, new, options.milvus)
         manifest = IndexManifest(
             schema_version=SCHEMA_VERSION,
             name=options.name,
@@ -251,17 +301,20 @@ def _build(
             canaries=canaries,
             created_at=datetime.now(UTC),
             build_seconds=round(time.perf_counter() - started, 3),
-            libraries={name: library_version(name) for name in _LIBRARIES},
+            libraries={
+                name: library_version(name)
+                for name in (*_LIBRARIES, _STORE_LIBRARIES[options.store])
+            },
             chunking=options.chunking,
         )
         write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
-        verify_version(folder)
+        verify_version(folder, options.milvus)
         if source.base and source.base != current_version(options.indexes, options.name):
             raise IndexVersionError(
                 f"index '{options.name}' has another active version than {source.base}, which "
                 "this update began with: run it again"
             )
-    set_current(options.indexes, options.name, version)
+    switch(options.indexes, options.name, version, options.milvus)
     return manifest, encoded
 
 
@@ -287,6 +340,8 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
     if options.chunking:
         facts.append(options.chunking.model_dump())
+    if options.computation:
+        facts.append(options.computation)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -334,10 +389,10 @@ def _new_version(indexes: Path, name: str, build_key: str) -> str:
 
 
 @contextmanager
-def _unpublished(indexes: Path, name: str, version: str) -> Iterator[Path]:
+def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
     """Yields a hidden folder that becomes the version when the block succeeds."""
-    parent = index_folder(indexes, name)
-    folder = parent / f".{version}.tmp"
+    parent = index_folder(options.indexes, options.name)
+    folder = hidden_folder(parent, version)
     with writing_in(parent):
         folder.mkdir()
         try:
@@ -346,7 +401,8 @@ def _unpublished(indexes: Path, name: str, version: str) -> Iterator[Path]:
             folder.rename(parent / version)
             sync(parent)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(CareError, OSError):  # what stays is what the next build or prune removes
+                remove_hidden(folder, options.milvus)
 
 
 def _record(path: Path) -> FileRecord:

@@ -45,6 +45,13 @@ class Chunker:
                 f"chunks need a document encoder that shows its tokens: "
                 f"that of {encoder.spec.model} does not"
             )
+        try:
+            # Some look for their tokenizer only now.
+            encoder.token_offsets("")
+        except CareError as error:
+            raise CareError(
+                f"chunks need a document encoder that shows its tokens: {error}"
+            ) from error
         if chunking.tokens > encoder.spec.max_length:
             raise CareError(
                 f"chunks of {chunking.tokens} tokens are longer than the "

@@ -7,9 +7,9 @@ vectors are refined with is encoded row by row, straight to disk.
 
 The file is byte for byte what FAISS itself writes of an index in memory. FAISS maps such a
 file (`IO_FLAG_MMAP_IFC`): its lists and what they are refined with stay on disk until they are
-read, and only 4-bit product codes (`x4fs`), which it rearranges, are held in memory. So a version
-needs neither `OnDiskInvertedLists`, which knows a second file by its path and nothing of
-refinement, nor more memory to be searched than to be built.
+read, and only 4-bit product codes (`x4fs`) with their ids, which it rearranges, are held in
+memory. So a version needs neither `OnDiskInvertedLists`, which knows a second file by its path
+and nothing of refinement, nor more memory to be searched than to be built.
 """
 
 import shutil

@@ -1,18 +1,10 @@
-"""Choosing the search parameters of an index by measured recall."""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
+"""Searching an index of FAISS while it is built: which parameters, and what it finds."""
 
 import faiss
-import numpy as np
 
-from core.errors import IndexVersionError
-from core.types import FloatArray
+from core.types import FloatArray, RowArray
+from indexer.recall import RECALL_K, Parameters, SearchChoice, choose_parameters
 from indexer.shards import ShardedVectors
-
-RECALL_K = 10
-
-Parameters = Mapping[str, int]
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -20,18 +12,6 @@ _REFINE_FACTORS = (4, 16, 64)
 # A row that is refined lies anywhere on disk, one that is scanned follows the last: 1 µs
 # against 0.03 (PQ384x4fs) to 0.07 (PQ96x8), at 100,000 × 768.
 _REFINED_TO_SCANNED = 20
-_CHUNK_ROWS = 4096
-# Equal texts have equal vectors: whichever of them a search returns is right.
-_TIE = 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class SearchChoice:
-    """Search parameters, and recall@10 of each combination that was tried."""
-
-    parameters: dict[str, int]
-    recall: float
-    tried: dict[str, float]
 
 
 def choose_search(
@@ -48,21 +28,12 @@ def choose_search(
     Raises:
         IndexVersionError: If no combination reaches it.
     """
-    exact = _exact_kth_score(vectors, queries, RECALL_K)
-    tried: dict[str, float] = {}
-    for parameters in _by_cost(index):
-        recall = _recall(index, vectors, queries, exact, parameters)
-        if not parameters:
-            return SearchChoice({}, recall, {})
-        name = ",".join(f"{key}={value}" for key, value in parameters.items())
-        tried[name] = recall
-        if recall >= target:
-            return SearchChoice(parameters, recall, tried)
-    best = max(tried, key=lambda name: tried[name])
-    raise IndexVersionError(
-        f"recall@{RECALL_K} is {tried[best]:.4f} with {best}, below the target {target}: "
-        f"choose {_remedy(index)}, or Flat"
-    )
+
+    def search(queries: FloatArray, k: int, parameters: Parameters) -> RowArray:
+        rows: RowArray = index.search(queries, k, params=_search_parameters(parameters))[1]
+        return rows
+
+    return choose_parameters(search, _by_cost(index), vectors, queries, target, _remedy(index))
 
 
 def best_scores(index: faiss.Index, queries: FloatArray) -> FloatArray:
@@ -111,28 +82,3 @@ def _remedy(index: faiss.Index) -> str:
     if isinstance(index, faiss.IndexRefine):
         return "fewer lists, more parts, or Refine(SQfp16) or RFlat where it is Refine(SQ8)"
     return "fewer lists, or IVF with Flat where it is SQ8"
-
-
-def _exact_kth_score(vectors: ShardedVectors, queries: FloatArray, k: int) -> FloatArray:
-    best = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    for _, chunk in vectors.chunks(_CHUNK_ROWS):
-        scores = np.concatenate([best, queries @ chunk.T], axis=1)
-        best = -np.partition(-scores, k - 1, axis=1)[:, :k]
-    kth: FloatArray = best.min(axis=1)
-    return kth
-
-
-def _recall(
-    index: faiss.Index,
-    vectors: ShardedVectors,
-    queries: FloatArray,
-    kth_score: FloatArray,
-    parameters: Parameters,
-) -> float:
-    k = min(RECALL_K, len(vectors))
-    _, rows = index.search(queries, k, params=_search_parameters(parameters))
-    hits = 0
-    for query, found, bound in zip(queries, rows, kth_score, strict=True):
-        scores = vectors.take(found[found >= 0]) @ query
-        hits += int((scores >= bound - _TIE).sum())
-    return hits / (k * len(queries))

@@ -14,10 +14,10 @@ from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
-from core.versions import VECTORS
-from indexer.faiss_index import read_index
+from indexer.refusals import layouts
 from indexer.shards import ShardedVectors, whole_shards
 from indexer.staging import as_array, digest, vector_of_row
+from indexer.stores import MilvusAddress, open_vectors
 
 # Other index types keep approximations of the vectors.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
@@ -47,19 +47,22 @@ class KnownVectors:
         return known, self._take(self._rows[at[known]])
 
 
-def known_vectors(folder: Path, manifest: IndexManifest, builds: Path) -> KnownVectors:
+def known_vectors(
+    folder: Path, manifest: IndexManifest, builds: Path, milvus: MilvusAddress | None = None
+) -> KnownVectors:
     """Returns the vectors of a version: from its index or, if that is lossy, from its build.
 
     Args:
         folder: The version.
         manifest: Its manifest.
         builds: The build folders of its index.
+        milvus: Where Milvus is, if the vectors are kept there.
 
     Raises:
         IndexVersionError: If they are gone, or its texts would be written otherwise today.
     """
     reader = DocumentReader(folder / documents.FILE_NAME)
-    take = _index_vectors(folder, manifest) or _build_vectors(manifest, builds)
+    take = _index_vectors(folder, manifest, milvus) or _build_vectors(manifest, builds)
     if not take:
         raise IndexVersionError(
             f"the vectors of {manifest.version} are gone: {manifest.factory} does not hold them "
@@ -77,21 +80,21 @@ def known_vectors(folder: Path, manifest: IndexManifest, builds: Path) -> KnownV
     return vectors
 
 
-def _index_vectors(folder: Path, manifest: IndexManifest) -> _Take | None:
-    if not _EXACT.fullmatch(manifest.factory):
-        return None
-    take: _Take = read_index(folder / VECTORS).reconstruct_batch
-    return take
+def _index_vectors(
+    folder: Path, manifest: IndexManifest, milvus: MilvusAddress | None
+) -> _Take | None:
+    return open_vectors(folder, milvus).take if _EXACT.fullmatch(manifest.factory) else None
 
 
 def _build_vectors(manifest: IndexManifest, builds: Path) -> _Take | None:
     # A version's id ends with the first digits of its build's key.
     for folder in builds.glob(f"{manifest.version.rpartition('-')[2]}*/"):
-        path = folder / documents.FILE_NAME
-        if not path.is_file() or sha256_file(path) != manifest.files[path.name].sha256:
-            continue
-        vector_of = vector_of_row(folder)
-        shards = whole_shards(folder)
-        if sum(shard.rows for shard in shards) == manifest.corpus.unique_texts:
-            return ShardedVectors(folder, shards[0].rows, vector_of).take
+        for layout in layouts(folder):
+            path = layout / documents.FILE_NAME
+            if not path.is_file() or sha256_file(path) != manifest.files[path.name].sha256:
+                continue
+            vector_of = vector_of_row(layout)
+            shards = whole_shards(folder)
+            if sum(shard.rows for shard in shards) > vector_of.max():
+                return ShardedVectors(folder, shards[0].rows, vector_of).take
     return None

@@ -84,11 +84,9 @@ def stage(
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
     """
-    summary = folder / SUMMARY
-    if summary.exists():
-        staged = StagedCorpus.model_validate_json(summary.read_bytes())
-        if staged.rejected / (staged.rejected + staged.documents) <= max_reject_rate:
-            return staged
+    earlier = read_staged(folder)
+    if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
+        return earlier
 
     ids, texts = _Ids(), bytearray()
     accepted = rows = 0
@@ -120,8 +118,7 @@ def stage(
     ids.check(folder)
     first_rows, vector_of = _unique(texts)
     by_value.write(folder / filters.FILE_NAME)
-    np.save(folder / _TEXTS, first_rows)
-    np.save(folder / _VECTORS, vector_of)
+    save_rows(folder, first_rows, vector_of)
     staged = StagedCorpus(
         checksum=checksum,
         files=[file.name for file in files],
@@ -131,8 +128,25 @@ def stage(
         filter_fields=by_value.fields(),
         chunks=rows if chunker else None,
     )
-    write_text(summary, staged.model_dump_json(indent=2))
+    write_staged(folder, staged)
     return staged
+
+
+def write_staged(folder: Path, staged: StagedCorpus) -> None:
+    """Says in a build folder that its first pass has ended, and what it found."""
+    write_text(folder / SUMMARY, staged.model_dump_json(indent=2))
+
+
+def read_staged(folder: Path) -> StagedCorpus | None:
+    """Returns what the first pass found in a build folder, or None if it did not end."""
+    summary = folder / SUMMARY
+    return StagedCorpus.model_validate_json(summary.read_bytes()) if summary.exists() else None
+
+
+def save_rows(folder: Path, first_rows: RowArray, vector_of: RowArray) -> None:
+    """Writes what `unique_text_rows` and `vector_of_row` return."""
+    np.save(folder / _TEXTS, first_rows)
+    np.save(folder / _VECTORS, vector_of)
 
 
 def unique_text_rows(folder: Path) -> RowArray:

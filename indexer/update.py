@@ -18,9 +18,9 @@ from core.versions import current_version, index_folder
 from indexer.build import BuildOptions, Encoded, Source, build
 from indexer.chunking import Chunker
 from indexer.corpus import Place, corpus_checksum, corpus_files
-from indexer.faiss_factory import choose_factory
 from indexer.reuse import known_vectors
-from indexer.staging import REJECTS, StagedCorpus, stage
+from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
+from indexer.stores import MilvusAddress, choose_factory, store_of
 from indexer.verify import verify_version
 
 
@@ -41,18 +41,19 @@ class Changes:
     encode_all: bool = False
 
 
-def active_manifest(indexes: Path, name: str) -> IndexManifest:
+def active_manifest(indexes: Path, name: str, milvus: MilvusAddress | None = None) -> IndexManifest:
     """Returns the active version's manifest; damage is found and never passed on.
 
     Raises:
+        CareError: If its vectors are in Milvus, which cannot be asked.
         IndexVersionError: If there is no active version or it is damaged.
     """
-    return verify_version(index_folder(indexes, name) / current_version(indexes, name))
+    return verify_version(index_folder(indexes, name) / current_version(indexes, name), milvus)
 
 
 def kept_factory(manifest: IndexManifest) -> str | None:
     """Returns the factory that was asked for, or None if it was chosen by size."""
-    default = choose_factory(manifest.count, manifest.encoder.dimension)
+    default = choose_factory(store_of(manifest), manifest.count, manifest.encoder.dimension)
     return None if manifest.factory == default else manifest.factory
 
 
@@ -112,7 +113,9 @@ def update(
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
             stage=lambda target: _lay_out(target, options, base, merged, added, chunker),
-            reuse=None if changes.encode_all else known_vectors(folder, base, builds),
+            reuse=None
+            if changes.encode_all
+            else known_vectors(folder, base, builds, options.milvus),
             base=base.version,
         )
         return build(options, document_encoder, query_encoder, source)
@@ -154,6 +157,8 @@ def _added(
                 chunker=chunker,
             )
         yield _Added(files, folder, staged)
+        # An update that fails or is killed finds it again.
+        shutil.rmtree(folder)
 
 
 class _Merged:
@@ -256,7 +261,9 @@ def _lay_out(
             unchanged=merged.unchanged,
         ),
     }
-    return staged.model_copy(update=facts)
+    staged = staged.model_copy(update=facts)
+    write_staged(folder, staged)
+    return staged
 
 
 def _read_ids(path: Path) -> list[str]:

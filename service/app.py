@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Lifespan
 
+from core.errors import PairError
 from core.types import QueryEncoder
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
@@ -39,10 +40,17 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """Loads the query side of the configured pair and runs each shape that matters once.
 
     Raises:
-        PairError: If the pair is unknown or its files are missing or wrong.
+        PairError: If the pair is unknown, its query side is not exported, or its files are
+            missing or wrong.
         ProviderError: If the configured provider is not installed.
     """
     pair = load_pair(settings.pair)
+    if pair.query.format != "onnx":
+        raise PairError(
+            f"the query side of '{pair.name}' is a checkpoint, and the service runs ONNX: export "
+            f"it by python -m models.export --pair {settings.pair} --out FOLDER, then set "
+            "CARE_PAIR=FOLDER/pair.toml"
+        )
     provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
     encoder.warm_up()

@@ -17,6 +17,7 @@ from service.loaded_index import LoadedIndex, load_index
 from service.metrics import Metrics, Timings
 from service.pipeline import Flight, Pipeline
 from service.settings import Settings
+from service.stores import open_store
 from service.vector_search import Found, limit_threads
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Engine:
 
     Raises:
         IndexVersionError: If the active version cannot be served.
+        ProviderError: If what it is searched with is not installed.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Engine:
         self._checked = float("-inf")
         self._draining = False
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
+        self._store = open_store(settings)
         self.index = self._load()
         self._pipeline = Pipeline(encoder, settings, metrics)
         self._show(self.index)
@@ -215,7 +218,8 @@ class Engine:
         self._loader.shutdown()
 
     def _load(self) -> LoadedIndex:
-        return load_index(self._settings.indexes, self._settings.index, self._encoder)
+        settings = self._settings
+        return load_index(settings.indexes, settings.index, self._encoder, self._store)
 
     def _show(self, index: LoadedIndex) -> None:
         self._metrics.show_index(index.manifest, self._settings.pair)
@@ -357,14 +361,14 @@ def _search(index: LoadedIndex, query: Query, vector: FloatArray) -> _Searched:
     passing = index.filters.rows(query.filter)
     if query.collapse:
         scores, rows = search_documents(
-            lambda fetch: index.vectors.search(vector, fetch, passing),
+            lambda fetch: index.vectors.search(vector, fetch, passing, query.filter),
             index.documents.first_chunks,
             query.top_k,
             len(index.documents) if passing is None else len(passing),
             query.min_score,
         )
     else:
-        scores, rows = index.vectors.search(vector, query.top_k, passing)
+        scores, rows = index.vectors.search(vector, query.top_k, passing, query.filter)
     if query.min_score is not None:
         good = scores >= query.min_score
         scores, rows = scores[good], rows[good]

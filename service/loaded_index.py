@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core import documents, filters
-from core.canaries import canary_vectors, check_canaries
+from core.canaries import check_canaries
 from core.documents import DocumentReader
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.types import Encoder, Hit, IndexManifest
-from core.versions import VECTORS, current_version, index_folder, read_manifest, verify_files
-from service.vector_search import Found, VectorIndex
+from core.versions import index_folder, read_manifest, verify_files
+from service.stores import FaissFiles, VectorSearch, VectorStore
+from service.vector_search import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class LoadedIndex:
     manifest: IndexManifest
     documents: DocumentReader
     filters: FilterReader
-    vectors: VectorIndex
+    vectors: VectorSearch
 
     def hits(self, found: Found) -> list[Hit]:
         """Fetches the documents of found rows; equal scores are ordered by descending id."""
@@ -42,14 +43,17 @@ class LoadedIndex:
         ]
 
 
-def load_index(root: Path, name: str, encoder: Encoder) -> LoadedIndex:
+def load_index(
+    root: Path, name: str, encoder: Encoder, store: VectorStore | None = None
+) -> LoadedIndex:
     """Opens the active version of an index and checks all of it.
 
     Raises:
         EmbeddingSpaceError: If the index is of another space than the query encoder.
         IndexVersionError: If there is no active version or anything about it is wrong.
     """
-    folder = index_folder(root, name) / current_version(root, name)
+    store = store or FaissFiles()
+    folder = index_folder(root, name) / store.active_version(root, name)
     manifest = read_manifest(folder)
     spec, ours = manifest.encoder, encoder.spec
     if spec.embedding_space != ours.embedding_space:
@@ -68,14 +72,13 @@ def load_index(root: Path, name: str, encoder: Encoder) -> LoadedIndex:
         raise IndexVersionError(
             f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}"
         )
-    vectors = VectorIndex(folder / VECTORS, manifest)
-    for canary in canary_vectors(manifest.canaries):  # brings in the pages of first searches
-        vectors.search(canary, 1)
+    filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+    vectors = store.open(folder, manifest, filter_reader)
     return LoadedIndex(
         identity=_identity(manifest),
         manifest=manifest,
         documents=reader,
-        filters=FilterReader(folder / filters.FILE_NAME, manifest.filter_fields),
+        filters=filter_reader,
         vectors=vectors,
     )
 

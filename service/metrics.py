@@ -109,6 +109,9 @@ class Metrics:
         self.index_documents = gauge(
             "care_index_documents", "Documents in the active index version."
         )
+        self.index_vectors = gauge(
+            "care_index_vectors", "Vectors of the active index version; a chunk has its own."
+        )
         self.index_created = gauge(
             "care_index_created_timestamp_seconds", "When the active index version was built."
         )
@@ -159,5 +162,6 @@ class Metrics:
         if self._shown and self._shown != labels:
             self.index_info.remove(*self._shown)
         self._shown = labels
-        self.index_documents.set(manifest.count)
+        self.index_documents.set(manifest.corpus.documents)
+        self.index_vectors.set(manifest.count)
         self.index_created.set(manifest.created_at.timestamp())

@@ -63,14 +63,15 @@ class Pipeline:
         self._limit = settings.queue_tokens
         self._longest = encoder.spec.max_length
         self._prompt = len(encoder.spec.prompt)
-        # Where every thread encodes, each also searches for what it has encoded.
-        self._parts = settings.threads if settings.encoders < settings.threads else 0
+        self._parts = settings.searchers
         self._metrics = metrics
         self._open: dict[bytes, Flight] = {}
         self._queries = 0
         self._tokens = 0
         metrics.watch_queue(lambda: self._queries, lambda: self._tokens, self._limit)
-        self._search = ThreadPoolExecutor(settings.threads, "search", limit_threads)
+        self._search = ThreadPoolExecutor(
+            max(settings.threads, self._parts), "search", limit_threads
+        )
         self._batcher = Batcher(
             encoder,
             settings.encoders,

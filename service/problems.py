@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from core.errors import IndexVersionError, QueryError
+from service.breaker import UnavailableError
 from service.engine import NotReadyError
 from service.metrics import Rejection
 from service.pipeline import DeadlineError, OverloadedError
@@ -60,6 +61,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RateLimitedError, _rate_limited)
     app.add_exception_handler(DeadlineError, _too_late)
     app.add_exception_handler(NotReadyError, _not_ready)
+    app.add_exception_handler(UnavailableError, _unavailable)
     app.add_exception_handler(IndexVersionError, _bad_index)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HTTPStatus.BAD_REQUEST, _unreadable_body)
@@ -123,6 +125,11 @@ async def _too_late(request: Request, error: Exception) -> Response:
 
 async def _not_ready(request: Request, error: Exception) -> Response:
     return _respond(request, 503, str(error), headers=retry_after(1))
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    detail = "the vectors cannot be searched now: try again"
+    return _respond(request, 503, detail, headers=retry_after(1))
 
 
 async def _bad_index(request: Request, error: Exception) -> Response:

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -7,6 +7,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from core.cpus import available_cpus
 from models.encoders.providers import ProviderName
 from models.pairs import DEFAULT_PAIR
+
+# Searches in Milvus at once.
+_WAITING_THREADS = 16
 
 
 class Settings(BaseSettings):
@@ -20,6 +23,19 @@ class Settings(BaseSettings):
     index: str = Field("sample", description="Name of the index to search.")
     pair: str = Field(
         DEFAULT_PAIR, description="Pair whose query encoder is used: a registered name or a .toml."
+    )
+    store: Literal["faiss", "milvus"] = Field(
+        "faiss",
+        description="Where the vectors are: faiss, in files beside the documents, or milvus.",
+    )
+    milvus_uri: SecretStr | None = Field(
+        None, description="Milvus, needed with CARE_STORE=milvus: http://host:19530/database."
+    )
+    milvus_token: SecretStr | None = Field(
+        None, description="What Milvus asks for: user:password, or an API key."
+    )
+    milvus_timeout_ms: int = Field(
+        2000, ge=1, description="Longest wait for one search in Milvus [ms]; past it comes 503."
     )
     provider: ProviderName = Field(
         "cpu", description="What ONNX Runtime encodes on: cpu, cuda or tensorrt."
@@ -113,12 +129,29 @@ class Settings(BaseSettings):
         """Batches that are encoded at once; a GPU is kept busy by two."""
         return max(1, self.threads // self.encode_threads) if self.provider == "cpu" else 2
 
+    @property
+    def searchers(self) -> int:
+        """Threads that search beside those that encode.
+
+        None where every thread encodes, which then searches for what it has encoded; many where
+        they only wait for Milvus.
+        """
+        if self.store == "milvus":
+            return max(_WAITING_THREADS, self.threads)
+        return self.threads if self.encoders < self.threads else 0
+
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @model_validator(mode="after")
+    def _milvus_has_an_address(self) -> Self:
+        if self.store == "milvus" and not self.milvus_uri:
+            raise ValueError("CARE_STORE=milvus needs CARE_MILVUS_URI")
+        return self
 
     @model_validator(mode="after")
     def _secret_goes_with_redis(self) -> Self:

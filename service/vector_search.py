@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import IndexVersionError
-from core.types import FloatArray, IndexManifest, RowArray
+from core.types import Filter, FloatArray, IndexManifest, RowArray
 
 Found = tuple[FloatArray, RowArray]
 
@@ -91,7 +91,9 @@ class VectorIndex:
             else:
                 self._storage_lists = lists.nlist
 
-    def search(self, query: FloatArray, k: int, rows: RowArray | None = None) -> Found:
+    def search(
+        self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
+    ) -> Found:
         """Finds the nearest documents.
 
         A filter that few rows pass is answered by exact search over those rows. One that
@@ -103,6 +105,7 @@ class VectorIndex:
             query: float32 [dimension], of unit norm.
             k: Hits wanted, at most the number of documents.
             rows: The rows that may be found, ascending, or None for all.
+            filter_: Not looked at; the rows say all.
 
         Returns:
             Cosine similarities, float32 [m], descending, and rows, int64 [m]; m is k, or

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -20,9 +21,16 @@ from tokenizers import (
 from transformers import (
     BertConfig,
     BertModel,
+    GteConfig,
+    GteModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+    XLMRobertaTokenizer,
 )
 
 from core.types import EncoderSpec, Pooling
@@ -64,13 +72,7 @@ def checkpoint_spec(folder: Path, pooling: Pooling = "last_token", **changes: An
     return EncoderSpec.model_validate(facts | changes)
 
 
-def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
-    """A decoder as Qwen3-Embedding: its tokenizer ends each text with <|endoftext|>.
-
-    Args:
-        folder: Where to write it.
-        ends_texts: False for a tokenizer as of the Qwen3 chat models, which end no text.
-    """
+def _write_qwen_tokenizer(folder: Path, *, ends_texts: bool) -> int:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -98,13 +100,21 @@ def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     ).save_pretrained(folder)
     # The class that Qwen3-Embedding names.
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text("utf-8")) | {"tokenizer_class": "Qwen2Tokenizer"}
-    path.write_text(json.dumps(config), encoding="utf-8")
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    return tokenizer.get_vocab_size()
 
+
+def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
+    """A decoder as Qwen3-Embedding: its tokenizer ends each text with <|endoftext|>.
+
+    Args:
+        folder: Where to write it.
+        ends_texts: False for a tokenizer as of the Qwen3 chat models, which end no text.
+    """
+    vocabulary = _write_qwen_tokenizer(folder, ends_texts=ends_texts)
     torch.manual_seed(0)
     shape = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=vocabulary,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
         num_hidden_layers=2,
@@ -119,6 +129,120 @@ def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
     )
     Qwen3ForCausalLM(shape).save_pretrained(folder)
     return folder
+
+
+def write_gte_qwen2(folder: Path) -> Path:
+    """A decoder as gte-Qwen2, which names code of its own; transformers has its architecture."""
+    vocabulary = _write_qwen_tokenizer(folder, ends_texts=True)
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    Qwen2ForCausalLM(shape).save_pretrained(folder)
+    edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
+    code = "tokenization_qwen.Qwen2Tokenizer"
+    edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [code, f"{code}Fast"]})
+    for name in ("modeling_qwen", "tokenization_qwen"):
+        (folder / f"{name}.py").write_text("raise AssertionError('remote code was run')\n")
+    return folder
+
+
+def _write_xlmr_tokenizer(folder: Path) -> int:
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    characters = sorted(set("".join([*TEXTS, LONG])) - {" "})
+    pieces = [*special, "▁", *characters, "高血压", "患者", "<mask>"]
+    vocabulary = [(piece, 0.0 if piece in special else -float(i)) for i, piece in enumerate(pieces)]
+    XLMRobertaTokenizer(vocab=vocabulary).save_pretrained(folder)
+    return len(vocabulary)
+
+
+def write_xlmr(folder: Path) -> Path:
+    """An encoder as bge-m3."""
+    torch.manual_seed(0)
+    shape = XLMRobertaConfig(
+        vocab_size=_write_xlmr_tokenizer(folder),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=66,
+        pad_token_id=1,
+        type_vocab_size=1,
+        initializer_range=0.5,
+    )
+    XLMRobertaModel(shape).save_pretrained(folder)
+    return folder
+
+
+# What the registry says of gte-multilingual-base, for heads of this width.
+NTK = {"theta": 20000.0, "factor": 8.0}
+GTE_CONFIG = {
+    "model_type": "gte",
+    "rope_theta": NTK["theta"] * NTK["factor"],
+    "rope_scaling": {"rope_type": "linear", "factor": NTK["factor"] ** (2 / (WIDTH // 2))},
+}
+
+
+def write_gte(folder: Path) -> Path:
+    """An encoder as gte-multilingual-base: "new", with code of its own and NTK scaling."""
+    torch.manual_seed(0)
+    shape = GteConfig(
+        vocab_size=_write_xlmr_tokenizer(folder),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    GteModel(shape).save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    assert "encoder.layer.0.attention.qkv_proj.weight" in state
+    state = {f"new.{name}": value for name, value in state.items()}
+    state |= {"classifier.weight": torch.ones(1, WIDTH), "classifier.bias": torch.ones(1)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    entries = json.loads((folder / "config.json").read_text("utf-8"))
+    del entries["rope_parameters"]
+    entries |= {
+        "architectures": ["NewModel"],
+        "auto_map": {"AutoConfig": "configuration.NewConfig", "AutoModel": "modeling.NewModel"},
+        "model_type": "new",
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": {"factor": NTK["factor"], "type": "ntk"},
+        "rope_theta": NTK["theta"],
+        "unpad_inputs": False,
+    }
+    (folder / "config.json").write_text(json.dumps(entries), encoding="utf-8")
+    for name in ("configuration", "modeling"):
+        (folder / f"{name}.py").write_text("raise AssertionError('remote code was run')\n")
+    return folder
+
+
+def write_adapter(checkpoint: Path, folder: Path, kind: Any, task: str | None) -> PeftModel:
+    """Writes a LoRA adapter of random weights, and returns the adapted model."""
+    torch.manual_seed(3)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "down_proj"], task_type=task, init_lora_weights=False
+    )
+    model = get_peft_model(kind.from_pretrained(checkpoint), config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def edit_json(path: Path, **entries: Any) -> None:
+    """Sets entries of a JSON file."""
+    data = json.loads(path.read_text("utf-8")) | entries
+    path.write_text(json.dumps(data), encoding="utf-8")
 
 
 def write_bert(folder: Path) -> Path:
@@ -163,6 +287,10 @@ def add_dense(folder: Path, width: int, activation: str = "linear.Identity") -> 
     state = {f"linear.{name}": value for name, value in dense.state_dict().items()}
     save_file(state, folder / "2_Dense" / "model.safetensors")
     write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense"))
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    config = {"word_embedding_dimension": WIDTH, **modes, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return dense
 
 

@@ -103,10 +103,13 @@ class FaissEngine:
         if isinstance(index, faiss.IndexHNSW):
             index.hnsw.efConstruction = self._construction
         elif "IVF" in self._factory:
-            inverted = faiss.extract_index_ivf(index)
+            inverted = faiss.downcast_index(faiss.extract_index_ivf(index))
             centroids, shared = _centroids(vectors, inverted.nlist, path.parent)
             inverted.quantizer.add(centroids)
             inverted.quantizer_trains_alone = 0
+            if isinstance(inverted, faiss.IndexIVFPQ):
+                # As the indexer does: only searches by Hamming distance need it.
+                inverted.do_polysemous_training = False
         if not index.is_trained:
             products = "PQ" in self._factory
             # Its many small steps: 5 s on one thread, 84 s on two (20,000 vectors).

@@ -2,36 +2,46 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 
 import numpy as np
 from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from core.errors import PairError
 from core.text import with_prompt
 from core.types import EncoderSpec, Encoding, FloatArray
 from core.vectors import truncate_normalize
+from models.encoders.tokens import text_offsets
 
 # Copies of the weights for other frameworks.
 _UNREAD = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
+# What a tokenizer is read from; the weights, gigabytes, are not among it.
+_TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
-def checkpoint_folder(spec: EncoderSpec, folder: Path) -> Path:
+def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
     """Returns where the checkpoint lies: the local folder, or what the hub delivered.
 
     Args:
         spec: The facts of the encoder.
         folder: The folder that the spec's paths are relative to.
+        tokenizer_only: Whether the hub need not deliver the weights.
 
     Raises:
         PairError: If there is no such folder, or the hub does not deliver the model.
     """
     if not spec.weights:
-        return _download(spec.model, spec.revision, "weights")
+        files = _TOKENIZER if tokenizer_only else None
+        return _download(spec.model, spec.revision, "weights", files)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
-        raise PairError(f"{path} is no checkpoint of {spec.model}: it has no config.json")
+        raise PairError(
+            f"{normpath(path)} is no checkpoint of {spec.model}: it has no config.json; put the "
+            "trained checkpoint there, or name its folder as weights in the pair's TOML"
+        )
     return path
 
 
@@ -45,9 +55,13 @@ def adapter_folder(spec: EncoderSpec, folder: Path) -> Path:
     return path if path.is_dir() else _download(spec.adapter, None, "adapter")
 
 
-def _download(model: str, revision: str | None, field: str) -> Path:
+def _download(model: str, revision: str | None, field: str, files: list[str] | None = None) -> Path:
     try:
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=_UNREAD))
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=files, ignore_patterns=_UNREAD
+            )
+        )
     except (OSError, ValueError) as error:  # the hub's errors are one or the other
         at = f" at revision '{revision}'" if revision else ""
         raise PairError(
@@ -62,6 +76,9 @@ class Tokens:
 
     ids: list[int]
     truncated: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class CheckpointTokenizer:
@@ -80,7 +97,7 @@ class CheckpointTokenizer:
 
     def __init__(self, spec: EncoderSpec, checkpoint: Path) -> None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
             self._tokenizer = tokenizer.backend_tokenizer
         except Exception as error:  # the library raises nothing narrower
             raise PairError(f"{checkpoint} has no readable fast tokenizer: {error}") from error
@@ -99,10 +116,27 @@ class CheckpointTokenizer:
     def _ends_texts(self) -> bool:
         return bool(self._tokenizer.encode("a").special_tokens_mask[-1])
 
+    def whole(self) -> Tokenizer:
+        """Returns a tokenizer that ends texts by itself, whose file makes the same tokens."""
+        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.no_truncation()
+        if self._end:
+            piece = tokenizer.id_to_token(self._end[0])
+            end = processors.TemplateProcessing(
+                single=["$A", piece], special_tokens=[(piece, self._end[0])]
+            )
+            first = tokenizer.post_processor
+            tokenizer.post_processor = processors.Sequence([first, end]) if first else end
+        return tokenizer
+
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes texts behind the prompt; what is cut is cut before the special tokens."""
         encoded = self._tokenizer.encode_batch([with_prompt(self._prompt, text) for text in texts])
         return [Tokens(e.ids + self._end, bool(e.overflowing)) for e in encoded]
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return text_offsets(self._tokenizer, self._prompt, text) + [(0, 0)] * len(self._end)
 
 
 def as_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:

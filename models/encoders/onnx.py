@@ -29,8 +29,11 @@ from models.encoders.providers import (
     require_started,
     warm_up_shapes,
 )
+from models.encoders.tokens import text_offsets
 
 OUTPUT = "sentence_embedding"
+# The key in a graph's metadata of the checksum of its tensors, where they lie in a file beside it.
+DATA_SHA256 = "data_sha256"
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class OnnxEncoder:
     Attributes:
         spec: The facts of the encoder.
         buckets: The shapes that batches are padded to, or None for no more than they need.
+        concurrent_calls: Calls of `encode_tokens` that keep it at work.
 
     Raises:
         PairError: If a file is missing, is not the one that the spec describes, or does
@@ -54,6 +58,8 @@ class OnnxEncoder:
         ProviderError: If the provider is not installed, does not start or lacks an
             operator of the graph; nothing else takes its place.
     """
+
+    concurrent_calls = 1
 
     def __init__(
         self,
@@ -64,21 +70,12 @@ class OnnxEncoder:
     ) -> None:
         if spec.format != "onnx":
             raise PairError(f"{spec.model} has format '{spec.format}': it must be exported to ONNX")
-        weights, tokenizer = folder / spec.weights, folder / spec.tokenizer
-        for path, checksum in (
-            (weights, spec.weights_sha256),
-            (tokenizer, spec.tokenizer_sha256),
-        ):
-            if not path.is_file():
-                raise PairError(f"{path} is missing: it belongs to {spec.model}")
-            if sha256_file(path) != checksum:
-                raise PairError(
-                    f"{path} is not the file that the pair describes: its sha256 differs"
-                )
+        tokenizer = FileTokenizer(spec, folder)
+        weights = _described(spec, folder / spec.weights, spec.weights_sha256)
         self.spec = spec
         self.buckets = provider.buckets(spec.max_length)
         self._provider = provider
-        self._tokenizer = _load_tokenizer(tokenizer, spec.max_length)
+        self._tokenizer = tokenizer
         self._session = _load_session(weights, threads, provider, spec)
 
     def warm_up(self) -> None:
@@ -95,24 +92,11 @@ class OnnxEncoder:
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenEncoding]:
         """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
-        return self._tokenizer.encode_batch_fast(
-            [with_prompt(self.spec.prompt, text) for text in texts]
-        )
+        return self._tokenizer(texts)
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token that stands for a text, however long it is.
-
-        Prompt and special tokens are among them, and empty.
-        """
-        prompt = len(self.spec.prompt)
-        head = self._tokenizer.encode(with_prompt(self.spec.prompt, text))
-        empty = [(0, 0)] * sum(head.special_tokens_mask)
-        return empty + [
-            (start - prompt if start > prompt else 0, end - prompt if end > prompt else 0)
-            for part in (head, *head.overflowing)
-            for (start, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
-            if not special
-        ]
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return self._tokenizer.token_offsets(text)
 
     def encode_tokens(self, tokens: Sequence[TokenEncoding]) -> Encoding:
         """Encodes tokenized texts as one batch, padded to the longest of them or to a bucket.
@@ -158,16 +142,46 @@ class OnnxEncoder:
         return self.encode_tokens(self.tokenize(texts))
 
 
-def _load_tokenizer(path: Path, max_length: int) -> Tokenizer:
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise PairError(f"{path} is not a readable tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
-    # A user who types "</s>" means those letters.
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+class FileTokenizer:
+    """A spec's `tokenizer.json`, behind the prompt and within the length of the spec.
+
+    Args:
+        spec: The facts of the encoder.
+        folder: The folder that the spec's paths are relative to.
+
+    Raises:
+        PairError: If the file is missing, is not the one that the spec describes, or does
+            not load.
+    """
+
+    def __init__(self, spec: EncoderSpec, folder: Path) -> None:
+        path = _described(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise PairError(f"{path} is not a readable tokenizer: {error}") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(spec.max_length)
+        # A user who types "</s>" means those letters.
+        self._tokenizer.encode_special_tokens = True
+        self._prompt = spec.prompt
+
+    def __call__(self, texts: Sequence[str]) -> list[TokenEncoding]:
+        """Tokenizes texts behind the prompt, cut to the encoder's length."""
+        prompted = [with_prompt(self._prompt, text) for text in texts]
+        return self._tokenizer.encode_batch_fast(prompted)
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return text_offsets(self._tokenizer, self._prompt, text)
+
+
+def _described(spec: EncoderSpec, path: Path, checksum: str) -> Path:
+    if not path.is_file():
+        raise PairError(f"{path} is missing: it belongs to {spec.model}")
+    if sha256_file(path) != checksum:
+        raise PairError(f"{path} is not the file that the pair describes: its sha256 differs")
+    return path
 
 
 def _load_session(
@@ -186,7 +200,15 @@ def _load_session(
     missing = {"input_ids", "attention_mask", OUTPUT} - names
     if missing:
         raise PairError(f"{path} lacks the inputs or outputs {', '.join(sorted(missing))}")
+    _check_data(path, session.get_modelmeta().custom_metadata_map.get(DATA_SHA256))
     return session
+
+
+def _check_data(path: Path, checksum: str | None) -> None:
+    """Checks the tensors beside a graph that is too large for one file; it has their checksum."""
+    data = path.with_name(f"{path.name}.data")
+    if checksum and sha256_file(data) != checksum:
+        raise PairError(f"{data} is not the file that {path.name} describes: its sha256 differs")
 
 
 def _start_gpu_session(

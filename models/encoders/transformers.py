@@ -3,16 +3,18 @@
 import json
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 
 from core.errors import CareError, PairError, ProviderError
-from core.types import EncoderSpec, Encoding, FloatArray
+from core.types import EncoderSpec, Encoding, FloatArray, Pooling
 from core.vectors import pool
 from models.encoders.checkpoints import (
     CheckpointTokenizer,
@@ -21,6 +23,16 @@ from models.encoders.checkpoints import (
     as_encoding,
     checkpoint_folder,
 )
+
+# By the names of sentence-transformers, before its version 6 and since.
+_POOLING: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last_token",
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last_token",
+}
 
 
 class TransformersEncoder:
@@ -38,12 +50,15 @@ class TransformersEncoder:
 
     Attributes:
         spec: The facts of the encoder.
+        concurrent_calls: Calls of `encode_tokens` that keep it at work.
 
     Raises:
         PairError: If the checkpoint or adapter is missing, does not load, or is not what the
             spec describes.
         ProviderError: If an adapter is named and peft is not installed.
     """
+
+    concurrent_calls = 1
 
     def __init__(
         self, spec: EncoderSpec, folder: Path, *, device: str = "auto", dtype: str = "auto"
@@ -54,11 +69,11 @@ class TransformersEncoder:
             dtype = "float32" if device == "cpu" else "bfloat16"
         checkpoint = checkpoint_folder(spec, folder)
         adapter = adapter_folder(spec, folder) if spec.adapter else None
-        transformer, dense = _modules(checkpoint)
+        transformer, dense = _modules(checkpoint, spec.pooling)
         self.spec = spec
         self._device = torch.device(device)
         self._tokenizer = CheckpointTokenizer(spec, transformer)
-        self._model = _load_model(transformer, adapter, getattr(torch, dtype))
+        self._model = _load_model(spec, transformer, adapter, getattr(torch, dtype))
         self._model.to(self._device).eval()
         self._dense = torch.nn.Sequential(*map(_load_dense, dense)).eval()
         longest = getattr(self._model.config, "max_position_embeddings", spec.max_length)
@@ -67,7 +82,15 @@ class TransformersEncoder:
                 f"{spec.model} reads {longest} tokens, not max_length {spec.max_length}"
             )
 
-    @torch.inference_mode()
+    def parts(self) -> tuple[Any, torch.nn.Module, Tokenizer]:
+        """Returns what an export is made of.
+
+        Returns:
+            The transformer with an adapter merged into it, the Dense modules behind its
+            pooling, and a tokenizer whose file alone makes the same tokens.
+        """
+        return self._model, self._dense, self._tokenizer.whole()
+
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes texts as one batch.
 
@@ -77,9 +100,21 @@ class TransformersEncoder:
         Returns:
             float32 vectors [n, dimension] of unit norm, with token counts.
         """
-        tokens = self._tokenizer(texts)
+        return self.encode_tokens(self.tokenize(texts))
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
+        return self._tokenizer(texts)
+
+    @torch.inference_mode()
+    def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
+        """Encodes what `tokenize` returned, as one batch."""
         vectors = self._dense(torch.from_numpy(self._pooled(tokens))).numpy()
         return as_encoding(self.spec, vectors, tokens)
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end of each token that stands for a text; see `text_offsets`."""
+        return self._tokenizer.token_offsets(text)
 
     def _pooled(self, tokens: Sequence[Tokens]) -> FloatArray:
         ids = np.zeros((len(tokens), max(len(t.ids) for t in tokens)), dtype=np.int64)
@@ -94,8 +129,12 @@ class TransformersEncoder:
         return pool(states.float().cpu().numpy(), mask, self.spec.pooling)
 
 
-def _modules(checkpoint: Path) -> tuple[Path, list[Path]]:
-    """Returns the folders of the transformer and of the Dense modules behind its pooling."""
+def _modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
+    """Returns the folders of the transformer and of the Dense modules behind its pooling.
+
+    Raises:
+        PairError: If `modules.json` names other modules, or another pooling.
+    """
     file = checkpoint / "modules.json"
     if not file.is_file():
         return checkpoint, []
@@ -108,7 +147,19 @@ def _modules(checkpoint: Path) -> tuple[Path, list[Path]]:
         folders[kind].append(checkpoint / module["path"])
     if len(folders["Transformer"]) != 1:
         raise PairError(f"{file} names {len(folders['Transformer'])} transformers instead of one")
+    for folder in folders["Pooling"]:
+        _check_pooling(folder / "config.json", pooling)
     return folders["Transformer"][0], folders["Dense"]
+
+
+def _check_pooling(file: Path, pooling: Pooling) -> None:
+    if not file.is_file():
+        return
+    config = json.loads(file.read_text("utf-8"))
+    names = [key for key, value in config.items() if value is True and key != "include_prompt"]
+    found = [_POOLING.get(name, name) for name in names or [config.get("pooling_mode")]]
+    if found != [pooling]:
+        raise PairError(f"{file} pools by {found[0]}, not by the pair's pooling {pooling}")
 
 
 def _load_dense(folder: Path) -> torch.nn.Module:
@@ -131,19 +182,40 @@ def _load_dense(folder: Path) -> torch.nn.Module:
     return torch.nn.Sequential(linear, activation)
 
 
-def _load_model(checkpoint: Path, adapter: Path | None, dtype: torch.dtype) -> Any:
+def _load_model(spec: EncoderSpec, checkpoint: Path, adapter: Path | None, dtype: Any) -> Any:
     try:
+        config = _load_config(spec, checkpoint)
         if adapter:
-            return _load_adapted(checkpoint, adapter, dtype)
-        return _load(AutoModel, checkpoint, dtype)
+            return _load_adapted(checkpoint, adapter, config, dtype)
+        return _load(AutoModel, checkpoint, config, dtype)
     except CareError:
         raise
     except Exception as error:  # the libraries raise nothing narrower
         raise PairError(f"{adapter or checkpoint} does not load: {error}") from error
 
 
-def _load(kind: Any, checkpoint: Path, dtype: torch.dtype) -> Any:
-    model, report = kind.from_pretrained(checkpoint, dtype=dtype, output_loading_info=True)
+def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
+    """Returns the configuration with the spec's entries, and without any code of its own."""
+    written, _ = PreTrainedConfig.get_config_dict(checkpoint)
+    remote = written.pop("auto_map", None)
+    # The library changes what it is given.
+    entries = written | deepcopy(spec.config)
+    kind = entries.get("model_type", "")
+    try:
+        config = AutoConfig.for_model(kind)
+    except ValueError as error:
+        code = " and its own code is not run" if remote else ""
+        raise PairError(
+            f"{checkpoint} has the model_type '{kind}', which transformers does not know{code}: "
+            "name another in config of the pair's TOML"
+        ) from error
+    return type(config).from_dict(entries)
+
+
+def _load(kind: Any, checkpoint: Path, config: Any, dtype: Any) -> Any:
+    model, report = kind.from_pretrained(
+        checkpoint, config=config, dtype=dtype, output_loading_info=True
+    )
     # The library gives random weights to layers that a checkpoint lacks.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
@@ -151,14 +223,14 @@ def _load(kind: Any, checkpoint: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _load_adapted(checkpoint: Path, adapter: Path, dtype: torch.dtype) -> Any:
+def _load_adapted(checkpoint: Path, adapter: Path, config: Any, dtype: Any) -> Any:
     try:
         from peft import PeftConfig, PeftModel
     except ModuleNotFoundError as error:
         raise ProviderError("a LoRA adapter needs peft: pip install peft") from error
     # An adapter names its layers as the class of model did that it was trained on.
-    causal = PeftConfig.from_pretrained(adapter).task_type == "CAUSAL_LM"
-    model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, dtype)
+    causal = PeftConfig.from_pretrained(str(adapter)).task_type == "CAUSAL_LM"
+    model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, config, dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapted = PeftModel.from_pretrained(model, adapter)

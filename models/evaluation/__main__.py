@@ -15,6 +15,7 @@ from core.files import sha256_file, write_text
 from core.versions import current_version, index_folder, read_manifest
 from models.evaluation.beir import read_qrels, read_queries
 from models.evaluation.bm25 import K1, B, bm25_run
+from models.evaluation.chunks import chunk_depth, document_run
 from models.evaluation.http import running_service, search_run
 from models.evaluation.scores import MEASURES, score
 from models.pairs import DEFAULT_PAIR, load_pair
@@ -63,12 +64,15 @@ def _evaluate(options: argparse.Namespace) -> None:
         started = time.perf_counter()
         run = search_run(url, queries, _TOP_K)
         seconds = time.perf_counter() - started
-    baseline = bm25_run(DocumentReader(folder / documents.FILE_NAME), queries, _TOP_K)
+    chunks = DocumentReader(folder / documents.FILE_NAME)
+    baseline = bm25_run(chunks, queries, chunk_depth(chunks, _TOP_K))
+    baseline = document_run(baseline, chunks, _TOP_K)
     scores = {
         f"{load_pair(options.pair).name}, {manifest.factory}, HTTP": score(qrels, run),
         f"BM25 (bm25s, jieba, k1 {K1}, b {B})": score(qrels, baseline),
     }
-    print(f"{len(queries):,} judged queries, {manifest.count:,} documents, {manifest.version}")
+    count = manifest.corpus.documents
+    print(f"{len(queries):,} judged queries, {count:,} documents, {manifest.version}")
     _print_table(scores)
     print(f"{len(queries) / seconds:,.0f} queries/s in batches, one client")
     if options.output:

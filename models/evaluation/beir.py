@@ -52,7 +52,7 @@ def read_qrels(path: Path) -> Qrels:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise CareError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

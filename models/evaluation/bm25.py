@@ -1,7 +1,8 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
 import jieba
+import numpy as np
 
 from core.text import document_text, normalize_text
 from core.types import Document
@@ -11,8 +12,49 @@ K1 = 1.5
 B = 0.75
 
 
+class Bm25Index:
+    """BM25 over words that jieba cuts in its search mode.
+
+    Args:
+        documents: The corpus.
+    """
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        jieba.setLogLevel("WARNING")
+        self._ids: list[str] = []
+        words = []
+        for document in documents:
+            self._ids.append(document.id)
+            words.append(_words(document_text(document.title, document.text)))
+        self._rows = {id_: row for row, id_ in enumerate(self._ids)}
+        self._index = bm25s.BM25(k1=K1, b=B)
+        self._index.index(words, show_progress=False)
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[dict[str, float]]:
+        """Returns scores by document id for each query; hits share a word with it."""
+        rows, scores = self._index.retrieve(
+            [_words(normalize_text(text)) for text in queries],
+            k=min(top_k, len(self._ids)),
+            show_progress=False,
+        )
+        return [
+            {
+                self._ids[row]: float(score)
+                for row, score in zip(found, values, strict=True)
+                if score > 0
+            }
+            for found, values in zip(rows, scores, strict=True)
+        ]
+
+    def score(self, query: str, candidates: Sequence[str]) -> dict[str, float]:
+        """Returns the scores of the candidates, given by their ids, for one query."""
+        words = [w for w in _words(normalize_text(query)) if w in self._index.vocab_dict]
+        scores = self._index.get_scores(words) if words else np.zeros(len(self._ids))
+        return {id_: float(scores[self._rows[id_]]) for id_ in candidates}
+
+
 def bm25_run(documents: Iterable[Document], queries: Mapping[str, str], top_k: int) -> Run:
-    """Ranks documents by BM25 over words that jieba cuts in its search mode.
+    """Ranks documents by BM25.
 
     Args:
         documents: The corpus.
@@ -22,24 +64,8 @@ def bm25_run(documents: Iterable[Document], queries: Mapping[str, str], top_k: i
     Returns:
         Scores by document id, by query id.
     """
-    jieba.setLogLevel("WARNING")
-    ids, words = [], []
-    for document in documents:
-        ids.append(document.id)
-        words.append(_words(document_text(document.title, document.text)))
-    index = bm25s.BM25(k1=K1, b=B)
-    index.index(words, show_progress=False)
-    rows, scores = index.retrieve(
-        [_words(normalize_text(text)) for text in queries.values()],
-        k=min(top_k, len(ids)),
-        show_progress=False,
-    )
-    return {
-        query: {
-            ids[row]: float(score) for row, score in zip(found, values, strict=True) if score > 0
-        }
-        for query, found, values in zip(queries, rows, scores, strict=True)
-    }
+    hits = Bm25Index(documents).search(list(queries.values()), top_k)
+    return dict(zip(queries, hits, strict=True))
 
 
 def _words(text: str) -> list[str]:

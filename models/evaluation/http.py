@@ -45,6 +45,8 @@ def running_service(indexes: str, index: str, pair: str) -> Iterator[str]:
 def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
     """Asks the service each query and returns scores by document id, by query id.
 
+    A document of an index of chunks has the score of its best chunk.
+
     Raises:
         CareError: If a request fails.
     """
@@ -54,12 +56,11 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
         count = client.get("/index").json()["count"]
         for start in tqdm(range(0, len(ids), _BATCH), desc="search", unit=" batches"):
             part = ids[start : start + _BATCH]
-            body = [
-                {"query": queries[id_], "top_k": min(top_k, count), "include": []} for id_ in part
-            ]
+            fields = {"top_k": min(top_k, count), "collapse": True, "include": []}
+            body = [{"query": queries[id_]} | fields for id_ in part]
             response = client.post("/search/batch", json={"queries": body})
             if response.status_code != 200:
                 raise CareError(f"{url} answered {response.status_code}: {response.text}")
             for id_, result in zip(part, response.json()["results"], strict=True):
-                run[id_] = {hit["id"]: hit["score"] for hit in result["hits"]}
+                run[id_] = {hit.get("parent", hit["id"]): hit["score"] for hit in result["hits"]}
     return run

@@ -1,5 +1,5 @@
 import ir_measures
-from ir_measures import RR, Measure, R, nDCG
+from ir_measures import AP, RR, Measure, R, nDCG
 
 from models.evaluation.beir import Qrels, Run
 
@@ -10,6 +10,12 @@ MEASURES: dict[str, Measure] = {
     "Recall@10": R @ 10,
     "Recall@100": R @ 100,
 }
+
+# As trec_eval: MAP@10 divides by all relevant documents of a query, not by the ten at most
+# that could be found.
+MAP = AP
+MAP_10 = AP @ 10
+NDCG_10 = nDCG @ 10
 
 
 def score(qrels: Qrels, run: Run) -> dict[str, float]:
@@ -26,11 +32,19 @@ def score(qrels: Qrels, run: Run) -> dict[str, float]:
     }
 
 
+def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
+    """Returns a measure of each judged query, in the order of the qrels; 0 without results."""
+    values = dict.fromkeys(qrels, 0.0)
+    for metric in ir_measures.iter_calc([measure], qrels, run):
+        if metric.query_id in values:
+            values[metric.query_id] = metric.value
+    return values
+
+
 def _cut(scores: dict[str, float], depth: int) -> dict[str, float]:
     ranked = sorted(scores, key=lambda id_: (scores[id_], id_), reverse=True)
     return {id_: scores[id_] for id_ in ranked[:depth]}
 
 
 def _mean(measure: Measure, qrels: Qrels, run: Run) -> float:
-    values = ir_measures.iter_calc([measure], qrels, run)
-    return sum(metric.value for metric in values if metric.query_id in qrels) / len(qrels)
+    return sum(score_queries(measure, qrels, run).values()) / len(qrels)

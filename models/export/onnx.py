@@ -1,67 +1,100 @@
-"""From a transformer in torch to an ONNX graph that ONNX Runtime runs fast on a processor.
+"""From a transformer in torch to an ONNX graph that ONNX Runtime runs.
 
 Pooling and normalisation are in the graph, so that a reader needs no knowledge of them.
 """
 
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
+import numpy as np
 import onnx
+import onnxruntime as ort
 import torch
+from numpy.typing import NDArray
 from onnx import helper
+from onnx.external_data_helper import convert_model_to_external_data, write_external_data_tensors
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 from transformers import PreTrainedModel
 
+from core.files import sha256_file
+from core.types import FloatArray, Pooling
+from models.encoders.onnx import DATA_SHA256, OUTPUT
+
 INPUTS = ("input_ids", "attention_mask")
-OUTPUT = "sentence_embedding"
 OPSET = 17
 MICROSOFT = "com.microsoft"
-
-Pooling = Literal["cls", "mean"]
+# Kinds of model whose attention the optimizer knows.
+FUSED = ("bert", "xlm-roberta")
+# A file of protobuf holds 2 GiB; the rest is for what is not weights [bytes].
+_LARGEST_FILE = 2_000_000_000
 
 
 class _SentenceEncoder(torch.nn.Module):
-    """A transformer, its pooling and L2 normalisation."""
+    """A transformer, its pooling, Dense modules, truncation and L2 normalisation."""
 
-    def __init__(self, transformer: PreTrainedModel, pooling: Pooling) -> None:
+    def __init__(
+        self,
+        transformer: PreTrainedModel,
+        pooling: Pooling,
+        dense: torch.nn.Module | None,
+        dimension: int | None,
+    ) -> None:
         super().__init__()
         self.transformer = transformer
         self.pooling = pooling
+        self.dense = dense
+        self.dimension = dimension
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [n, hidden] for int64 [n, length] ids and mask."""
+        """Returns float32 [n, dimension] for int64 [n, length] ids and mask."""
         states = self.transformer(
             input_ids=input_ids, attention_mask=attention_mask
         ).last_hidden_state
         if self.pooling == "cls":
             pooled = states[:, 0]
+        elif self.pooling == "last_token":
+            last = attention_mask.sum(dim=1)[:, None, None] - 1
+            pooled = states.gather(1, last.expand(-1, 1, states.shape[-1]))[:, 0]
         else:
             mask = attention_mask.unsqueeze(-1).to(states.dtype)
             pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        if self.dense is not None:
+            pooled = self.dense(pooled)
+        if self.dimension is not None:
+            pooled = pooled[:, : self.dimension]
         return torch.nn.functional.normalize(pooled, dim=1)
 
 
-def export_encoder(transformer: PreTrainedModel, pooling: Pooling) -> onnx.ModelProto:
-    """Exports a BERT-like transformer as a fused float32 graph.
+def export_encoder(
+    transformer: PreTrainedModel,
+    pooling: Pooling,
+    dense: torch.nn.Module | None = None,
+    dimension: int | None = None,
+) -> onnx.ModelProto:
+    """Exports a transformer as a float32 graph; of a BERT-like one attention is fused.
 
     The graph takes `input_ids` and `attention_mask`, int64 [n, length] with both axes
-    dynamic, and returns `sentence_embedding`, float32 [n, hidden], rows of unit L2 norm.
+    dynamic, and returns `sentence_embedding`, float32 [n, dimension], rows of unit L2 norm.
 
     Args:
         transformer: The model, float32, in evaluation mode, with eager attention: the
             fused attention of ONNX Runtime is found in that form of the graph only.
         pooling: How token vectors become one vector.
+        dense: What the pooled vector passes through, or None.
+        dimension: Dimensions to keep, or None for all.
 
     Raises:
-        ValueError: If attention did not fuse, as happens to other kinds of model.
+        ValueError: If the attention of a BERT-like model did not fuse.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traced.onnx"
-        _trace(_SentenceEncoder(transformer, pooling).eval(), path)
-        return _fuse(path, transformer)
+        _trace(_SentenceEncoder(transformer, pooling, dense, dimension).eval(), path)
+        if transformer.config.model_type in FUSED:
+            return _fuse(path, transformer)
+        return onnx.load(path)
 
 
 def _trace(module: torch.nn.Module, path: Path) -> None:
@@ -75,7 +108,8 @@ def _trace(module: torch.nn.Module, path: Path) -> None:
         torch.onnx.export(
             module,
             (ids, mask),
-            path,
+            # Weights above 2 GiB are written beside a path of this type alone.
+            str(path),
             dynamo=False,
             opset_version=OPSET,
             input_names=list(INPUTS),
@@ -110,7 +144,44 @@ def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
     return model
 
 
-def save(model: onnx.ModelProto, path: Path) -> None:
-    """Checks the graph and writes it; equal graphs give equal bytes."""
-    onnx.checker.check_model(model)
-    path.write_bytes(model.SerializeToString(deterministic=True))
+def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> None:
+    """Checks the graph and writes it; equal graphs give equal bytes.
+
+    Tensors of a large graph lie in a file beside it, named like it and `.data`, whose
+    checksum is in the graph's metadata: the checksum of the one file stands for both.
+
+    Args:
+        model: The graph; of a large one the tensors are moved out of it.
+        path: The file to write.
+        largest: Bytes of weights that one file may hold.
+    """
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > largest:
+        convert_model_to_external_data(model, location=data.name)
+        write_external_data_tensors(model, str(path.parent))
+        # The library lets its own user alone read it.
+        data.chmod(0o644)
+        helper.set_model_props(model, {DATA_SHA256: sha256_file(data)})
+        path.write_bytes(model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(path))
+    else:
+        onnx.checker.check_model(model)
+        path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def run(path: Path, batches: Sequence[NDArray[np.int64]]) -> list[FloatArray]:
+    """Runs a written graph.
+
+    Args:
+        path: The file.
+        batches: Token ids without padding, int64 [n, length] each.
+
+    Returns:
+        float32 [n, dimension] for each batch, as the graph returns them.
+    """
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [
+        session.run([OUTPUT], dict(zip(INPUTS, (ids, np.ones_like(ids)), strict=True)))[0]
+        for ids in batches
+    ]

@@ -103,8 +103,10 @@ def read_texts(
 ) -> tuple[list[Text], int]:
     """Reads texts, each once in each role.
 
+    A record that holds a held-out query is left out with all its texts: others may say the same.
+
     Returns:
-        The texts in the order of the entries, and how many were left out as held-out queries.
+        The texts in the order of the entries, and how many were left out as held out.
 
     Raises:
         TrainingError: If a file cannot be read or a line has no text; it names both.
@@ -112,13 +114,15 @@ def read_texts(
     texts: dict[Text, None] = {}
     dropped = 0
     for entry in entries:
-        for count, text in enumerate(_texts(entry, mined)):
-            if entry.limit is not None and count >= entry.limit:
-                break
-            if text.text in held_out:
-                dropped += 1
+        left = entry.limit
+        for record in _texts(entry, mined):
+            if any(text.text in held_out for text in record):
+                dropped += len(record)
                 continue
-            texts |= dict.fromkeys(Text(text.role, part) for part in _cut(text.text, entry.cut))
+            for text in record[:left]:
+                texts |= dict.fromkeys(Text(text.role, part) for part in _cut(text.text, entry.cut))
+            if left is not None and (left := left - len(record)) <= 0:
+                break
     if not texts:
         raise TrainingError(f"data: no text is left of {_sources(entries)}")
     return list(texts), dropped
@@ -218,36 +222,25 @@ def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     return (e for e in readers[entry.source](entry, mined) if in_part(e.query, entry.part))
 
 
-def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
+def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
+    """Yields the texts of each record."""
     if entry.texts is not None:
         for where, record in read_jsonl(Path(entry.texts)):
-            for field in entry.fields or ["text"]:
-                yield Text(entry.role, _text(record.get(field), f"{where}: {field}"))
+            fields = entry.fields or ["text"]
+            read = [_text(record.get(field), f"{where}: {field}") for field in fields]
+            if in_part(read[0], entry.part):
+                yield [Text(entry.role, text) for text in read]
         return
-    if entry.beir is not None and entry.roles == ["document"]:
-        yield from (Text("document", text) for text in _beir_documents(entry).values())
-        return
-    if entry.beir is not None:
-        for query in _beir_queries(entry):
-            if query and in_part(query, entry.part):
-                yield Text("query", query)
-        if "document" in entry.roles:
-            yield from (Text("document", text) for text in _beir_documents(entry).values())
-        return
-    for example in _examples(entry, mined):
-        if "query" in entry.roles:
-            yield Text("query", example.query)
-        if "document" in entry.roles:
-            documents = (*example.positives, *example.negatives)
-            yield from (Text("document", text) for text in documents)
-
-
-def _beir_queries(entry: DataEntry) -> list[str]:
-    """Returns the queries of an entry; with `where`, those that such a document answers."""
-    if entry.where:
-        return [example.query for example in _beir_examples(entry, {})]
-    path = Path(entry.beir or "") / f"{entry.split}.queries.jsonl"
-    return [normalize_text(query) for query in read_queries(path).values()]
+    documents = "document" in entry.roles
+    if "query" in entry.roles or entry.beir is None:
+        for example in _examples(entry, mined):
+            texts = [Text("query", example.query)] if "query" in entry.roles else []
+            if documents and entry.beir is None:
+                found = (*example.positives, *example.negatives)
+                texts += [Text("document", text) for text in found]
+            yield texts
+    if documents and entry.beir is not None:
+        yield from ([Text("document", text)] for text in _beir_documents(entry).values())
 
 
 def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.nn.functional import all_gather
+from torch import Tensor, nn
 
 from core.types import Role
 from models.training.batches import Batch
@@ -16,6 +15,7 @@ from models.training.losses import (
     squared_distance,
     unit,
 )
+from models.training.processes import everywhere
 
 Losses = dict[str, Tensor]
 
@@ -206,26 +206,3 @@ def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Te
     for column in positives.T:
         known |= column[:, None] == documents[None, :]
     return known.scatter_(1, targets[:, None], False)
-
-
-def everywhere(values: Tensor) -> tuple[Tensor, int]:
-    """Returns the rows of all processes, with gradients, and the row where this one's begin.
-
-    Processes may have different numbers of rows.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return values, 0
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    if world == 1:
-        return values, 0
-    counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
-    distributed.all_gather(counts, torch.tensor([len(values)], device=values.device))
-    rows = [int(count) for count in counts]
-    padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
-    padded = nn.functional.pad(values, padding)
-    if padded.requires_grad:
-        parts = list(all_gather(padded))  # type: ignore[no-untyped-call]
-    else:
-        parts = [torch.empty_like(padded) for _ in range(world)]
-        distributed.all_gather(parts, padded)
-    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(rows[:rank])

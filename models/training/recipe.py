@@ -85,7 +85,7 @@ class DataEntry(Strict):
         fields: The fields that are read of `texts` and `pairs`.
         split: The split that is read of `beir`.
         where: Values that metadata of a document in `beir` must have.
-        part: The part of the queries that is read; of `beir` and `pairs`.
+        part: The part of the queries that is read; of `texts` by their first field.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
         cut: `sentence` for the first sentence of each text alone, `clauses` for all its clauses;
@@ -259,6 +259,12 @@ class RetroMae(Fit):
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384
     epochs: Positive = 3
+
+    @model_validator(mode="after")
+    def _has_no_mini_batch(self) -> Self:
+        if self.mini_batch is not None:
+            raise ValueError("mini_batch: set trainer.gradient_accumulation_steps instead")
+        return self
 
 
 class Unsupervised(Fit):

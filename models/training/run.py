@@ -36,6 +36,7 @@ from models.training.encoder import Side
 from models.training.folders import publish
 from models.training.processes import processes
 from models.training.recipe import (
+    SOURCES,
     Align,
     Distill,
     EncoderStart,
@@ -101,6 +102,8 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             if (start := starts[role]) is not None:
                 sides[role] = prepare(start, role, out / "starts")
     dev_set = read_dev(recipe.dev) if recipe.dev else None
+    held_out = frozenset(dev_set.queries.values() if dev_set else ())
+    checksum = hashlib.sha256(json.dumps(sorted(held_out)).encode()).hexdigest()
     progress = _Progress(sides)
     for stage in recipe.stages:
         name = stage_name(stage)
@@ -108,7 +111,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
         for role in sides_read(stage):
             if role not in progress.sides:
                 raise TrainingError(f"{role}: stage '{name}' needs this encoder")
-        key, inputs = _key(stage, seed, recipe, progress)
+        key, inputs = _key(stage, seed, recipe, checksum, progress)
         folder = out / "stages" / f"{name}-{key[:12]}"
         if (folder / RESULT).is_file():
             report(f"{name}: reused {folder}")
@@ -122,7 +125,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
                 cache=out / "vectors",
                 dev=recipe.dev,
                 dev_set=dev_set,
-                held_out=frozenset(dev_set.queries.values() if dev_set else ()),
+                held_out=held_out,
                 mined=dict(progress.mined),
                 vectors=dict(progress.vectors),
             )
@@ -259,22 +262,23 @@ def _with_teacher_data(stage: Stage, recipe: Recipe) -> Stage:
 
 
 def _key(
-    stage: Stage, seed: int, recipe: Recipe, progress: _Progress
+    stage: Stage, seed: int, recipe: Recipe, held_out: str, progress: _Progress
 ) -> tuple[str, dict[str, Any]]:
     """Returns a checksum of all that a stage's result depends on, and its parts."""
     deterministic = isinstance(stage, Teacher | Mine)
     files = [path for entry in stage.data for path in entry_files(entry, progress.mined)]
     inputs: dict[str, Any] = {
         "version": _VERSION,
-        "stage": stage.model_dump(mode="json", exclude=_ASIDE),
+        "stage": _settings(stage),
         "sides": {role: progress.sides[role].key for role in sides_read(stage)},
         "data": _checksums(files),
-        "held_out": recipe.dev and recipe.dev.model_dump(mode="json"),
+        "held_out": held_out,
     }
-    if recipe.dev:
-        inputs["dev"] = _checksums(entry_files(recipe.dev, {}))
     if not deterministic:
         inputs["seed"] = seed
+        if recipe.dev:
+            inputs["measured"] = recipe.dev.model_dump(mode="json", exclude={"beir"})
+            inputs["dev"] = _checksums(entry_files(recipe.dev, {}))
     if isinstance(stage, Align) and stage.vectors:
         inputs["vectors"] = _checksums([Path(stage.vectors) / "journal.jsonl"])
     elif isinstance(stage, Align | Distill):
@@ -283,6 +287,15 @@ def _key(
         inputs["stage"].pop("teacher")
     text = json.dumps(inputs, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest(), inputs
+
+
+def _settings(stage: Stage) -> dict[str, Any]:
+    """Returns the settings that a result depends on: where data lie is not among them."""
+    settings = stage.model_dump(mode="json", exclude=_ASIDE)
+    for entry in settings["data"]:
+        for source in SOURCES:
+            entry[source] = entry[source] is not None
+    return settings
 
 
 def _checksums(files: list[Path]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from transformers import set_seed
 
 from core.errors import TrainingError
@@ -369,6 +369,16 @@ def _measurement(
     )
 
 
+def _of(
+    encoder: Encoder, objective: nn.Module, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Returns the part of gathered weights that is of an encoder's model."""
+    if state is None:
+        return None
+    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
+    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}
+
+
 def _fit(
     context: Context,
     objective: nn.Module,
@@ -411,8 +421,12 @@ def _fit(
         context.dev,
     )
     trainer.fit()
+    state = trainer.whole_state()
     sides: dict[Role, Side] = {}
     if processes().is_main_process:
-        sides = {role: encoder.save(context.folder / role) for role, encoder in encoders.items()}
+        sides = {
+            role: encoder.save(context.folder / role, _of(encoder, objective, state))
+            for role, encoder in encoders.items()
+        }
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(sides, pair, history, counts | {"steps": trainer.state.global_step})

@@ -78,8 +78,20 @@ class StageTrainer(Trainer):
         """
         checkpoint = last_checkpoint(self._folder)
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if self._measure and not self._measured_last():
+        if self._measure and not self.sharded and not self._measured_last():
             self.evaluate()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process holds all weights."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def whole_state(self) -> dict[str, torch.Tensor] | None:
+        """Returns the weights, gathered from all processes, or None if each holds them."""
+        if not self.sharded:
+            return None
+        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model_wrapped)
+        return state
 
     def _measured_last(self) -> bool:
         return any(
@@ -126,8 +138,13 @@ class StageTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Measures the encoders; every process does, so that sharded weights can be read."""
-        assert self._measure is not None
+        """Measures the encoders.
+
+        Raises:
+            TrainingError: If weights are sharded: an encoder cannot be read by itself.
+        """
+        if self._measure is None or self.sharded:
+            raise TrainingError("dev: with sharded weights there is no measuring on the way")
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
         # Takes note that this step has been measured.
@@ -191,7 +208,8 @@ def _arguments(
     stage: Fit, folder: Path, plan: Plan, seed: int, dev: Dev | None
 ) -> TrainingArguments:
     world = processes().num_processes
-    steps = math.ceil(len(plan) / world)
+    accumulated = int(stage.trainer.get("gradient_accumulation_steps", 1))
+    steps = math.ceil(len(plan) / world / accumulated)
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()
     if stage.precision == "fp16" and not gpu:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +46,23 @@ def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[i
         for row, values in enumerate(metadata)
         if all(typed(as_list(values.get(f))) & typed(accepted) for f, accepted in filter_.items())
     ]
+
+
+@given(st.lists(METADATA, min_size=1, max_size=12), FILTERS)
+def test_labels_stand_for_the_values_of_rows(
+    metadata: list[dict[str, Any]], filter_: dict[str, list[Any]]
+) -> None:
+    with TemporaryDirectory() as folder:
+        reader = open_reader(Path(folder, "filters.arrow"), metadata)
+        known = {field: values for field, values in filter_.items() if field in reader.fields}
+        places, labels = reader.labels_of_rows(len(metadata))
+        of_row = [set(labels[a:b]) for a, b in pairwise(places)]
+        wanted = reader.labels(known)
+        assert len(wanted) == len(known)
+        found = [row for row, own in enumerate(of_row) if all(own & set(any_) for any_ in wanted)]
+        assert found == naive_rows(metadata, known)
+        assert len(labels) == sum(len(own) for own in of_row)
+        assert set(labels) == set(range(sum(reader.fields.values())))
 
 
 @given(st.lists(METADATA, max_size=12), FILTERS)

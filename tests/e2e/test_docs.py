@@ -1,16 +1,19 @@
 """What the documents show works: their requests are sent, their code is run."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from docs.settings_table import PAGE, with_table
+from indexer.__main__ import _parser
 from tests.e2e.conftest import ROOT
 
 ADDRESS = "http://127.0.0.1:8000"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "operations.md")
+SCALE = ROOT / "docs" / "indexing-at-scale.md"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "operations.md", SCALE)
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -58,6 +61,17 @@ def test_every_make_target_in_the_documents_exists() -> None:
     for path in DOCUMENTS:
         named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", path.read_text("utf-8"), re.M))
         assert named <= targets, path
+
+
+def test_the_arguments_that_indexes_are_built_with_exist() -> None:
+    shown = [
+        shlex.split(arguments)
+        for path in DOCUMENTS
+        for arguments in re.findall(r"INDEX_ARGS='([^']+)'", path.read_text("utf-8"))
+    ]
+    assert len(shown) >= 5
+    for arguments in shown:
+        _parser().parse_args(["build", "--corpus", "c", "--index", "i", *arguments])
 
 
 def test_every_local_link_in_the_documents_leads_somewhere() -> None:

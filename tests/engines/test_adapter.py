@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM
 
 from core.errors import PairError
@@ -15,17 +14,7 @@ from indexer.encoders import EncoderOptions, _automatic, document_encoder
 from models.encoders.transformers import TransformersEncoder
 from models.encoders.vllm import VllmEncoder
 from models.pairs import load_pair
-from tests.checkpoints import TEXTS, checkpoint_spec, token_states, unit
-
-
-def write_adapter(checkpoint: Path, folder: Path, kind: Any, task: str | None) -> PeftModel:
-    torch.manual_seed(3)
-    config = LoraConfig(
-        r=4, target_modules=["q_proj", "down_proj"], task_type=task, init_lora_weights=False
-    )
-    model = get_peft_model(kind.from_pretrained(checkpoint), config).eval()
-    model.save_pretrained(folder)
-    return model
+from tests.checkpoints import TEXTS, checkpoint_spec, token_states, unit, write_adapter
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ProviderError
-from core.types import FloatArray
+from core.errors import PairError, ProviderError
+from core.types import Chunking, Document, FloatArray
+from indexer.chunking import Chunker
+from indexer.encoders import _automatic
 from models.encoders.transformers import TransformersEncoder
 from models.encoders.vllm import VllmEncoder, _devices
 from tests.checkpoints import (
+    GTE_CONFIG,
     LONG,
     MAX_LENGTH,
     TEXTS,
     add_dense,
     checkpoint_spec,
     write_bert,
+    write_gte,
+    write_gte_qwen2,
 )
 
 ALL = [*TEXTS, LONG]
@@ -68,6 +73,20 @@ def test_tokens_are_those_of_transformers_and_a_cut_text_keeps_its_end(
     assert vllm._tokenizer([LONG])[0].ids[-1] == 0
 
 
+def test_documents_are_cut_at_the_tokens_that_are_read(vllm: VllmEncoder) -> None:
+    text = LONG + "😀龘" * 20
+    chunks = Chunker(vllm, Chunking(tokens=MAX_LENGTH)).cut(Document("d", text))
+    other = Chunker(
+        TransformersEncoder(vllm.spec, Path(), device="cpu"), Chunking(tokens=MAX_LENGTH)
+    )
+    assert isinstance(chunks, list)
+    assert chunks == other.cut(Document("d", text))
+    assert "".join(chunk.text for chunk in chunks) == text
+    encoding = vllm.encode([chunk.text for chunk in chunks])
+    assert not encoding.truncated.any()
+    assert encoding.token_counts[:-1].mean() > 0.8 * MAX_LENGTH
+
+
 def test_a_text_has_the_same_vector_alone_and_in_any_batch(
     vllm: VllmEncoder, expected: FloatArray
 ) -> None:
@@ -107,6 +126,28 @@ def test_the_mean_of_an_encoder_with_a_dense_module(tmp_path: Path) -> None:
     expected = TransformersEncoder(spec, Path(), device="cpu").encode(ALL).vectors
     assert vectors.shape == (len(ALL), 32)
     assert cosines(vectors, expected).min() >= SAME
+
+
+def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
+    spec = checkpoint_spec(write_gte_qwen2(tmp_path), config={"is_causal": False})
+    encoder = VllmEncoder(spec, Path())
+    try:
+        vectors = encoder.encode(ALL).vectors
+    finally:
+        encoder.close()
+    causal = spec.model_copy(update={"config": {}})
+    expected, other = (
+        TransformersEncoder(s, Path(), device="cpu").encode(ALL).vectors for s in (spec, causal)
+    )
+    assert cosines(vectors, expected).min() >= SAME
+    assert cosines(vectors, other).min() < 0.9
+
+
+def test_a_gte_that_must_be_read_as_another_model_is_left_to_transformers(tmp_path: Path) -> None:
+    spec = checkpoint_spec(write_gte(tmp_path), "cls", config=GTE_CONFIG)
+    with pytest.raises(PairError, match=r"vLLM does not read tiny/.* as gte: use --encoder transf"):
+        VllmEncoder(spec, Path())
+    assert _automatic(spec) == "transformers"
 
 
 def test_what_vllm_refuses_is_said_in_one_sentence(qwen3: Path) -> None:

@@ -56,5 +56,4 @@ def test_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(spec: EncoderSpec, folder: Path, threads: int) -> BigramEncoder:
         return BigramEncoder(spec.role, spec.embedding_space)
 
-    for module in ("__main__", "encoders"):
-        monkeypatch.setattr(f"indexer.{module}.OnnxEncoder", load)
+    monkeypatch.setattr("indexer.encoders.OnnxEncoder", load)

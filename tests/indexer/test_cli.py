@@ -121,7 +121,9 @@ def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path)
     assert json.loads(rejects.read_text("utf-8"))["line"] == 10
 
 
-def test_versions_can_be_listed_switched_verified_and_pruned(build: Run, run: Run) -> None:
+def test_versions_can_be_listed_switched_verified_and_pruned(
+    build: Run, run: Run, tmp_path: Path
+) -> None:
     for count in (10, 11, 12):
         build(make_records(count))
     listed = run("list")[1].splitlines()
@@ -135,7 +137,10 @@ def test_versions_can_be_listed_switched_verified_and_pruned(build: Run, run: Ru
     assert activate == (0, f"active  {ids[0]}: reload the service to search it\n", "")
     assert run("verify")[1].endswith(f"whole   {ids[0]}\n")
     assert run("verify", "--version", ids[2])[1].endswith(f"whole   {ids[2]}\n")
-    assert run("prune", "--keep", "1") == (0, f"deleted {ids[1]}\n", "")
+    builds = tmp_path / "builds"
+    pruned = run("prune", "--keep", "1", "--builds", str(builds))
+    assert pruned == (0, f"deleted {ids[1]}\n", "")
+    assert len(list((builds / "test").iterdir())) == 2
     assert [line[2:5] for line in run("list")[1].splitlines()[1:]] == [
         f"* {ids[0][0]}",
         f"  {ids[2][0]}",
@@ -176,6 +181,13 @@ def test_what_cannot_be_built_is_said_in_one_line_with_status_1(
     assert list_versions(indexes, "test") == []
 
 
+def test_the_summary_says_how_long_the_encoder_worked(build: Run) -> None:
+    output = build(make_records(30))[1]
+    share = re.search(r"the encoder worked in (\d+\.\d)% of the time\n", output)
+    assert share
+    assert 0 < float(share[1]) <= 100
+
+
 def test_a_bad_corpus_is_said_in_one_line_that_names_file_and_line(
     build: Run, tmp_path: Path
 ) -> None:
@@ -209,6 +221,25 @@ def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
     assert run("verify")[0] == 0
     assert build(make_records(1), *arguments)[0] == 0
     assert run("verify")[0] == 0
+
+
+@pytest.mark.parametrize(("room", "shard_size"), [(30_000, 16), (70_000, 300), (70_000, 16)])
+def test_a_full_disk_while_updating_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path, room: int, shard_size: int
+) -> None:
+    build(make_records(20))
+    before = state(indexes)
+    added = str(write_jsonl(tmp_path / "new.jsonl", make_records(300)))
+    arguments = ["--add", added, "--shard-size", str(shard_size), "--pair", str(pair_file)]
+    arguments += ["--builds", str(tmp_path / "builds")]
+    with room_for(room):
+        status, output, errors = run("update", *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {tmp_path}/")
+    assert state(indexes) == before
+    assert run("verify")[0] == 0
+    assert run("update", *arguments)[0] == 0
+    assert "300 × 64" in run("verify")[1]
 
 
 @pytest.mark.parametrize(

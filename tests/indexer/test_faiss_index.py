@@ -17,7 +17,8 @@ from core.versions import list_versions
 from indexer import faiss_training
 from indexer.faiss_factory import check_factory, choose_factory
 from indexer.faiss_index import build_index, read_index, write_index
-from indexer.faiss_search import SearchChoice, best_scores, choose_search
+from indexer.faiss_search import best_scores, choose_search
+from indexer.recall import SearchChoice
 from indexer.shards import ShardedVectors, write_shard
 from indexer.verify import verify_version
 from indexer.versions import prune
@@ -299,7 +300,7 @@ def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
     (left,) = indexes.glob("test/.*.tmp")
     assert (left / "vectors.faiss").is_file()
     assert len(list(left.glob("parts-*/part-*"))) == 2
-    assert prune(indexes, "test", keep=3) == []
+    assert prune(indexes, "test", tmp_path / "builds", keep=3) == []
     assert list(indexes.glob("test/.*.tmp")) == []
     manifest = build_version(make_records(400), factory="IVF4,SQ8", recall=0.9)
     assert manifest.factory == "IVF4,SQ8"

@@ -81,7 +81,7 @@ def test_a_job_that_was_killed_anywhere_is_resumed_and_makes_the_same(
         assert [manifest.version] == before or contents(manifest) == expected
     job(folder, BigramEncoder("document"))
     assert contents(active(folder)) == expected
-    prune(folder / "indexes", "test", keep=1)
+    prune(folder / "indexes", "test", folder / "builds", keep=1)
     kept = {path.name for path in (folder / "indexes" / "test").iterdir()}
     assert kept == {"CURRENT", ".lock", current_version(folder / "indexes", "test")}
 

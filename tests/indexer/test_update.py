@@ -346,6 +346,63 @@ def test_a_damaged_version_is_not_passed_on(
         run(options, change(NEW))
 
 
+class FailingEncoder(BigramEncoder):
+    """Encodes some batches and then no more."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__("document")
+        self._batches = batches
+
+    def encode(self, texts: Any) -> Any:
+        if not self._batches:
+            raise CareError("no more")
+        self._batches -= 1
+        return super().encode(texts)
+
+
+def test_an_update_leaves_nothing_behind_but_its_shards(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    base = build_version(OLD)
+    encoders = BigramEncoder("document"), BigramEncoder("query")
+    assert update(options, change([OLD[0]]), base, *encoders) is None
+    manifest, encoded = run(options, change(NEW))
+    folders = {path.name for path in (options.builds / "test").iterdir()}
+    assert {name[:8] for name in folders} == {
+        version.rpartition("-")[2] for version in (base.version, manifest.version)
+    }
+    prune(options.indexes, "test", options.builds, keep=1)
+    assert only_folder(options.builds / "test") == encoded.folder
+
+
+def test_an_update_that_was_stopped_goes_on_after_a_prune(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    build_version(OLD[:40])
+    new = make_records(110)[60:]
+    with pytest.raises(CareError, match="no more"):
+        run(options, change(new), FailingEncoder(8))
+    assert len(list((options.builds / "test").iterdir())) == 4
+    prune(options.indexes, "test", options.builds, keep=1)
+    assert len(list((options.builds / "test").iterdir())) == 2
+    encoder = BigramEncoder("document")
+    assert run(options, change(new), encoder)[0].count == 90
+    assert 0 < encoder.texts_seen <= 50 - 16
+
+
+def test_a_stopped_update_of_a_version_that_is_gone_is_given_up(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    build_version(OLD)
+    with pytest.raises(CareError, match="no more"):
+        run(options, change(NEW), FailingEncoder(1))
+    kept = build_version(OLD[:40])
+    prune(options.indexes, "test", options.builds, keep=1)
+    folder = only_folder(options.builds / "test")
+    assert kept.version.endswith(folder.name[:8])
+
+
 def test_rejects_of_an_update_are_counted_and_listed(
     tmp_path: Path, build_version: Builder, change: Callable[..., Changes]
 ) -> None:
@@ -400,7 +457,7 @@ class SwitchingEncoder(BigramEncoder):
     def encode(self, texts: Any) -> Any:
         if len(list_versions(self._indexes, "test")) == 2 and not self.prune_error:
             with pytest.raises(CareError) as caught:
-                prune(self._indexes, "test", keep=1)
+                prune(self._indexes, "test", self._indexes.parent / "builds", keep=1)
             self.prune_error = str(caught.value)
             rollback(self._indexes, "test")
         return super().encode(texts)

@@ -4,15 +4,33 @@ from pathlib import Path
 import pytest
 
 from core.errors import IndexVersionError
+from core.files import exclusive
 from core.versions import current_version, list_versions
+from indexer.build import encode
 from indexer.versions import activate, prune, rollback
 from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
+from tests.indexer.conftest import OptionsMaker
 
 
 @pytest.fixture
 def versions(build_version: Builder) -> list[str]:
     """The ids of four versions, oldest first; the last is active."""
     return [build_version(make_records(10 + i)).version for i in range(4)]
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> Path:
+    return tmp_path / "builds"
+
+
+def keys(builds: Path) -> list[str]:
+    """The first digits of the keys of what is kept for resumed builds."""
+    return sorted(path.name[:8] for path in (builds / "test").iterdir())
+
+
+def keys_of(versions: list[str]) -> list[str]:
+    return sorted(version.rpartition("-")[2] for version in versions)
 
 
 def test_builds_are_listed_in_their_order_and_the_last_is_active(
@@ -60,25 +78,68 @@ def test_each_rollback_goes_one_version_back_until_there_is_none(
     [(3, 2, [2, 3]), (0, 2, [0, 2, 3]), (0, 0, [0]), (2, 1, [2, 3]), (3, 9, [0, 1, 2, 3])],
 )
 def test_the_newest_and_the_active_version_are_kept(
-    versions: list[str], indexes: Path, active: int, keep: int, kept: list[int]
+    versions: list[str], indexes: Path, builds: Path, active: int, keep: int, kept: list[int]
 ) -> None:
     activate(indexes, "test", versions[active])
-    deleted = prune(indexes, "test", keep=keep)
+    deleted = prune(indexes, "test", builds, keep=keep)
     assert list_versions(indexes, "test") == [versions[i] for i in kept]
     assert sorted(deleted + list_versions(indexes, "test")) == versions
     assert current_version(indexes, "test") == versions[active]
 
 
-def test_left_overs_of_killed_builds_are_removed(versions: list[str], indexes: Path) -> None:
+def test_left_overs_of_killed_builds_are_removed(
+    versions: list[str], indexes: Path, builds: Path
+) -> None:
     left_over = indexes / "test" / ".20200101T000000.000000Z-0.tmp"
     left_over.mkdir()
     (left_over / "vectors.faiss").write_bytes(b"half")
-    assert prune(indexes, "test", keep=9) == []
+    assert prune(indexes, "test", builds, keep=9) == []
     assert not left_over.exists()
 
 
-def test_without_an_active_version_nothing_is_deleted(versions: list[str], indexes: Path) -> None:
+def test_without_an_active_version_nothing_is_deleted(
+    versions: list[str], indexes: Path, builds: Path
+) -> None:
     (indexes / "test" / "CURRENT").unlink()
     with pytest.raises(IndexVersionError, match="no active version"):
-        prune(indexes, "test", keep=0)
+        prune(indexes, "test", builds, keep=0)
     assert list_versions(indexes, "test") == versions
+
+
+def test_what_built_a_version_goes_with_it(
+    versions: list[str], indexes: Path, builds: Path
+) -> None:
+    assert keys(builds) == keys_of(versions)
+    prune(indexes, "test", builds, keep=2)
+    assert keys(builds) == keys_of(versions[2:])
+
+
+def test_what_built_a_version_that_is_kept_stays(
+    build_version: Builder, indexes: Path, builds: Path
+) -> None:
+    first, second = (build_version(make_records(20), factory=f) for f in ("Flat", "HNSW8"))
+    assert prune(indexes, "test", builds, keep=1) == [first.version]
+    assert keys(builds) == keys_of([second.version])
+
+
+def test_what_no_version_was_built_from_stays(
+    versions: list[str], indexes: Path, builds: Path, options: OptionsMaker
+) -> None:
+    """The shards of `encode` and of a killed build, and whatever else lies there."""
+    encoded = encode(options(make_records(9)), BigramEncoder("document")).folder
+    killed = builds / "test" / "0123456789abcdef"
+    other = builds / "test" / "engines"
+    for path in (killed, other):
+        path.mkdir()
+    # A second build from the first version's shards, killed when it published.
+    (indexes / "test" / f".29990101T000000.000000Z-{keys_of(versions[:1])[0]}.tmp").mkdir()
+    prune(indexes, "test", builds, keep=1)
+    kept = keys_of([versions[0], versions[-1]])
+    assert keys(builds) == sorted([*kept, *(path.name[:8] for path in (encoded, killed, other))])
+
+
+def test_a_folder_at_work_stays(versions: list[str], indexes: Path, builds: Path) -> None:
+    (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
+    with exclusive(at_work):
+        prune(indexes, "test", builds, keep=1)
+    assert keys(builds) == keys_of([versions[0], versions[-1]])

@@ -96,6 +96,17 @@ def test_indexes_with_as_many_lists_share_their_centroids(
     np.testing.assert_array_equal(one, other)
 
 
+def test_product_codes_are_trained_for_no_search_by_hamming_distance(
+    documents: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(index: faiss.IndexIVFPQ, _: np.ndarray) -> None:
+        raise LookupError(index.do_polysemous_training)
+
+    monkeypatch.setattr(faiss.IndexIVFPQ, "train", train)
+    with pytest.raises(LookupError, match="False"):
+        FaissEngine("IVF64,PQ8x8", 80).build(documents, 1, tmp_path / "index")
+
+
 def test_recall_counts_the_true_neighbours_found() -> None:
     truth = np.array([[1, 2], [3, 4]])
     assert scale.recall(np.array([[2, 1], [3, -1]]), truth) == 0.75

@@ -16,13 +16,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 
 from core.errors import CareError, EmbeddingServerError, TextRefusedError, VectorError
-from core.types import FloatArray
+from core.types import Chunking, Document, Encoder, FloatArray
 from core.vectors import truncate_normalize
 from indexer.__main__ import main
+from indexer.chunking import Chunker
+from indexer.encoders import EncoderOptions, document_encoder
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.openai import OpenAIEncoder
 from models.pairs import REGISTRY, load_pair
@@ -626,6 +629,54 @@ def test_a_command_without_the_extra_names_it(
     assert main(arguments) == 1
     errors = capsys.readouterr().err
     assert errors == "error: --encoder openai needs httpx2: pip install 'care-retrieval[openai]'\n"
+
+
+def server_encoder(server: FakeServer, **changes: Any) -> Encoder:
+    """The indexer's encoder of care-mini's document side, but for some facts of its spec."""
+    pair = load_pair("care-mini")
+    document = pair.document.model_copy(
+        update={"dimension": 16, "native_dimension": NATIVE} | changes
+    )
+    options = EncoderOptions("openai", base_url=server.url)
+    return document_encoder(pair.model_copy(update={"document": document}), options)
+
+
+def test_documents_are_cut_by_the_tokenizer_of_the_pair(server: FakeServer) -> None:
+    pair = load_pair("care-mini")
+    local = OnnxEncoder(pair.document, pair.folder, threads=1)
+    document = Document("d", "血压升高，建议复查。" * 30, "病历")
+    chunks = [
+        Chunker(encoder, Chunking(tokens=50)).cut(document)
+        for encoder in (local, server_encoder(server))
+    ]
+    assert isinstance(chunks[0], list)
+    assert len(chunks[0]) > 3
+    assert chunks[1] == chunks[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer": "away.json"}, r"away\.json is missing: it belongs to"),
+        (
+            {"format": "transformers", "weights": "away", "revision": "1"},
+            "away is no checkpoint of .*: it has no config.json",
+        ),
+        (
+            {"format": "transformers", "weights": "", "model": "tiny/away", "revision": "1"},
+            "tiny/away at revision '1' cannot be had from the hub",
+        ),
+    ],
+)
+def test_a_tokenizer_is_missed_only_if_documents_are_cut(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    encoder = server_encoder(server, **changes)
+    assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 16)
+    cannot = f"chunks need a document encoder that shows its tokens: .*{message}"
+    with pytest.raises(CareError, match=cannot):
+        Chunker(encoder, Chunking(tokens=50))
 
 
 def test_errors_are_the_users() -> None:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from core.errors import PairError
 from core.types import EncoderSpec
 from models.pairs import list_pairs, load_pair
 
+ROOT = Path(__file__).parents[2]
 ZEROS = "0" * 64
 SPEC = f"""
 model = "m"
@@ -36,14 +38,63 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_each_registered_pair_loads_with_one_space_and_two_roles() -> None:
-    assert "care-mini" in list_pairs()
-    for name in list_pairs():
-        pair = load_pair(name)
-        assert pair.name == name
-        assert (pair.query.role, pair.document.role) == ("query", "document")
-        assert pair.query.embedding_space == pair.document.embedding_space
-        assert pair.query.dimension == pair.document.dimension
+REGISTERED = {
+    "bge-base-zh-v1.5",
+    "bge-large-zh-v1.5",
+    "bge-m3",
+    "bge-small-zh-v1.5",
+    "care-0.3b-4b",
+    "care-0.3b-8b",
+    "care-mini",
+    "conan-embedding-v1",
+    "gte-base-zh",
+    "gte-large-zh",
+    "gte-multilingual-base",
+    "gte-qwen2-1.5b",
+    "gte-qwen2-7b",
+    "qwen3-embedding-0.6b",
+    "qwen3-embedding-4b",
+    "qwen3-embedding-8b",
+    "stella-base-zh-v3",
+}
+# Models whose cards tell to put an instruction before queries.
+INSTRUCTED = ("bge-base", "bge-large", "bge-small", "gte-qwen2", "qwen3")
+
+
+def test_the_pairs_of_the_paper_are_registered() -> None:
+    assert set(list_pairs()) == REGISTERED
+
+
+@pytest.mark.parametrize("name", list_pairs())
+def test_each_registered_pair_is_sound(name: str) -> None:
+    pair = load_pair(name)
+    assert pair.name == name
+    assert (pair.query.role, pair.document.role) == ("query", "document")
+    assert pair.query.embedding_space == pair.document.embedding_space
+    assert pair.query.dimension == pair.document.dimension
+    for spec in (pair.query, pair.document):
+        assert spec.dimension <= spec.native_dimension
+        if spec.format == "transformers" and not spec.weights:
+            assert re.fullmatch("[0-9a-f]{40}", spec.revision), "a branch is no identity"
+    if pair.query.format == "transformers" and not pair.query.weights:
+        differ = {"role", "prompt"}
+        assert pair.query.model_dump(exclude=differ) == pair.document.model_dump(exclude=differ)
+        assert bool(pair.query.prompt) == name.startswith(INSTRUCTED)
+        assert pair.document.prompt == ""
+        assert (pair.query.pooling == "last_token") == ("qwen" in name)
+
+
+def test_embedding_spaces_are_not_shared_by_pairs() -> None:
+    assert len({load_pair(name).embedding_space for name in list_pairs()}) == len(list_pairs())
+
+
+@pytest.mark.parametrize(("size", "width"), [("4b", 2560), ("8b", 4096)])
+def test_the_trained_pairs_meet_in_768_dimensions(size: str, width: int) -> None:
+    pair = load_pair(f"care-0.3b-{size}")
+    query, document = pair.query, pair.document
+    assert (query.dimension, query.native_dimension, query.pooling) == (768, 768, "cls")
+    assert (document.native_dimension, document.pooling) == (width, "last_token")
+    assert (pair.folder / document.weights).resolve() == ROOT / "pairs" / pair.name / "document"
 
 
 def test_a_pair_is_loaded_from_a_file_beside_its_weights(tmp_path: Path) -> None:
@@ -72,6 +123,7 @@ def test_an_unknown_pair_is_refused_and_the_known_are_named() -> None:
         (f'tokenizer_sha256 = "{ZEROS}"', "", "format 'onnx' needs tokenizer_sha256$"),
         (f'weights_sha256 = "{ZEROS}"', 'weights_sha256 = "0"', "EncoderSpec.weights_sha256"),
         ('prompt = ""', 'adapter = "lora"\nprompt = ""', "format 'onnx' has no adapter$"),
+        ('prompt = ""', 'config = {is_causal = false}\nprompt = ""', "'onnx' has no config$"),
         (
             'weights = "m.onnx"',
             'format = "transformers"',

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from core.errors import CareError, PairError
-from core.types import Encoder, Pair, Pooling
+from core.text import document_text
+from core.types import Chunking, Document, Encoder, Pair, Pooling
+from indexer.chunking import Chunker, token_starts
 from indexer.encoders import EncoderOptions, document_encoder
 from models.encoders.checkpoints import CheckpointTokenizer
 from models.encoders.onnx import OnnxEncoder
@@ -106,6 +109,50 @@ def test_a_special_token_in_a_text_means_its_letters(qwen3: Path) -> None:
     (tokens,) = CheckpointTokenizer(checkpoint_spec(qwen3), qwen3)(["<|endoftext|>"])
     assert tokens.ids.count(0) == 1
     assert len(tokens.ids) > 2
+
+
+SHARED = "头痛😀龘，Aspirin 100 mg <|endoftext|>" + LONG
+
+
+@pytest.mark.parametrize("write", [write_qwen3, partial(write_qwen3, ends_texts=False), write_bert])
+def test_offsets_show_the_tokens_of_a_text_however_long(tmp_path: Path, write: Any) -> None:
+    folder = write(tmp_path)
+    pooling: Pooling = "mean" if write is write_bert else "last_token"
+    prompt = "文档："
+    spec = checkpoint_spec(folder, pooling, prompt=prompt)
+    for text in (*TEXTS, SHARED, ""):
+        offsets = CheckpointTokenizer(spec, folder).token_offsets(text)
+        longer = spec.model_copy(update={"max_length": 4096})
+        (tokens,) = CheckpointTokenizer(longer, folder)([text])
+        assert len(offsets) == len(tokens.ids)
+        spans = [(start, end) for start, end in offsets if start < end]
+        beside = CheckpointTokenizer(longer, folder)([""])[0]
+        assert len(spans) == len(offsets) - len(beside.ids)
+        # Each character is in a token, and no token goes beyond those around it.
+        assert {at for span in spans for at in range(*span)} == set(range(len(text)))
+        assert spans == sorted(spans)
+
+
+def test_bytes_of_a_character_all_have_it(qwen3: Path) -> None:
+    offsets = CheckpointTokenizer(checkpoint_spec(qwen3), qwen3).token_offsets("龘痛")
+    assert offsets.count((0, 1)) > 1
+    starts = token_starts(offsets)
+    assert set(starts) == {0, 1}
+    assert len(starts) == len(offsets) - 1
+
+
+@pytest.mark.parametrize("ends_texts", [True, False])
+def test_chunks_of_a_decoder_fit_and_are_the_whole_text(tmp_path: Path, ends_texts: bool) -> None:
+    folder = write_qwen3(tmp_path, ends_texts=ends_texts)
+    encoder = load(folder, prompt="文档：")
+    text = SHARED + "龘" * 40
+    chunks = Chunker(encoder, Chunking(tokens=MAX_LENGTH)).cut(Document("d", text, "病历"))
+    assert isinstance(chunks, list)
+    assert "".join(chunk.text for chunk in chunks) == text
+    encoding = encoder.encode([document_text(chunk.title, chunk.text) for chunk in chunks])
+    assert not encoding.truncated.any()
+    # All but the last are about as long as they may be.
+    assert encoding.token_counts[:-1].mean() > 0.8 * MAX_LENGTH
 
 
 def test_the_prompt_stands_before_each_text(qwen3: Path) -> None:

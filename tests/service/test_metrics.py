@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
-from core.types import IndexManifest
+from core.types import Chunking, IndexManifest
 from tests.conftest import Builder, make_records
 from tests.service.conftest import (
     ADMIN,
@@ -154,6 +154,17 @@ def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: B
     assert shown() == [described(new)]
     assert sample(client, "care_index_documents") == 30
     assert sample(client, "care_index_reloads_total", result="success") == 1
+
+
+def test_chunks_are_counted_as_vectors_and_not_as_documents(
+    serve: Serve, build_version: Builder
+) -> None:
+    records = make_records(5)
+    records[2]["text"] = "很长的一段话。" * 30
+    manifest = build_version(records, chunking=Chunking(tokens=60))
+    client = serve()
+    assert sample(client, "care_index_documents") == 5
+    assert sample(client, "care_index_vectors") == manifest.count > 5
 
 
 def test_applications_do_not_share_series(serve: Serve, manifest: IndexManifest) -> None:

@@ -18,6 +18,10 @@ VALUES = [
     ("MAX_TOP_K", "6", 6),
     ("MAX_BATCH", "7", 7),
     ("MAX_BODY_BYTES", "8", 8),
+    ("STORE", "milvus", "milvus"),
+    ("MILVUS_TOKEN", "root:Milvus", SecretStr("root:Milvus")),
+    ("MILVUS_TIMEOUT_MS", "16", 16),
+    ("MILVUS_URI", "http://m:19530", SecretStr("http://m:19530")),
     ("PROVIDER", "cuda", "cuda"),
     ("TENSORRT_CACHE", "engines", Path("engines")),
     ("ENCODE_THREADS", "4", 4),
@@ -46,6 +50,7 @@ def test_a_variable_sets_what_it_names(
 ) -> None:
     assert getattr(Settings(), variable.lower()) != expected
     monkeypatch.setenv("CARE_CACHE_SECRET", "needed with Redis")
+    monkeypatch.setenv("CARE_MILVUS_URI", "needed with the store")
     monkeypatch.setenv(f"CARE_{variable}", value)
     assert getattr(Settings(), variable.lower()) == expected
 
@@ -59,7 +64,9 @@ def test_threads_are_the_processors_that_the_process_may_use() -> None:
     assert Settings().threads == available_cpus()
 
 
-@pytest.mark.parametrize("name", ["api_keys", "cache_secret", "redis_url"])
+@pytest.mark.parametrize(
+    "name", ["api_keys", "cache_secret", "milvus_token", "milvus_uri", "redis_url"]
+)
 def test_secrets_are_not_shown(name: str) -> None:
     settings = Settings(**{"cache_secret": "c", name: SecretStr("hidden")})
     assert "hidden" not in repr(settings)
@@ -68,6 +75,17 @@ def test_secrets_are_not_shown(name: str) -> None:
 def test_redis_needs_a_secret() -> None:
     with pytest.raises(ValidationError, match="CARE_REDIS_URL needs CARE_CACHE_SECRET"):
         Settings(redis_url=SecretStr("redis://cache"))
+
+
+def test_the_store_in_milvus_needs_its_address() -> None:
+    with pytest.raises(ValidationError, match="CARE_STORE=milvus needs CARE_MILVUS_URI"):
+        Settings(store="milvus")
+
+
+def test_searches_that_wait_for_milvus_hold_up_no_encoder() -> None:
+    assert Settings(threads=2).searchers == 0
+    assert Settings(threads=2, encode_threads=2).searchers == 2
+    assert Settings(threads=2, store="milvus", milvus_uri=SecretStr("http://m")).searchers == 16
 
 
 def test_settings_do_not_change() -> None:

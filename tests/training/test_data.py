@@ -75,9 +75,24 @@ def test_held_out_queries_are_left_out_and_counted(beir: Path) -> None:
 
 def test_texts_of_a_beir_folder(beir: Path) -> None:
     found = texts(beir=str(beir), cut="sentence")
-    assert found[:4] == [Text("query", f"问{i}") for i in range(4)]
-    assert found[4] == Text("document", "标题\n文0。")
+    # A query that nobody judged is none.
+    assert found[:3] == [Text("query", f"问{i}") for i in range(3)]
+    assert found[3] == Text("document", "标题\n文0。")
     assert texts(beir=str(beir), roles=["query"], limit=2) == found[:2]
+
+
+def test_texts_of_another_source_are_not_read(beir: Path) -> None:
+    found = texts(beir=str(beir), where={"source": "a"})
+    assert {text.text for text in found if text.role == "query"} == {"问0", "问1"}
+    assert len([text for text in found if text.role == "document"]) == 4
+
+
+def test_a_paraphrase_of_a_held_out_query_is_left_out(tmp_path: Path) -> None:
+    records = [{"a": "一", "b": "一样"}, {"a": "二", "b": "也是"}]
+    path = str(write_jsonl(tmp_path / "x.jsonl", records))
+    held_out = frozenset({"一"})
+    assert [t.text for t in texts(held_out, texts=path, fields=["a", "b"])] == ["二", "也是"]
+    assert [t.text for t in texts(held_out, pairs=path, fields=["a", "b"])] == ["二", "也是"]
 
 
 def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:

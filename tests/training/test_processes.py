@@ -5,7 +5,7 @@ import torch.multiprocessing
 from torch import Tensor, distributed, nn
 
 from models.training.losses import info_nce, unit
-from models.training.objectives import everywhere
+from models.training.processes import everywhere
 
 # Documents of each process: unequal, so that rows must be padded to be gathered.
 ROWS = (2, 5)

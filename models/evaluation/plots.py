@@ -1,0 +1,164 @@
+"""Figures of scores; labels may be Chinese."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from core.files import atomic
+from models.evaluation.statistics import Interval
+
+# In order of preference; each has the simplified forms.
+FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",  # one file holds all CJK forms; matplotlib knows it by its first name
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "SimHei",
+)
+_WIDTH, _HEIGHT = 7.2, 4.4
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPoint:
+    """A system in the accuracy–speed picture.
+
+    Attributes:
+        name: Its label.
+        queries_per_second: Rate of its query side.
+        accuracy: nDCG@10 with its interval.
+        asymmetric: Whether query and document side are different models.
+        document_bytes: Size of the document encoder's weights, or None if it has none.
+    """
+
+    name: str
+    queries_per_second: float
+    accuracy: Interval
+    asymmetric: bool
+    document_bytes: int | None
+
+
+def chinese_font() -> str | None:
+    """Returns the family of an installed font with Chinese characters, or None."""
+    return _installed() or (_read_new_fonts() and _installed()) or None
+
+
+def _installed() -> str | None:
+    families = {font.name for font in font_manager.fontManager.ttflist}
+    return next((name for name in FONTS if name in families), None)
+
+
+def _read_new_fonts() -> bool:
+    """Reads fonts that were installed since matplotlib made its list; whether there are any."""
+    known = {font.fname for font in font_manager.fontManager.ttflist}
+    new = set(font_manager.findSystemFonts()) - known
+    for path in new:
+        with suppress(RuntimeError, OSError):
+            font_manager.fontManager.addfont(path)
+    return bool(new)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    font = chinese_font()
+    if font is None:
+        logger.warning(
+            "no font with Chinese characters is installed: apt-get install fonts-noto-cjk"
+        )
+    families = [font, "DejaVu Sans"] if font else ["DejaVu Sans"]
+    with matplotlib.rc_context(
+        {
+            "font.family": families,
+            "axes.unicode_minus": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "care",
+        }
+    ):
+        yield
+
+
+def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> list[Path]:
+    """Draws nDCG@10 against queries/s, and against the document encoder's size.
+
+    Args:
+        points: At least one system.
+        folder: Where `tradeoff.png` and `.svg` are written.
+
+    Returns:
+        The files.
+    """
+    with _style():
+        figure = Figure(figsize=(2 * _WIDTH, _HEIGHT), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _scatter(left, [(p, p.queries_per_second) for p in points])
+        left.set_xlabel("查询编码 queries/s（对数轴）")
+        left.set_title("准确率与查询速度 · accuracy against speed")
+        sized = [(p, p.document_bytes / 1e6) for p in points if p.document_bytes]
+        _scatter(right, sized)
+        for asymmetric, style in ((False, "--"), (True, "-")):
+            line = sorted((x, p.accuracy.value) for p, x in sized if p.asymmetric == asymmetric)
+            right.plot(*zip(*line, strict=True), style, color="grey", lw=0.8) if line else None
+        right.set_xlabel("文档编码器权重 document encoder's weights [MB]")
+        right.set_title("对称与非对称 · symmetric ○ and asymmetric ●")
+        for axes in (left, right):
+            axes.set_ylabel("nDCG@10")
+        return _save(figure, folder, "tradeoff")
+
+
+def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
+    axes.set_xscale("log")
+    for point, x in points:
+        value = point.accuracy
+        (mark,) = axes.plot(
+            x, value.value, "o", mfc=None if point.asymmetric else "white", ms=7, mew=1.5
+        )
+        axes.vlines(x, value.low, value.high, color=mark.get_color(), lw=1)
+        axes.annotate(
+            point.name, (x, value.value), xytext=(7, 4), textcoords="offset points", fontsize=8
+        )
+    axes.margins(x=0.25, y=0.15)
+
+
+def score_bars(scores: Mapping[str, Interval], title: str) -> str:
+    """Returns bars of scores with their intervals, as an SVG element."""
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 0.6 + 0.35 * len(scores)), layout="constrained")
+        axes = figure.subplots()
+        names = list(scores)[::-1]
+        values = [100 * scores[name].value for name in names]
+        errors = [
+            [100 * (scores[n].value - scores[n].low) for n in names],
+            [100 * (scores[n].high - scores[n].value) for n in names],
+        ]
+        axes.barh(names, values, xerr=errors, color="#7aa6c2", height=0.6, ecolor="#333")
+        axes.set_title(title, fontsize=10)
+        out = StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
+
+
+def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in ("png", "svg"):
+        path = folder / f"{name}.{kind}"
+        with atomic(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=150, metadata={})
+        paths.append(path)
+    return paths
