@@ -394,12 +394,21 @@ class Joint(Fit):
         train: The sides that are trained; the other is frozen.
         temperature: Of the InfoNCE.
         negatives: Hard negatives of each example, drawn anew in each epoch.
+        all_documents: Whether all documents of the data are in each batch, in place of those of
+            its examples: where the document encoder is frozen, their vectors cost nothing.
     """
 
     kind: Literal["joint"]
     train: list[Role] = Field(default=["query", "document"], min_length=1)
     temperature: float = Field(0.02, gt=0)
     negatives: int = Field(1, ge=0)
+    all_documents: bool = False
+
+    @model_validator(mode="after")
+    def _has_vectors_of_all_documents(self) -> Self:
+        if self.all_documents and "document" in self.train:
+            raise ValueError("all_documents: only where the document encoder is not trained")
+        return self
 
 
 class Distill(Fit):

@@ -43,7 +43,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_research_only_texts_train_nothing(data: Path) -> None:
-    recipe = load_recipe(RECIPE, [f"variables.data={data}"])
+    (data / "phrases.jsonl").write_text('{"text": "头痛"}', encoding="utf-8")
+    changes = [f"variables.data={data}", f"variables.phrases={data / 'phrases.jsonl'}"]
+    recipe = load_recipe(RECIPE, changes)
     read: set[str] = set()
     for stage in recipe.stages:
         if stage.kind in ("teacher", "align"):
@@ -51,7 +53,7 @@ def test_research_only_texts_train_nothing(data: Path) -> None:
         else:
             for example in read_examples(stage.data, frozenset(), {})[0]:
                 read |= {example.query, *example.positives}
-    assert {"高血压吃什么？", "血压高，饮食注意什么", "清淡饮食，按时服用降压药。"} <= read
+    assert {"高血压吃什么？", "头痛", "清淡饮食，按时服用降压药。"} <= read
     assert not any("手术" in text or "抗生素" in text or "这种病" in text for text in read)
 
 
