@@ -17,7 +17,6 @@ from core.errors import TrainingError
 from core.types import Pooling, Role
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Cut = Literal["sentence", "clauses"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -88,8 +87,7 @@ class DataEntry(Strict):
         part: The part of the queries that is read; of `texts` by their first field.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
-        cut: `sentence` for the first sentence of each text alone, `clauses` for all its clauses;
-            where texts alone are read.
+        cut: `sentence` for the first sentence of each text alone; where texts alone are read.
         limit: The most examples or texts that are read.
     """
 
@@ -104,7 +102,7 @@ class DataEntry(Strict):
     part: Part | None = None
     roles: list[Role] = Field(default=["query", "document"], min_length=1)
     role: Role = "query"
-    cut: Cut | None = None
+    cut: Literal["sentence"] | None = None
     limit: Positive | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.errors import TrainingError
-from models.training.data import clauses, read_examples, read_texts
+from models.training.data import read_examples, read_texts
 from models.training.encoder import Encoder
 from models.training.recipe import DataEntry, load_recipe
 from models.training.starts import prepare
@@ -61,11 +61,6 @@ def test_queries_follow_the_documents_that_are_asked_for(data: Path) -> None:
     entry = DataEntry(beir=str(data), where={"source": "patient-qa"}, roles=["query"])
     texts, _ = read_texts([entry], frozenset(), {})
     assert [text.text for text in texts] == ["高血压吃什么？"]
-
-
-def test_clauses_are_as_long_as_short_questions() -> None:
-    text = "平时要注意休息，少喝酒，多吃新鲜的蔬菜水果。" + "血" * 50
-    assert clauses(text) == ["平时要注意休息，", "多吃新鲜的蔬菜水果。", "血" * 40]
 
 
 def test_frozen_layers_get_no_gradient(tmp_path: Path) -> None:
