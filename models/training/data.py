@@ -1,7 +1,6 @@
 """Examples and texts that a recipe's data entries name."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from core.errors import TrainingError
 from core.text import document_text, normalize_text
 from core.types import Role
 from models.evaluation.beir import Qrels, read_qrels, read_queries
+from models.jsonl import read_jsonl
 from models.training.recipe import DataEntry, Dev, Part
 
 # Where a mined file of triples lies, by the name of the stage that mined it.
@@ -209,7 +209,7 @@ def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
     """Yields the texts of each record."""
     if entry.texts is not None:
-        for where, record in read_jsonl(Path(entry.texts)):
+        for where, record in _read(Path(entry.texts)):
             fields = entry.fields or ["text"]
             read = [_text(record.get(field), f"{where}: {field}") for field in fields]
             if in_part(read[0], entry.part):
@@ -229,7 +229,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
 
 def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     (path,) = entry_files(entry, mined)
-    for where, record in read_jsonl(path):
+    for where, record in _read(path):
         query = _text(record.get("query"), f"{where}: query")
         positives = _many(record, "positives", where)
         negatives = _many(record, "negatives", where)
@@ -242,7 +242,7 @@ def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 
 def _pairs(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     first, second = entry.fields or ("title", "text")
-    for where, record in read_jsonl(Path(entry.pairs or "")):
+    for where, record in _read(Path(entry.pairs or "")):
         query = _text(record.get(first), f"{where}: {first}")
         yield Example(query, (_text(record.get(second), f"{where}: {second}"),))
 
@@ -270,7 +270,7 @@ def _beir_examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 def _beir_documents(entry: DataEntry | Dev) -> dict[str, str]:
     path = Path(entry.beir or "") / "corpus.jsonl"
     documents: dict[str, str] = {}
-    for where, record in read_jsonl(path):
+    for where, record in _read(path):
         metadata = record.get("metadata") or {}
         if any(metadata.get(field) != value for field, value in entry.where.items()):
             continue
@@ -289,27 +289,10 @@ def _beir_ids(folder: Path) -> set[str]:
     return {str(record.get("_id")) for _, record in read_jsonl(folder / "corpus.jsonl")}
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the objects of a JSONL file, each with its file and line for messages.
-
-    Raises:
-        TrainingError: If the file cannot be read or a line is no JSON object.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path} line {number}"
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise TrainingError(f"{where} is not JSON") from error
-                if not isinstance(record, dict):
-                    raise TrainingError(f"{where} is not a JSON object")
-                yield where, record
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TrainingError(f"{path} is not UTF-8") from error
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields records, each with its file and line for messages."""
+    for number, record in read_jsonl(path):
+        yield f"{path} line {number}", record
 
 
 def _many(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
