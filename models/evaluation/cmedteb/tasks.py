@@ -193,8 +193,8 @@ BenchmarkTask = RankingTask | StsTask
 def find_tasks(source: str, split: str, repository: str | None = None) -> dict[Task, BenchmarkTask]:
     """Returns the tasks that a source holds, by what they are.
 
-    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder that is itself in the BEIR
-    layout is the retrieval task.
+    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder that is
+    itself in the BEIR layout is the retrieval task.
 
     Args:
         source: A local folder, or "hub".
