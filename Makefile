@@ -30,6 +30,7 @@ OUT ?=
 CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
 RECIPE ?=
 TRAIN_ARGS ?=
+EXPORT_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
@@ -87,8 +88,10 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
 	.venv-test/bin/python -m models.evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
-export: $(TEST) ## Export a pair's query side, a checkpoint, to ONNX for the service: PAIR= OUT=
-	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))'
+
+export: $(TEST) ## Export a pair of checkpoints for the service, held to gates: PAIR= OUT= CORPUS= QUERIES= QRELS= EXPORT_ARGS=
+	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))' \
+	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(EXPORT_ARGS)
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \
