@@ -12,11 +12,12 @@ from core.text import document_text, normalize_text
 from core.types import Role
 from models.evaluation.beir import Qrels, read_qrels, read_queries
 from models.jsonl import read_jsonl
-from models.training.recipe import DataEntry, Dev, Part
+from models.training.recipe import Cut, DataEntry, Dev, Part
 
 # Where a mined file of triples lies, by the name of the stage that mined it.
 Mined = Mapping[str, Path]
 
+_CLAUSE = re.compile(r"[^。！？!?；;，,\n]+[。！？!?；;，,\n]?")
 _SENTENCE = re.compile(r".*?(?:[。！？!?；;]|$)", re.DOTALL)
 
 
@@ -119,8 +120,7 @@ def read_texts(
                 dropped += len(record)
                 continue
             for text in record[:left]:
-                cut = first_sentence(text.text) if entry.cut == "sentence" else text.text
-                texts[Text(text.role, cut)] = None
+                texts |= dict.fromkeys(Text(text.role, part) for part in _cut(text.text, entry.cut))
             if left is not None and (left := left - len(record)) <= 0:
                 break
     if not texts:
@@ -170,6 +170,22 @@ def read_dev(dev: Dev) -> DevSet:
         others = sorted((id_ for id_ in corpus if id_ not in judged_ids), key=_digest)
         corpus = {id_: corpus[id_] for id_ in (*judged_ids, *others[: dev.documents])}
     return DevSet({id_: queries[id_] for id_ in chosen}, corpus, qrels)
+
+
+def _cut(text: str, cut: Cut | None) -> list[str]:
+    if cut == "sentence":
+        return [first_sentence(text)]
+    return clauses(text) if cut == "clauses" else [text]
+
+
+def clauses(text: str) -> list[str]:
+    """Returns the parts of a text between commas and ends of sentences, marks included.
+
+    Parts of less than eight characters are left out, and more than forty are cut off: what is
+    left resembles short questions in length.
+    """
+    parts = (match.group().strip() for match in _CLAUSE.finditer(text))
+    return [part[:40] for part in parts if len(part) >= 8]
 
 
 def first_sentence(text: str) -> str:

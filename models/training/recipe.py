@@ -17,6 +17,7 @@ from core.errors import TrainingError
 from core.types import Pooling, Role
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Cut = Literal["sentence", "clauses"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -87,7 +88,8 @@ class DataEntry(Strict):
         part: The part of the queries that is read; of `texts` by their first field.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
-        cut: `sentence` for the first sentence of each text alone; where texts alone are read.
+        cut: `sentence` for the first sentence of each text alone, `clauses` for all its clauses;
+            where texts alone are read.
         limit: The most examples or texts that are read.
     """
 
@@ -102,7 +104,7 @@ class DataEntry(Strict):
     part: Part | None = None
     roles: list[Role] = Field(default=["query", "document"], min_length=1)
     role: Role = "query"
-    cut: Literal["sentence"] | None = None
+    cut: Cut | None = None
     limit: Positive | None = None
 
     @model_validator(mode="after")
@@ -128,11 +130,14 @@ class EncoderStart(Strict):
     """Where one encoder begins.
 
     Attributes:
-        start: A checkpoint folder or a model on the hub.
+        start: A checkpoint folder, a model on the hub, or `embedded`: the encoder that
+            care-mini is made from (`models.conversion`).
         revision: The revision on the hub.
         pair: Instead of `start`: a registered pair, or the path of its TOML file.
         side: The side of that pair.
         layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        frozen_layers: How many of these, from the first, stay as they are whatever trains the
+            encoder, and the embeddings with them; None to train all.
         vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
             for all tokens.
         pooling: How token vectors become one.
@@ -149,6 +154,7 @@ class EncoderStart(Strict):
     pair: str | None = None
     side: Role = "document"
     layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    frozen_layers: int | None = Field(None, ge=0)
     vocabulary: Data | None = None
     pooling: Pooling = "cls"
     prompts: Prompts = Prompts()
@@ -388,12 +394,21 @@ class Joint(Fit):
         train: The sides that are trained; the other is frozen.
         temperature: Of the InfoNCE.
         negatives: Hard negatives of each example, drawn anew in each epoch.
+        all_documents: Whether all documents of the data are in each batch, in place of those of
+            its examples: where the document encoder is frozen, their vectors cost nothing.
     """
 
     kind: Literal["joint"]
     train: list[Role] = Field(default=["query", "document"], min_length=1)
     temperature: float = Field(0.02, gt=0)
     negatives: int = Field(1, ge=0)
+    all_documents: bool = False
+
+    @model_validator(mode="after")
+    def _has_vectors_of_all_documents(self) -> Self:
+        if self.all_documents and "document" in self.train:
+            raise ValueError("all_documents: only where the document encoder is not trained")
+        return self
 
 
 class Distill(Fit):

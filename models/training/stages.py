@@ -308,7 +308,14 @@ def _fit_pairs(
     return _fit(
         context,
         objective,
-        PairCollator(corpus, texts, negatives, context.seed, teacher),
+        PairCollator(
+            corpus,
+            texts,
+            negatives,
+            context.seed,
+            teacher,
+            all_documents=getattr(context.stage, "all_documents", False),
+        ),
         _lengths(corpus, texts),
         encoders,
         pair,

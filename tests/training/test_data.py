@@ -212,6 +212,16 @@ def test_a_batch_holds_each_document_once_and_knows_all_positives() -> None:
     assert known == [{"x", "y"}, {"y"}, {"z"}]
 
 
+def test_every_document_may_be_in_each_batch() -> None:
+    corpus = Corpus.of([Example("a", ("x",)), Example("b", ("y",)), Example("c", ("z",))])
+    vectors = np.eye(3, dtype=np.float32)
+    texts_of = {"query": tokens_of(3), "document": vectors}
+    batch = PairCollator(corpus, texts_of, 0, seed=0, all_documents=True)([(0, 1), (0, 2)])
+    assert sorted(batch["documents"].tolist()) == [0, 1, 2]
+    assert batch["documents"][batch["targets"]].tolist() == [1, 2]
+    assert batch["document_vectors"].tolist() == vectors[batch["documents"].numpy()].tolist()
+
+
 def test_negatives_are_drawn_by_seed_and_epoch() -> None:
     corpus = Corpus.of([Example("a", ("x",), tuple("bcdefghijk"))])
     texts_of = {"query": tokens_of(1), "document": tokens_of(11)}
