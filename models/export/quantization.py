@@ -19,6 +19,7 @@ from onnx import NodeProto, helper, numpy_helper
 from models.export.onnx import INPUTS, MICROSOFT
 
 BLOCK = 32
+Bits = Literal[4, 8]
 
 # Smaller tables (positions, token types) are not worth a look-up that dequantises.
 _SMALLEST_TABLE = 1000
@@ -147,13 +148,16 @@ def _integer_product(
     )
 
 
-def quantize_blocks(model: onnx.ModelProto, accuracy_level: Literal[0, 4]) -> onnx.ModelProto:
-    """Stores matrices as symmetric 4-bit blocks of 32 weights (see `block_quantize`).
+def quantize_blocks(
+    model: onnx.ModelProto, accuracy_level: Literal[0, 4], bits: Bits = 4
+) -> onnx.ModelProto:
+    """Stores matrices as symmetric blocks of 32 weights (see `block_quantize`).
 
     Args:
         model: A graph with float32 products.
         accuracy_level: What products compute with: 0 float32; 4 int8 activations, with a
             scale for each 32 values of each row.
+        bits: Of a weight.
 
     Returns:
         A graph with `MatMulNBits` operators. Matrices whose input width is no multiple of
@@ -166,9 +170,9 @@ def quantize_blocks(model: onnx.ModelProto, accuracy_level: Literal[0, 4]) -> on
             nodes.append(node)
             continue
         columns = np.ascontiguousarray(weights[node.input[1]].T)
-        integers, scales = block_quantize(columns)
-        names = [f"{node.input[1]}_{part}" for part in ("int4", "scales")]
-        packed = _pack(integers).reshape(len(columns), -1, BLOCK // 2)
+        integers, scales = block_quantize(columns, bits)
+        names = [f"{node.input[1]}_{part}" for part in (f"int{bits}", "scales")]
+        packed = _pack(integers, bits).reshape(len(columns), -1, BLOCK * bits // 8)
         _add(quantized.graph, dict(zip(names, (packed, scales.reshape(-1)), strict=True)))
         product = helper.make_node(
             "MatMulNBits",
@@ -178,7 +182,7 @@ def quantize_blocks(model: onnx.ModelProto, accuracy_level: Literal[0, 4]) -> on
             domain=MICROSOFT,
             K=columns.shape[1],
             N=columns.shape[0],
-            bits=4,
+            bits=bits,
             block_size=BLOCK,
             accuracy_level=accuracy_level,
         )
@@ -187,8 +191,12 @@ def quantize_blocks(model: onnx.ModelProto, accuracy_level: Literal[0, 4]) -> on
     return quantized
 
 
-def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Stores large embedding tables as 4-bit blocks of 32 weights (see `block_quantize`).
+def quantize_tables(model: onnx.ModelProto, bits: Bits = 4) -> onnx.ModelProto:
+    """Stores large embedding tables as blocks of 32 weights (see `block_quantize`).
+
+    Args:
+        model: A graph with float32 look-ups.
+        bits: Of a weight.
 
     Returns:
         A graph with `GatherBlockQuantized` operators, which compute in float32.
@@ -200,9 +208,9 @@ def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
         if table is None or len(table) < _SMALLEST_TABLE or table.shape[-1] % BLOCK:
             nodes.append(node)
             continue
-        integers, scales = block_quantize(table)
-        names = [f"{node.input[0]}_{part}" for part in ("int4", "scales")]
-        _add(quantized.graph, dict(zip(names, (_pack(integers), scales), strict=True)))
+        integers, scales = block_quantize(table, bits)
+        names = [f"{node.input[0]}_{part}" for part in (f"int{bits}", "scales")]
+        _add(quantized.graph, dict(zip(names, (_pack(integers, bits), scales), strict=True)))
         lookup = helper.make_node(
             "GatherBlockQuantized",
             [names[0], node.input[1], names[1]],
@@ -212,7 +220,7 @@ def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
             gather_axis=0,
             quantize_axis=1,
             block_size=BLOCK,
-            bits=4,
+            bits=bits,
         )
         nodes.append(lookup)
     _finish(quantized, nodes)
@@ -220,24 +228,27 @@ def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def block_quantize(
-    weights: NDArray[np.float32],
+    weights: NDArray[np.float32], bits: Bits = 4
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Quantises rows of weights to Q4_0.
+    """Quantises rows of weights to blocks of 32; of 4 bits these are Q4_0.
 
-    A block's scale is its weight of largest magnitude divided by -8. Weights that have been
-    in this form before are carried without any loss.
+    A block's scale is its weight of largest magnitude divided by -h, where h = 2 ** (bits - 1).
+    Weights that have been in this form before are carried without any loss.
 
     Args:
         weights: float32 [rows, columns]; columns a multiple of 32.
+        bits: Of a weight.
 
     Returns:
-        uint8 [rows, columns], integers from 0 to 15, and float32 [rows, columns / 32], the
-        scales: a weight is (integer - 8) * scale.
+        uint8 [rows, columns], integers from 0 to 2 h - 1, and float32 [rows, columns / 32],
+        the scales: a weight is (integer - h) * scale.
     """
+    half = 2 ** (bits - 1)
     blocks = weights.reshape(len(weights), -1, BLOCK)
     largest = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    scales = np.take_along_axis(blocks, largest, axis=-1) / np.float32(-8)
-    integers = np.clip(np.rint(_divide(blocks, scales)) + 8, 0, 15).astype(np.uint8)
+    scales = np.take_along_axis(blocks, largest, axis=-1) / np.float32(-half)
+    integers = np.rint(_divide(blocks, scales)) + half
+    integers = np.clip(integers, 0, 2 * half - 1).astype(np.uint8)
     return integers.reshape(weights.shape), scales[..., 0]
 
 
@@ -246,8 +257,10 @@ def _divide(weights: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArra
     return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
 
 
-def _pack(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Puts neighbours into one byte, the first in its low half."""
+def _pack(integers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+    """Puts neighbours of 4 bits into one byte, the first in its low half."""
+    if bits == 8:
+        return integers
     return integers[:, 0::2] | (integers[:, 1::2] << np.uint8(4))
 
 

@@ -12,11 +12,12 @@ from core.errors import TrainingError
 from core.text import document_text, normalize_text
 from core.types import Role
 from models.evaluation.beir import Qrels, read_qrels, read_queries
-from models.training.recipe import DataEntry, Dev, Part
+from models.training.recipe import Cut, DataEntry, Dev, Part
 
 # Where a mined file of triples lies, by the name of the stage that mined it.
 Mined = Mapping[str, Path]
 
+_CLAUSE = re.compile(r"[^。！？!?；;，,\n]+[。！？!?；;，,\n]?")
 _SENTENCE = re.compile(r".*?(?:[。！？!?；;]|$)", re.DOTALL)
 
 
@@ -117,9 +118,7 @@ def read_texts(
             if text.text in held_out:
                 dropped += 1
                 continue
-            if entry.cut == "sentence":
-                text = Text(text.role, first_sentence(text.text))
-            texts[text] = None
+            texts |= dict.fromkeys(Text(text.role, part) for part in _cut(text.text, entry.cut))
     if not texts:
         raise TrainingError(f"data: no text is left of {_sources(entries)}")
     return list(texts), dropped
@@ -169,6 +168,22 @@ def read_dev(dev: Dev) -> DevSet:
     return DevSet({id_: queries[id_] for id_ in chosen}, corpus, qrels)
 
 
+def _cut(text: str, cut: Cut | None) -> list[str]:
+    if cut == "sentence":
+        return [first_sentence(text)]
+    return clauses(text) if cut == "clauses" else [text]
+
+
+def clauses(text: str) -> list[str]:
+    """Returns the parts of a text between commas and ends of sentences, marks included.
+
+    Parts of less than eight characters are left out, and more than forty are cut off: what is
+    left resembles short questions in length.
+    """
+    parts = (match.group().strip() for match in _CLAUSE.finditer(text))
+    return [part[:40] for part in parts if len(part) >= 8]
+
+
 def first_sentence(text: str) -> str:
     """Returns a text up to the end of its first sentence, the mark included."""
     match = _SENTENCE.match(text)
@@ -213,8 +228,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
         yield from (Text("document", text) for text in _beir_documents(entry).values())
         return
     if entry.beir is not None:
-        queries = read_queries(Path(entry.beir) / f"{entry.split}.queries.jsonl").values()
-        for query in map(normalize_text, queries):
+        for query in _beir_queries(entry):
             if query and in_part(query, entry.part):
                 yield Text("query", query)
         if "document" in entry.roles:
@@ -226,6 +240,14 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
         if "document" in entry.roles:
             documents = (*example.positives, *example.negatives)
             yield from (Text("document", text) for text in documents)
+
+
+def _beir_queries(entry: DataEntry) -> list[str]:
+    """Returns the queries of an entry; with `where`, those that such a document answers."""
+    if entry.where:
+        return [example.query for example in _beir_examples(entry)]
+    path = Path(entry.beir or "") / f"{entry.split}.queries.jsonl"
+    return [normalize_text(query) for query in read_queries(path).values()]
 
 
 def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:

