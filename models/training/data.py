@@ -222,14 +222,16 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
     if entry.texts is not None:
         for where, record in read_jsonl(Path(entry.texts)):
             for field in entry.fields or ["text"]:
-                yield Text(entry.role, _text(record.get(field), f"{where}: {field}"))
+                text = _text(record.get(field), f"{where}: {field}")
+                if in_part(text, entry.part):
+                    yield Text(entry.role, text)
         return
-    if entry.beir is not None and entry.roles == ["document"]:
+    if entry.beir is not None and not entry.part and entry.roles == ["document"]:
         yield from (Text("document", text) for text in _beir_documents(entry).values())
         return
-    if entry.beir is not None:
+    if entry.beir is not None and not entry.part:
         for query in _beir_queries(entry):
-            if query and in_part(query, entry.part):
+            if query:
                 yield Text("query", query)
         if "document" in entry.roles:
             yield from (Text("document", text) for text in _beir_documents(entry).values())
