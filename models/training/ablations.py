@@ -80,6 +80,8 @@ def run_ablations(
     Raises:
         CareError: If a name is unknown, or as `models.training.run.run`.
     """
+    if seeds < 1:
+        raise TrainingError(f"--seeds: {seeds} is less than 1")
     chosen = _load(recipes, data, only)
     test = read_test(data)
     table = out / "table.md"
@@ -114,8 +116,8 @@ def read_test(data: Path, others: int = _OTHERS) -> TestSet:
         judged = dev.qrels[query]
         negatives = [id_ for id_ in hits if id_ not in judged]
         count = min(len(negatives), max(0, _CANDIDATES - len(judged)))
-        drawn = random.choice(len(negatives), count, replace=False) if count else []
-        candidates[query] = [*judged, *(negatives[i] for i in drawn)]
+        drawn = random.choice(negatives, count, replace=False).tolist() if count else []
+        candidates[query] = [*judged, *drawn]
     return TestSet(dev, candidates)
 
 

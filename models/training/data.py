@@ -247,7 +247,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
 def _beir_queries(entry: DataEntry) -> list[str]:
     """Returns the queries of an entry; with `where`, those that such a document answers."""
     if entry.where:
-        return [example.query for example in _beir_examples(entry)]
+        return [example.query for example in _beir_examples(entry, {})]
     path = Path(entry.beir or "") / f"{entry.split}.queries.jsonl"
     return [normalize_text(query) for query in read_queries(path).values()]
 

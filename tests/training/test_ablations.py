@@ -353,6 +353,8 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
 def test_unknown_recipe(data: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"--only: there is no 'kalle': care, "):
         run_ablations(data, tmp_path, 1, ["kalle"], print)
+    with pytest.raises(TrainingError, match="--seeds: 0 is less than 1"):
+        run_ablations(data, tmp_path, 0, [], print)
 
 
 def test_candidates_hold_the_positives_and_no_document_twice(data: Path) -> None:
