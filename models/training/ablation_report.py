@@ -131,7 +131,8 @@ def describe(
             f"95 % interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
             for measure, d in found.items()
         )
-        lines.append(f"- {first} above {second}: {said}.")
+        seeds = len(scores[above].keys() & scores[below].keys())
+        lines.append(f"- {first} above {second}: {said}; seeds: {seeds}.")
     if CARE in scores and LARGE in scores:
         reached = _mean(scores[CARE], NDCG) / max(_mean(scores[LARGE], NDCG), 1e-9)
         lines.append(f"- CARE reaches {100 * reached:.0f} % of the large encoder on both sides.")

@@ -271,6 +271,7 @@ def test_orderings_hold_or_do_not() -> None:
     text = describe(list(scores), {}, scores, compared, FACTS)
     assert "- care above kale: holds in nDCG@10 (+15.0, 95 % interval +15.0 to +15.0)" in text
     assert "- care above hotelmatch: does not hold in nDCG@10 (-30.0" in text
+    assert [line[-2] for line in text.splitlines() if "; seeds: " in line] == ["2", "1", "1"]
     # (0.195 + 0.25) over (0.195 + 0.4)
     assert "CARE reaches 75 % of the large encoder on both sides" in text
 
