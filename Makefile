@@ -30,6 +30,7 @@ OUT ?=
 CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
 RECIPE ?=
 TRAIN_ARGS ?=
+EXPORT_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
@@ -47,7 +48,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,8 +88,10 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
 	.venv-test/bin/python -m models.evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
-export: $(TEST) ## Export a pair's query side, a checkpoint, to ONNX for the service: PAIR= OUT=
-	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))'
+
+export: $(TEST) ## Export a pair of checkpoints for the service, held to gates: PAIR= OUT= CORPUS= QUERIES= QRELS= EXPORT_ARGS=
+	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))' \
+	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(EXPORT_ARGS)
 
 care-mini: $(TEST) ## Make the embedded pair again from its source
 	.venv-test/bin/python -m models.conversion --out models/care-mini \
@@ -100,6 +103,9 @@ care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in buil
 
 train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
 	.venv-test/bin/python -m models.training run '$(RECIPE)' $(TRAIN_ARGS)
+
+ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= (docs/training.md)
+	.venv-test/bin/python -m models.training ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(TRAIN_ARGS)
 
 loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= MIN_RATE= MAX_ERROR_RATE=
 	.venv-test/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +18,11 @@ from core.files import atomic, sha256_file
 from core.text import document_text
 from core.types import FloatArray
 from models.curation.diversity import DiversityOptions, DiversityRule, diversify
-from models.curation.encoding import encode_texts, load_encoder
-from models.curation.records import field, read_jsonl, write_json
+from models.curation.records import field, write_json
 from models.curation.work import CACHE, output_folder
+from models.encoders.cached import encode_cached
+from models.encoders.loading import load_encoder
+from models.jsonl import read_jsonl
 from models.pairs import load_pair
 
 Kind = Literal["queries", "documents"]
@@ -137,6 +140,11 @@ def _encode(
 ) -> FloatArray:
     pair = load_pair(source.pair)
     spec = pair.query if kind == "queries" else pair.document
-    return encode_texts(
-        lambda: load_encoder(spec, pair.folder, threads), spec, texts, cache, source.batch_size
+    return encode_cached(
+        partial(load_encoder, spec, pair.folder, threads),
+        spec,
+        texts,
+        cache,
+        batch_size=source.batch_size,
+        label=f"{source.pair} {spec.role}",
     )

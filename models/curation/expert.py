@@ -19,13 +19,13 @@ from models.curation.agreement import kappa
 from models.curation.records import (
     field,
     read_documents,
-    read_jsonl,
     write_csv,
     write_jsonl,
 )
 from models.curation.retrieval import sample_key
 from models.curation.work import JUDGEMENTS, output_folder
 from models.evaluation.beir import read_queries
+from models.jsonl import read_jsonl
 
 KEY = "key.jsonl"
 HEADER = ("pair", "query", "passage", "label", "comment")

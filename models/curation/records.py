@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,31 +10,9 @@ from typing import Any
 from core.errors import CareError
 from core.files import atomic, sha256_file
 from core.types import Document
+from models.jsonl import read_jsonl
 
 _LIBRARIES = ("bm25s", "faiss-cpu", "jieba", "jionlp", "numpy", "onnxruntime", "statsmodels")
-
-
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields line numbers, from 1, and records; empty lines are passed over.
-
-    Raises:
-        CareError: If the file cannot be read or a line is no JSON object.
-    """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise CareError(f"{path} line {number} is no JSON object")
-                yield number, record
-    except OSError as error:
-        raise CareError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CareError(f"{path} is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise CareError(f"{path} line {number} is not valid JSON") from error
 
 
 def beir_files(data: Path, split: str) -> list[Path]:

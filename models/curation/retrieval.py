@@ -4,15 +4,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import ir_measures
-
-from core.errors import CareError
 from core.types import Document
 from models.curation.config import Bm25Retriever, PairRetriever, Retriever, RunRetriever
 from models.curation.encoding import encode_pair
 from models.curation.vector_index import exact_search
 from models.evaluation.beir import Run
 from models.evaluation.bm25 import bm25_run
+from models.evaluation.trec import read_run
 
 # As in reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 _RRF = 60
@@ -74,14 +72,11 @@ def _run(
 
 def _read_run(path: Path, documents: Sequence[Document]) -> Run:
     known = {document.id for document in documents}
-    run: Run = {}
-    try:
-        for row in ir_measures.read_trec_run(str(path)):  # type: ignore[no-untyped-call]
-            if row.doc_id in known:  # others were washed out
-                run.setdefault(row.query_id, {})[row.doc_id] = row.score
-    except (OSError, ValueError) as error:
-        raise CareError(f"{path} is no run file in TREC format: {error}") from error
-    return run
+    # Others were washed out.
+    return {
+        query: {id_: score for id_, score in scores.items() if id_ in known}
+        for query, scores in read_run(path).items()
+    }
 
 
 def _dense_run(

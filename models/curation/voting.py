@@ -26,13 +26,13 @@ from models.curation.records import (
     markdown_table,
     provenance,
     read_documents,
-    read_jsonl,
     write_json,
 )
 from models.curation.scripted import Body, scripted_server
 from models.curation.washing import wash
 from models.curation.work import JUDGEMENTS
 from models.evaluation.beir import read_qrels, read_queries
+from models.jsonl import read_jsonl
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,24 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper
 from onnx.external_data_helper import convert_model_to_external_data, write_external_data_tensors
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 from onnxruntime.transformers.fusion_options import FusionOptions
+from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxruntime.transformers.optimizer import optimize_model
 from transformers import PreTrainedModel
 
 from core.files import sha256_file
 from core.types import FloatArray, Pooling
 from models.encoders.onnx import DATA_SHA256, OUTPUT
+from models.encoders.providers import TENSORRT
 
 INPUTS = ("input_ids", "attention_mask")
 OPSET = 17
 MICROSOFT = "com.microsoft"
 # Kinds of model whose attention the optimizer knows.
 FUSED = ("bert", "xlm-roberta")
+# Their values pass the largest half-precision number, or need more digits than it has.
+_WIDE = ("Pow", "ReduceMean", "ReduceL2", "Sqrt", "Reciprocal", "Sin", "Cos")
 # A file of protobuf holds 2 GiB; the rest is for what is not weights [bytes].
 _LARGEST_FILE = 2_000_000_000
 
@@ -73,6 +78,8 @@ def export_encoder(
     pooling: Pooling,
     dense: torch.nn.Module | None = None,
     dimension: int | None = None,
+    *,
+    fuse: bool = True,
 ) -> onnx.ModelProto:
     """Exports a transformer as a float32 graph; of a BERT-like one attention is fused.
 
@@ -85,6 +92,7 @@ def export_encoder(
         pooling: How token vectors become one vector.
         dense: What the pooled vector passes through, or None.
         dimension: Dimensions to keep, or None for all.
+        fuse: False for a graph of the ONNX standard's operators alone, as TensorRT reads.
 
     Raises:
         ValueError: If the attention of a BERT-like model did not fuse.
@@ -92,7 +100,7 @@ def export_encoder(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traced.onnx"
         _trace(_SentenceEncoder(transformer, pooling, dense, dimension).eval(), path)
-        if transformer.config.model_type in FUSED:
+        if fuse and transformer.config.model_type in FUSED:
             return _fuse(path, transformer)
         return onnx.load(path)
 
@@ -144,6 +152,22 @@ def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
     return model
 
 
+def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns the graph with float16 weights and arithmetic; what it returns stays float32.
+
+    Operators that sum squares, and rotations by the position, go on in float32.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    half = OnnxModel(copy)
+    half.convert_float_to_float16(
+        keep_io_types=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *_WIDE]
+    )
+    half.topological_sort()
+    converted: onnx.ModelProto = half.model
+    return converted
+
+
 def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> None:
     """Checks the graph and writes it; equal graphs give equal bytes.
 
@@ -170,18 +194,28 @@ def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> No
         path.write_bytes(model.SerializeToString(deterministic=True))
 
 
-def run(path: Path, batches: Sequence[NDArray[np.int64]]) -> list[FloatArray]:
+def run(
+    path: Path,
+    batches: Sequence[NDArray[np.int64]],
+    providers: Sequence[tuple[str, dict[str, str]]],
+) -> list[FloatArray]:
     """Runs a written graph.
 
     Args:
         path: The file.
         batches: Token ids without padding, int64 [n, length] each.
+        providers: Names and options of ONNX Runtime's providers.
 
     Returns:
         float32 [n, dimension] for each batch, as the graph returns them.
     """
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(str(path), providers=providers)
     return [
         session.run([OUTPUT], dict(zip(INPUTS, (ids, np.ones_like(ids)), strict=True)))[0]
         for ids in batches
     ]
+
+
+def tensorrt_is_installed() -> bool:
+    """Returns whether the installed ONNX Runtime was built with TensorRT."""
+    return TENSORRT in ort.get_available_providers()

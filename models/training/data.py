@@ -216,14 +216,15 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
                 yield [Text(entry.role, text) for text in read]
         return
     documents = "document" in entry.roles
-    if "query" in entry.roles or entry.beir is None:
+    whole_corpus = entry.beir is not None and not entry.part
+    if "query" in entry.roles or not whole_corpus:
         for example in _examples(entry, mined):
             texts = [Text("query", example.query)] if "query" in entry.roles else []
-            if documents and entry.beir is None:
+            if documents and not whole_corpus:
                 found = (*example.positives, *example.negatives)
                 texts += [Text("document", text) for text in found]
             yield texts
-    if documents and entry.beir is not None:
+    if documents and whole_corpus:
         yield from ([Text("document", text)] for text in _beir_documents(entry).values())
 
 

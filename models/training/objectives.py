@@ -9,6 +9,7 @@ from core.types import Role
 from models.training.batches import Batch
 from models.training.encoder import Encoder
 from models.training.losses import (
+    embedding_divergence,
     info_nce,
     matryoshka_info_nce,
     score_divergence,
@@ -112,7 +113,8 @@ class Alignment(Objective):
         mini_batch: As for `Objective`.
         contrastive: λ₁.
         mse: λ₂.
-        temperature: Of the InfoNCE.
+        kl: Weight of the divergence of `embedding_divergence`, which is no part of CARE.
+        temperature: Of the InfoNCE and of the divergence.
     """
 
     def __init__(
@@ -122,10 +124,11 @@ class Alignment(Objective):
         *,
         contrastive: float,
         mse: float,
+        kl: float = 0.0,
         temperature: float,
     ) -> None:
         super().__init__({"query": encoder}, {"query": "query"}, mini_batch)
-        self.weights = contrastive, mse
+        self.weights = {"contrastive": contrastive, "mse": mse, "kl": kl}
         self.temperature = temperature
 
     def forward(self, **batch: Tensor) -> Losses:
@@ -133,13 +136,14 @@ class Alignment(Objective):
         student = unit(self.embed("query", batch), self.encoder("query").side.dimension)
         teachers, offset = everywhere(batch["teacher"])
         targets = torch.arange(len(student), device=student.device) + offset
-        contrastive, mse = self.weights
         parts = {
             "contrastive": info_nce(student, teachers, targets, self.temperature),
             "mse": squared_distance(student, batch["teacher"]),
         }
+        if self.weights["kl"]:
+            parts["kl"] = embedding_divergence(student, batch["teacher"], self.temperature)
         # A weight of zero leaves a loss out altogether: 0 · ∞ is NaN.
-        terms = [w * parts[n] for n, w in (("contrastive", contrastive), ("mse", mse)) if w]
+        terms = [weight * parts[name] for name, weight in self.weights.items() if weight]
         return {"loss": torch.stack(terms).sum(), **parts}
 
 

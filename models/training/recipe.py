@@ -2,7 +2,8 @@
 
 `extends` names a recipe that this one changes: mappings are merged, lists replaced. Stages are a
 list in the base; in a recipe that extends it they may be a mapping from a stage's name to its
-changes, or to null for a stage that is left out. `${name}` stands for an entry of `variables`.
+changes, to null for a stage that is left out, or to a new one that says which it comes `before`.
+`${name}` stands for an entry of `variables`.
 """
 
 from collections.abc import Sequence
@@ -84,7 +85,8 @@ class DataEntry(Strict):
         fields: The fields that are read of `texts` and `pairs`.
         split: The split that is read of `beir`.
         where: Values that metadata of a document in `beir` must have.
-        part: The part of the queries that is read; of `texts` by their first field.
+        part: The part of the queries that is read, and with it, where texts alone are read, the
+            documents that answer them; of `beir` and `pairs`. Of `texts`, the part of these.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
         cut: `sentence` for the first sentence of each text alone; where texts alone are read.
@@ -219,10 +221,12 @@ class Fit(Strict):
         checkpoint_every: Steps between checkpoints.
         log_every: Steps between records of the loss.
         trainer: More arguments of transformers.TrainingArguments: `fsdp`, `deepspeed`, …
+        seed: In place of the run's: runs with several seeds then share the stage.
     """
 
     name: str = ""
     data: Data
+    seed: int | None = None
     learning_rate: float = Field(1e-4, gt=0)
     warmup: float = Field(0.05, ge=0, lt=1)
     batch: Positive = 640
@@ -358,7 +362,9 @@ class Mine(Strict):
 class Align(Fit):
     """Stage I: the query encoder learns the vectors that the frozen document encoder gives.
 
-    Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖².
+    Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
+    `kl` alone it is KALE's alignment (arXiv 2304.01016), with `mse` alone that of Wang and Lyu
+    (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
 
     Attributes:
         teacher: The teacher stage whose vectors are read; "" for the last before this one.
@@ -366,7 +372,8 @@ class Align(Fit):
         data: The part of the teacher's texts that is read; empty for all of them.
         contrastive: Weight λ₁ of the InfoNCE.
         mse: Weight λ₂ of the squared distance, summed over dimensions.
-        temperature: Of the InfoNCE.
+        kl: Weight of the KL divergence of the vectors' softmax over dimensions.
+        temperature: Of the InfoNCE and of that softmax.
     """
 
     kind: Literal["align"]
@@ -375,14 +382,49 @@ class Align(Fit):
     vectors: str | None = None
     contrastive: float = Field(1.0, ge=0)
     mse: float = Field(1.0, ge=0)
+    kl: float = Field(0.0, ge=0)
     temperature: float = Field(0.02, gt=0)
     batch: Positive = 2_560
 
     @model_validator(mode="after")
     def _has_a_loss(self) -> Self:
-        if not self.contrastive and not self.mse:
-            raise ValueError("contrastive and mse are both 0: there is no loss")
+        if not self.contrastive and not self.mse and not self.kl:
+            raise ValueError("contrastive, mse and kl are all 0: there is no loss")
         return self
+
+
+class Derive(Strict):
+    """An encoder cut from one that an earlier stage has trained.
+
+    KALE and Wang and Lyu begin with layers of the trained document encoder (arXiv 2304.01016,
+    2306.11550); a linear layer behind a trained query encoder is what HotelMatch-LLM puts
+    between a small and a large encoder (ACL 2025, long paper 30).
+
+    Attributes:
+        name: Unique in the recipe.
+        side: The encoder that comes out; prompts, pooling and length stay as they were.
+        source: The encoder that it is cut from.
+        layers: As for the start of an encoder.
+        projection: As for the start of an encoder.
+    """
+
+    kind: Literal["derive"]
+    name: str = ""
+    side: Role = "query"
+    source: Role = "document"
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    projection: Positive | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.layers is None and self.projection is None:
+            raise ValueError("name layers or projection")
+        return self
+
+    @property
+    def data(self) -> list[DataEntry]:
+        """No data is read."""
+        return []
 
 
 class Joint(Fit):
@@ -433,7 +475,7 @@ class Distill(Fit):
 
 
 Stage = Annotated[
-    RetroMae | Unsupervised | Contrastive | Teacher | Mine | Align | Joint | Distill,
+    RetroMae | Unsupervised | Contrastive | Derive | Teacher | Mine | Align | Joint | Distill,
     Field(discriminator="kind"),
 ]
 
@@ -568,7 +610,8 @@ def _merge_list(
         merged[str(named or number)] = entry
     for name, change in changes.items():
         if str(name) not in merged:
-            raise TrainingError(f"{where}.{name}: there is none of that name to change")
+            merged = _insert(merged, str(name), change, f"{where}.{name}")
+            continue
         if change is None:
             del merged[str(name)]
         elif isinstance(change, dict) and isinstance(merged[str(name)], dict):
@@ -576,6 +619,21 @@ def _merge_list(
         else:
             merged[str(name)] = change
     return list(merged.values())
+
+
+def _insert(entries: dict[str, Any], name: str, new: Any, where: str) -> dict[str, Any]:
+    if not isinstance(new, dict) or "before" not in new:
+        raise TrainingError(f"{where}: there is none of that name to change")
+    new = {"name": name} | new
+    next_name = new.pop("before")
+    if next_name not in entries:
+        raise TrainingError(f"{where}.before: there is no '{next_name}'")
+    inserted = {}
+    for key, entry in entries.items():
+        if key == next_name:
+            inserted[name] = new
+        inserted[key] = entry
+    return inserted
 
 
 def _substitute(value: Any, variables: dict[str, str], path: Path) -> Any:

@@ -38,6 +38,7 @@ from models.training.processes import processes
 from models.training.recipe import (
     SOURCES,
     Align,
+    Derive,
     Distill,
     EncoderStart,
     Mine,
@@ -63,8 +64,8 @@ RESULT, METRICS, PAIR = "result.json", "metrics.json", "pair.toml"
 # Raised when stages come to compute something else from the same settings.
 _VERSION = 1
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "accelerate", "peft")
-# Settings that change no result.
-_ASIDE = {"name", "log_every", "checkpoint_every"}
+# Settings that change no result; the seed is named by itself.
+_ASIDE = {"name", "log_every", "checkpoint_every", "seed"}
 
 
 @dataclass
@@ -111,7 +112,9 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
         for role in sides_read(stage):
             if role not in progress.sides:
                 raise TrainingError(f"{role}: stage '{name}' needs this encoder")
-        key, inputs = _key(stage, seed, recipe, checksum, progress)
+        stage_seed = getattr(stage, "seed", None)
+        stage_seed = seed if stage_seed is None else stage_seed
+        key, inputs = _key(stage, stage_seed, recipe, checksum, progress)
         folder = out / "stages" / f"{name}-{key[:12]}"
         if (folder / RESULT).is_file():
             report(f"{name}: reused {folder}")
@@ -119,7 +122,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             report(f"{name}: {folder}")
             context = Context(
                 stage=stage,
-                seed=seed,
+                seed=stage_seed,
                 sides=dict(progress.sides),
                 folder=folder.with_name(f".{folder.name}.partial"),
                 cache=out / "vectors",
@@ -265,7 +268,7 @@ def _key(
     stage: Stage, seed: int, recipe: Recipe, held_out: str, progress: _Progress
 ) -> tuple[str, dict[str, Any]]:
     """Returns a checksum of all that a stage's result depends on, and its parts."""
-    deterministic = isinstance(stage, Teacher | Mine)
+    deterministic = isinstance(stage, Teacher | Mine | Derive)
     files = [path for entry in stage.data for path in entry_files(entry, progress.mined)]
     inputs: dict[str, Any] = {
         "version": _VERSION,

@@ -1,7 +1,7 @@
 """The stages, one function for each kind: encoders and data in, encoders and measures out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from models.training.processes import processes
 from models.training.recipe import (
     Align,
     Contrastive,
+    Derive,
     Dev,
     Distill,
+    EncoderStart,
     Fit,
     Joint,
     Mine,
@@ -33,6 +35,7 @@ from models.training.recipe import (
     stage_name,
 )
 from models.training.retromae import RetroMaeCollator, RetroMaeObjective
+from models.training.starts import prepare
 from models.training.trainer import StageTrainer
 from models.training.vectors import TeacherVectors, compute, stored
 
@@ -94,6 +97,7 @@ def run_stage(context: Context) -> Outcome:
         RetroMae: _retromae,
         Unsupervised: _unsupervised,
         Contrastive: _contrastive,
+        Derive: _derive,
         Teacher: _teacher,
         Mine: _mine,
         Align: _align,
@@ -109,6 +113,8 @@ def sides_read(stage: Stage) -> list[Role]:
     """Returns the sides that a stage's result depends on."""
     if isinstance(stage, Align | Joint) or (isinstance(stage, Distill) and stage.side is None):
         return ["query", "document"]
+    if isinstance(stage, Derive):
+        return sorted({stage.side, stage.source})
     return [getattr(stage, "side")]  # noqa: B009 (the other kinds have it)
 
 
@@ -161,6 +167,23 @@ def _mine(context: Context) -> Outcome:
     return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
 
 
+def _derive(context: Context) -> Outcome:
+    stage: Derive = context.stage
+    source, before = context.sides[stage.source], context.sides[stage.side]
+    if source.adapter:
+        raise TrainingError(f"stages.{stage_name(stage)}: {stage.source} has an adapter")
+    cut = EncoderStart(
+        **before.start.model_dump(exclude={"start", "pair", "revision", "layers", "projection"}),
+        start=str(source.folder),
+        layers=stage.layers,
+        projection=stage.projection,
+    )
+    made = prepare(cut, f"stages.{stage_name(stage)}", context.folder)
+    folder = context.folder / stage.side
+    made.folder.rename(folder)
+    return Outcome({stage.side: replace(made, folder=folder, start=before.start)})
+
+
 def _teacher(context: Context) -> Outcome:
     stage: Teacher = context.stage
     texts, dropped = read_texts(stage.data, context.held_out, context.mined)
@@ -205,6 +228,7 @@ def _align(context: Context) -> Outcome:
         stage.mini_batch,
         contrastive=stage.contrastive,
         mse=stage.mse,
+        kl=stage.kl,
         temperature=stage.temperature,
     )
     return _fit(

@@ -6,7 +6,7 @@ from openpyxl import load_workbook
 
 from core.errors import CareError
 from models.curation.expert import expert_agreement, expert_sample
-from models.curation.records import read_jsonl
+from models.jsonl import read_jsonl
 from tests.conftest import write_jsonl
 
 COUNT = 40

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import ray
 
 from core.errors import CareError, PairError, ProviderError
 from core.text import document_text
-from core.types import IndexManifest
+from core.types import Encoder, IndexManifest
 from core.versions import current_version, read_manifest
 from indexer.__main__ import main
 from indexer.build import BuildOptions, build
@@ -190,13 +191,34 @@ def test_a_build_that_the_local_engine_began_is_resumed(
     assert len(texts_of(log)) == COUNT - 50 // SHARD_SIZE * SHARD_SIZE
 
 
-def test_a_refused_text_is_named_as_the_local_engine_names_it(work: Path, log: Path) -> None:
-    encoder = LoggingEncoder(log, refuse, "第50号")
-    with pytest.raises(CareError) as local:
-        build(build_options(work, work / "corpus.jsonl"), encoder, BigramEncoder("query"))
-    with pytest.raises(CareError) as distributed:
-        run(ray_options(work, log, refuse, at=50))
-    assert str(distributed.value) == str(local.value) == "document 'd0050': the text is refused"
+def refused_by(options: BuildOptions, encoder: Encoder) -> tuple[dict[str, Any], dict[str, str]]:
+    manifest, encoded = build(options, encoder, BigramEncoder("query"))
+    assert manifest.count == COUNT - 1
+    return contents(manifest), dict(encoded.refused)
+
+
+def test_a_refused_text_is_left_out_as_by_the_local_engine(
+    work: Path, log: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(work / "corpus.jsonl", alone)
+    local = refused_by(
+        build_options(alone, alone / "corpus.jsonl", max_reject_rate=0.1),
+        LoggingEncoder(log, refuse, "第50号"),
+    )
+    distributed = refused_by(
+        replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.1),
+        RemoteEncoder(make_spec("document")),
+    )
+    assert local == distributed
+    assert local[1] == {"d0050": "the text is refused"}
+
+
+def test_too_many_refused_texts_are_an_error(work: Path, log: Path) -> None:
+    options = replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.0)
+    with pytest.raises(CareError, match=r"document 'd0050': the text is refused; .*allowed 0"):
+        run(options)
 
 
 def test_an_encoder_that_fails_is_an_error_that_names_the_shard(work: Path, log: Path) -> None:

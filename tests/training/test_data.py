@@ -129,7 +129,7 @@ def test_examples_of_equal_queries_are_one(tmp_path: Path) -> None:
             {"query": "问", "positives": ["甲", "乙"], "negatives": ["乙 "]},
             "line 2: a positive is also a negative",
         ),
-        (["问"], "line 2 is not a JSON object"),
+        (["问"], "line 2 is no JSON object"),
     ],
 )
 def test_a_bad_triple_is_named_by_its_line(tmp_path: Path, record: Any, message: str) -> None:
@@ -144,7 +144,7 @@ def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
     with pytest.raises(CareError, match=r"none\.jsonl cannot be read: No such file"):
         examples(triples=str(tmp_path / "none.jsonl"))
     (tmp_path / "cut.jsonl").write_text('{"query": "')
-    with pytest.raises(CareError, match=r"cut\.jsonl line 1 is not JSON"):
+    with pytest.raises(CareError, match=r"cut\.jsonl line 1 is not valid JSON"):
         examples(triples=str(tmp_path / "cut.jsonl"))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(CareError, match=r"bytes\.jsonl is not UTF-8"):

@@ -75,7 +75,7 @@ def test_the_command_line_changes_keys(base: Path) -> None:
         ("document: {lora: {rank: 1}}", "other.yaml: document.lora.rank: unknown key"),
         ("stages: {align: {epochs: 0}}", "other.yaml: stages.align.epochs: "),
         ("stages: {aline: {epochs: 2}}", "other.yaml: stages.aline: there is none of that name"),
-        ("stages: {align: {mse: 0, contrastive: 0}}", "stages.align: .*both 0"),
+        ("stages: {align: {mse: 0, contrastive: 0}}", "stages.align: .*all 0"),
         ("stages: [{kind: juggle}]", "other.yaml: stages.juggle: .*'joint'"),
         ("stages: [{kind: joint}, {kind: joint}]", "other.yaml: stages.joint.data: "),
         ("query: {pair: care-mini}", "other.yaml: query: .*either start or pair"),
