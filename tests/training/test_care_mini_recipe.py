@@ -50,7 +50,7 @@ def test_research_only_texts_train_nothing(data: Path) -> None:
     for stage in recipe.stages:
         if stage.kind in ("teacher", "align"):
             read |= {text.text for text in read_texts(stage.data, frozenset(), {})[0]}
-        else:
+        elif stage.data:
             for example in read_examples(stage.data, frozenset(), {})[0]:
                 read |= {example.query, *example.positives}
     assert {"高血压吃什么？", "头痛", "清淡饮食，按时服用降压药。"} <= read
