@@ -75,8 +75,10 @@ class Phrases:
         self._texts = [text for text in texts if len(text) >= SHORTEST]
         self._forms = settings["forms"].splitlines()
         self._cases = settings["cases"].splitlines()
-        self._common = {name: words.split() for name, words in settings["words"].items()}
-        self._endings = {
+        self._common: dict[str, list[str]] = {
+            name: words.split() for name, words in settings["words"].items()
+        }
+        self._endings: dict[str, str] = {
             ending: name for name, words in settings["endings"].items() for ending in words.split()
         }
         self._longest_ending = max(map(len, self._endings))

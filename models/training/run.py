@@ -295,7 +295,7 @@ def _key(
 def _settings(stage: Stage) -> dict[str, Any]:
     """Returns the settings that a result depends on: where data lie is not among them."""
     settings = stage.model_dump(mode="json", exclude=_ASIDE)
-    for entry in settings["data"]:
+    for entry in settings.get("data", []):
         for source in SOURCES:
             entry[source] = entry[source] is not None
     return settings

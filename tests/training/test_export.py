@@ -55,7 +55,9 @@ def test_a_trained_pair_has_the_same_vectors_all_the_way(
     served = settings.model_copy(update={"pair": str(out / "pair.toml")})
     with TestClient(create_app(served, load_query_encoder(served))) as client:
         for text, expected in zip(queries, scores, strict=True):
-            hits = client.post("/search", json={"query": text}).json()["hits"]
+            response = client.post("/search", json={"query": text, "top_k": len(TEXTS)})
+            assert response.status_code == 200, response.text
+            hits = response.json()["hits"]
             found = [expected[int(hit["id"].removeprefix("d"))] for hit in hits]
             np.testing.assert_allclose([hit["score"] for hit in hits], found, atol=2e-4)
             np.testing.assert_allclose(found, np.sort(expected)[::-1], atol=2e-4)
