@@ -34,6 +34,7 @@ EXPORT_ARGS ?=
 ONLY ?=
 VECTORS ?= 100000
 SCALE_ARGS ?=
+DOCUMENTS ?= 100000
 BENCH_ARGS ?=
 BENCH_OUT ?= loadtest/results
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
@@ -47,7 +48,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train loadtest loadtest-max bench bench-scale bench-start format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,7 +66,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest
 
-test-engines: .venv-engines/.complete .venv-distributed/.complete ## Hold vLLM, LoRA adapters and Milvus to what is embedded (installs 3 GB)
+test-engines: .venv-engines/.complete .venv-distributed/.complete ## Hold vLLM, LoRA adapters, Ray and Milvus to what is embedded (installs 4 GB)
 	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines
 	OMP_NUM_THREADS=1 .venv-distributed/bin/python -m pytest tests/distributed
 
@@ -103,6 +104,9 @@ care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in buil
 train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
 	.venv-test/bin/python -m models.training run '$(RECIPE)' $(TRAIN_ARGS)
 
+ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= (docs/training.md)
+	.venv-test/bin/python -m models.training ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(TRAIN_ARGS)
+
 loadtest: $(TEST) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= MIN_RATE= MAX_ERROR_RATE=
 	.venv-test/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \
 	  --users $(USERS) --spawn-rate $(USERS) --run-time $(DURATION) \
@@ -126,6 +130,9 @@ bench-scale: .venv-bench-scale/.complete ## Recall@10 against speed of index typ
 
 bench-start: $(TEST) .venv-bench-scale/.complete ## Time from process start to ready, memory of a second process: VECTORS=
 	.venv-test/bin/python -m loadtest.bench.start --vectors $(VECTORS) --out '$(BENCH_OUT)'
+
+bench-build: $(TEST) ## Seconds and memory of each phase of a build with a null encoder: DOCUMENTS=
+	.venv-test/bin/python -m loadtest.bench.build --documents $(DOCUMENTS) --out '$(BENCH_OUT)'
 
 $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
 	.venv-test/bin/python -m loadtest.bench.weights --out $(@D)
@@ -154,10 +161,12 @@ $(BENCH_OTHERS):
 	  -r tests/engines/requirements-vllm.txt -r tests/engines/requirements.txt '$(VLLM)' -e .
 	@touch $@
 
+# s3fs needs an older python-dateutil than constraints.txt names: the list stands by itself.
 .venv-distributed/.complete: tests/distributed/requirements.txt pyproject.toml constraints.txt
 	@echo "Installing into $(@D) …"
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python $(PIP_INSTALL) -r $< -e .
+	@$(@D)/bin/python $(PIP_INSTALL) -e .
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 format: $(TEST) ## Format the code and mend what lint can mend

@@ -51,3 +51,11 @@ class TextRefusedError(EmbeddingServerError):
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
         self.position = position
+
+
+class LanguageModelError(CareError):
+    """A server of a language model cannot be reached, refuses, or goes on failing."""
+
+
+class BudgetError(LanguageModelError):
+    """The next call to a language model could exceed the budget."""

@@ -7,7 +7,7 @@ journal.jsonl    a line for each whole shard, with its checksums
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,17 @@ _JOURNAL = "journal.jsonl"
 
 
 class ShardRecord(BaseModel):
-    """A whole shard, as the journal describes it; reused rows have no tokens here."""
+    """A whole shard, as the journal describes it; reused rows have no tokens here.
+
+    `refused` has a reason for each row that cannot be encoded; its vector is zero.
+    """
 
     shard: int
     rows: int
     tokens: int
     truncated: int
     reused: int = 0
+    refused: dict[int, str] = {}
     vectors_sha256: str
     ids_sha256: str
 
@@ -50,6 +54,7 @@ def write_shard(
     tokens: int,
     truncated: int,
     reused: int = 0,
+    refused: Mapping[int, str] | None = None,
 ) -> ShardRecord:
     """Writes a shard whole and then its line in the journal."""
     path = vectors_path(folder, shard)
@@ -62,6 +67,7 @@ def write_shard(
         tokens=tokens,
         truncated=truncated,
         reused=reused,
+        refused=dict(refused or {}),
         vectors_sha256=sha256_file(path),
         ids_sha256=sha256_file(ids_path(folder, shard)),
     )

@@ -3,15 +3,28 @@
 import argparse
 import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from core.cpus import available_cpus
-from core.errors import CareError
+from core.errors import CareError, ProviderError
 from core.types import Chunking, Encoder, IndexManifest, Pair
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
-from indexer.encoders import DTYPES, ENCODERS, EncoderOptions, document_encoder, query_encoder
+from indexer.chunking import Chunker
+from indexer.encoders import (
+    DTYPES,
+    ENCODERS,
+    EncoderOptions,
+    computation,
+    default_batch_size,
+    document_encoder,
+    encoder_name,
+    query_encoder,
+    token_counter,
+)
+from indexer.estimate import Rate, Sample, described, trial
 from indexer.staging import REJECTS
 from indexer.stores import STORES, MilvusAddress, store_of
 from indexer.update import Changes, active_manifest, kept_factory, update
@@ -58,6 +71,14 @@ def _parser() -> argparse.ArgumentParser:
         if name == "build":
             command.add_argument(
                 "--reuse", action="store_true", help="keep an active version that is up to date"
+            )
+            command.add_argument(
+                "--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing"
+            )
+            command.add_argument(
+                "--tokens-per-second",
+                type=_size,
+                help="what a GPU encodes, for --dry-run (default: a short trial)",
             )
         command.set_defaults(run=run)
     _add_update(commands)
@@ -120,7 +141,7 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
         help="share of records that may be rejected",
     )
     add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
-    add("--batch-size", type=_positive, default=_DEFAULTS.batch_size, help="texts in a batch")
+    add("--batch-size", type=_positive, help="texts in a batch (default: vLLM 1024, others 32)")
     add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
     add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
     add("--threads", type=_positive, default=available_cpus(), help="threads to use")
@@ -134,6 +155,13 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
     add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
     add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
+    add("--engine", choices=("local", "ray"), default="local", help="what runs the encoder")
+    cluster = command.add_argument_group("--engine ray", "encoding on many machines")
+    cluster.add_argument("--ray-address", default="local", help="of the cluster: auto, host:port")
+    cluster.add_argument("--ray-actors", type=_positive, default=1, help="encoders at once")
+    cluster.add_argument(
+        "--ray-storage", help="folder or URL that all machines reach (default: the build folder)"
+    )
     server = command.add_argument_group(
         "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
     )
@@ -216,12 +244,47 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         memory_gib=options.memory_gib,
         store=options.store,
         milvus=_milvus(options),
+        computation=computation(options.encoder, options.dtype),
     )
 
 
-def _document_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
+def _pair(options: argparse.Namespace) -> Pair:
+    """Loads the pair, and settles what is left to its document encoder."""
+    pair = load_pair(options.pair)
+    options.encoder = encoder_name(pair.document, options.encoder)
+    options.batch_size = options.batch_size or default_batch_size(options.encoder)
+    return pair
+
+
+def _encoder_options(options: argparse.Namespace) -> EncoderOptions:
     names = (field.name for field in fields(EncoderOptions))
-    return document_encoder(pair, EncoderOptions(**{n: getattr(options, n) for n in names}))
+    return EncoderOptions(**{n: getattr(options, n) for n in names})
+
+
+def _documents(
+    pair: Pair, options: argparse.Namespace, *, cut: bool
+) -> tuple[BuildOptions, Encoder]:
+    """Returns how to build and the document encoder, which Ray needs here to cut texts alone."""
+    load = partial(document_encoder, pair, _encoder_options(options))
+    if options.engine == "local":
+        return _options(options), load()
+    try:
+        from indexer.ray_encoding import RayEngine, RemoteEncoder
+    except ModuleNotFoundError as error:
+        raise ProviderError(
+            f"--engine ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        ) from error
+    on_gpus = pair.document.format != "onnx" and options.encoder != "openai"
+    engine = RayEngine(
+        load,
+        address=options.ray_address,
+        actors=options.ray_actors,
+        threads=options.threads,
+        gpus=options.engines * options.tensor_parallel if on_gpus else 0,
+        storage=options.ray_storage,
+    )
+    encoder = load() if cut else RemoteEncoder(pair.document)
+    return replace(_options(options), engine=engine), encoder
 
 
 def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
@@ -229,25 +292,42 @@ def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
 
 
 def _build(options: argparse.Namespace) -> None:
-    pair = load_pair(options.pair)
+    pair = _pair(options)
+    if options.dry_run:
+        _estimate(pair, options)
+        return
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
     manifest, encoded = build(
-        _options(options),
-        _document_encoder(pair, options),
+        *_documents(pair, options, cut=bool(options.chunk_tokens)),
         _query_encoder(pair, options),
     )
     _print_encoded(encoded, pair)
     _print_version(manifest)
     if new := encoded.summary.new_texts:
         seconds = manifest.build_seconds
-        share = encoded.summary.encoder_seconds / seconds
-        print(
-            f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s, "
-            f"{share:.0%} of what the encoder alone reaches"
-        )
+        print(f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s")
     print(f"active  {options.indexes / manifest.name / manifest.version}")
+
+
+def _estimate(pair: Pair, options: argparse.Namespace) -> None:
+    settings = _options(options)
+    needed = settings.chunking or not options.tokens_per_second
+    encoder = document_encoder(pair, _encoder_options(options)) if needed else None
+    chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
+    sample = Sample(settings, chunker)
+    estimate = sample.estimate(
+        token_counter(pair, _encoder_options(options)), pair.document.dimension
+    )
+    if options.tokens_per_second or not encoder:
+        rate = Rate(options.tokens_per_second, "GPU", "as given")
+    else:
+        devices = options.engines * options.tensor_parallel if options.encoder == "vllm" else 1
+        name = f"{options.encoder} ({options.dtype})"
+        rate = trial(encoder, sample.texts, settings.batch_size, devices, name)
+    for line in described(estimate, rate):
+        print(line)
 
 
 def _update(options: argparse.Namespace) -> None:
@@ -257,12 +337,13 @@ def _update(options: argparse.Namespace) -> None:
         options.factory = options.factory or kept_factory(base)
     if options.recall is None:
         options.recall = base.recall.target
-    pair = load_pair(options.pair)
+    pair = _pair(options)
+    how, encoder = _documents(pair, options, cut=bool(base.chunking))
     updated = update(
-        _options(options),
+        how,
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
-        _document_encoder(pair, options),
+        encoder,
         _query_encoder(pair, options),
     )
     if not updated:
@@ -283,8 +364,8 @@ def _update(options: argparse.Namespace) -> None:
 
 
 def _encode(options: argparse.Namespace) -> None:
-    pair = load_pair(options.pair)
-    encoded = encode(_options(options), _document_encoder(pair, options))
+    pair = _pair(options)
+    encoded = encode(*_documents(pair, options, cut=bool(options.chunk_tokens)))
     _print_encoded(encoded, pair)
     print(f"shards  {encoded.folder}")
 
@@ -301,14 +382,19 @@ def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     if summary.truncated and not staged.chunks:
         print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
-        print(f"        rejects are listed in {encoded.folder / REJECTS}")
+        print(f"        rejects are listed in {encoded.layout / REJECTS}")
+    if encoded.refused:
+        id_, reason = next(iter(encoded.refused.items()))
+        print(
+            f"        {len(encoded.refused):,} of them cannot be encoded, first '{id_}': {reason}"
+        )
     if summary.resumed_texts:
         print(f"        {summary.resumed_texts:,} vectors were there from an earlier run")
     if new:
         print(
             f"encode  {new:,} texts in {summary.seconds:.1f} s: "
             f"{new / summary.seconds:,.1f} texts/s; "
-            f"the encoder alone {new / summary.encoder_seconds:,.1f} texts/s"
+            f"the encoder worked in {summary.encoder_seconds / summary.seconds:.1%} of the time"
         )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.recall import RECALL_K
+from indexer.refusals import max_refused, without_refused
 from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
 from indexer.stores import (
@@ -78,6 +79,8 @@ class BuildOptions:
         chunking: How long documents are cut, or None to keep them whole.
         store: Where the vectors are kept.
         milvus: Where Milvus is, or None if no version keeps its vectors there.
+        engine: Encodes what is staged, as `encode_corpus` does.
+        computation: What encodes and in which dtype, where the spec leaves it open.
     """
 
     corpus: str
@@ -96,6 +99,8 @@ class BuildOptions:
     chunking: Chunking | None = None
     store: Store = "faiss"
     milvus: MilvusAddress | None = None
+    engine: Callable[..., EncodingSummary] = encode_corpus
+    computation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus that is staged and encoded."""
+    """A corpus that is staged and encoded.
+
+    Attributes:
+        folder: The build folder, with the shards.
+        staged: What is indexed.
+        summary: What the encoder did.
+        layout: Where documents, filters and rows lie: the build folder or, if texts cannot be
+            encoded, a folder in it without their documents.
+        refused: Of the documents left out for that, by id, the reasons.
+    """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
+    layout: Path
+    refused: Mapping[str, str]
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
@@ -166,15 +182,23 @@ def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
-        summary = encode_corpus(
+        summary = options.engine(
             folder,
             encoder,
             shard_size=options.shard_size,
             batch_size=options.batch_size,
             progress=options.progress,
             reuse=source.reuse,
+            max_refused=max_refused(staged, options.max_reject_rate, reuse=bool(source.reuse)),
         )
-    return Encoded(folder, staged, summary)
+        layout, staged, refused = without_refused(
+            folder,
+            staged,
+            summary.refused,
+            max_reject_rate=options.max_reject_rate,
+            reuse=bool(source.reuse),
+        )
+    return Encoded(folder, staged, summary, layout, refused)
 
 
 def build(
@@ -215,18 +239,19 @@ def _build(
     started = time.perf_counter()
     dimension = document_encoder.spec.dimension
     encoded = encode(options, document_encoder, source)
-    reader = DocumentReader(encoded.folder / documents.FILE_NAME)
-    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(encoded.folder))
+    layout = encoded.layout
+    reader = DocumentReader(layout / documents.FILE_NAME)
+    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(layout))
     factory = options.factory or choose_factory(options.store, len(vectors), dimension)
     check_factory(options.store, factory, dimension, len(vectors))
-    canaries = _canaries(reader, vectors, unique_text_rows(encoded.folder))
+    canaries = _canaries(reader, vectors, unique_text_rows(layout))
     check_canaries(query_encoder, canaries)
-    queries, queries_from = _held_out_queries(options, reader, encoded.folder, query_encoder)
+    queries, queries_from = _held_out_queries(options, reader, layout, query_encoder)
 
     version = _new_version(options.indexes, options.name, encoded.folder.name)
     with _unpublished(options, version) as folder:
         for name in (documents.FILE_NAME, filters.FILE_NAME):
-            shutil.copyfile(encoded.folder / name, folder / name)
+            shutil.copyfile(layout / name, folder / name)
             sync(folder / name)
         new = NewVersion(
             name=options.name,
@@ -315,6 +340,8 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
     if options.chunking:
         facts.append(options.chunking.model_dump())
+    if options.computation:
+        facts.append(options.computation)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

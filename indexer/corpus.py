@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -106,6 +107,37 @@ def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[
             raise CorpusError(f"{file} cannot be read: {error}") from error
 
 
+def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:
+    """Yields the records of a JSONL file whose lines begin at a byte in [start, end)."""
+    with path.open("rb") as file:
+        if start:
+            # The line of the byte before belongs to the part before.
+            file.seek(start - 1)
+            file.readline()
+        while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                file.readline()
+                yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
+            elif line.strip():
+                yield _parse_line(line, max_chars, first=at == 0)
+
+
+def read_rows(
+    path: Path, group: int, rows: int, chosen: slice, max_chars: int
+) -> Iterator[list[Document | Reject]]:
+    """Yields the chosen ones of the runs of `rows` records of a row group of a Parquet file."""
+    batches = pq.ParquetFile(path).iter_batches(batch_size=rows, row_groups=[group])
+    for batch in islice(batches, chosen.start, chosen.stop, chosen.step):
+        yield [_parse_row(row, max_chars) for row in batch.to_pylist()]
+
+
+def _parse_row(row: Any, max_chars: int) -> Document | Reject:
+    try:
+        return _parse_record(row, max_chars)
+    except _RecordError as fault:
+        return Reject(str(fault))
+
+
 def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
     with path.open("rb") as file:
         number = 0
@@ -141,10 +173,7 @@ def _read_parquet(path: Path, max_chars: int) -> Iterator[Record]:
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
         for row in batch.to_pylist():
             number += 1
-            try:
-                yield Place(str(path), number), _parse_record(row, max_chars)
-            except _RecordError as fault:
-                yield Place(str(path), number), Reject(str(fault))
+            yield Place(str(path), number), _parse_row(row, max_chars)
 
 
 class _RecordError(ValueError):

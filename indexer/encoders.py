@@ -13,6 +13,14 @@ from models.encoders.onnx import FileTokenizer, OnnxEncoder
 ENCODERS = ("auto", "onnx", "transformers", "vllm", "openai")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
+# Tokens that are encoded of a text, and whether it is cut; and what counts them for texts.
+TokenCount = tuple[int, bool]
+TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
+
+# vLLM schedules the texts of a batch by itself: it starves on few.
+_BATCH_SIZES = {"vllm": 1024}
+_BATCH_SIZE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
@@ -44,6 +52,55 @@ class EncoderOptions:
     truncate: bool = False
 
 
+def encoder_name(spec: EncoderSpec, asked: str) -> str:
+    """Returns which of `ENCODERS` encodes, where "auto" was asked for perhaps."""
+    return _automatic(spec) if asked == "auto" else asked
+
+
+def default_batch_size(name: str) -> int:
+    """Returns the texts of a batch, or of a request to a server, that suit an encoder."""
+    return _BATCH_SIZES.get(name, _BATCH_SIZE)
+
+
+def computation(name: str, dtype: str) -> str:
+    """Returns what vectors depend on beside the spec; "" where the spec names the very file."""
+    return "" if name == "onnx" else f"{name} {dtype}"
+
+
+def token_counter(pair: Pair, options: EncoderOptions) -> TokenCounter:
+    """Returns what counts the tokens of the document side, from the pair's own files.
+
+    The weights of a checkpoint are not loaded. A server is taken to read the pair's tokens.
+
+    Raises:
+        PairError: If the pair's files cannot be read.
+        ProviderError: If what reads them is not installed.
+    """
+    spec = pair.document
+    if spec.format == "onnx":
+        return offset_counter(OnnxEncoder(spec, pair.folder, options.threads), spec.max_length)
+    try:
+        from models.encoders.checkpoints import CheckpointTokenizer, checkpoint_folder
+    except ModuleNotFoundError as error:
+        raise ProviderError(f"{error.name} is not installed: pip install transformers") from error
+    tokenizer = CheckpointTokenizer(spec, checkpoint_folder(spec, pair.folder))
+
+    def count(texts: Sequence[str]) -> list[TokenCount]:
+        return [(len(tokens.ids), tokens.truncated) for tokens in tokenizer(texts)]
+
+    return count
+
+
+def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
+    """Returns what counts the tokens of texts that are cut at `max_length`."""
+
+    def count(texts: Sequence[str]) -> list[TokenCount]:
+        lengths = [len(tokenizer.token_offsets(text)) for text in texts]
+        return [(min(length, max_length), length > max_length) for length in lengths]
+
+    return count
+
+
 def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     """Returns the encoder of the document side.
 
@@ -54,7 +111,7 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         ProviderError: If what the encoder runs on is not installed.
     """
     spec = pair.document
-    name = _automatic(spec) if options.encoder == "auto" else options.encoder
+    name = encoder_name(spec, options.encoder)
     if name == "openai":
         return _ServerEncoder(_server_encoder(spec, options), partial(_load_tokenizer, pair))
     if (name == "onnx") != (spec.format == "onnx"):

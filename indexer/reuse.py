@@ -14,6 +14,7 @@ from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
+from indexer.refusals import layouts
 from indexer.shards import ShardedVectors, whole_shards
 from indexer.staging import as_array, digest, vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
@@ -88,11 +89,12 @@ def _index_vectors(
 def _build_vectors(manifest: IndexManifest, builds: Path) -> _Take | None:
     # A version's id ends with the first digits of its build's key.
     for folder in builds.glob(f"{manifest.version.rpartition('-')[2]}*/"):
-        path = folder / documents.FILE_NAME
-        if not path.is_file() or sha256_file(path) != manifest.files[path.name].sha256:
-            continue
-        vector_of = vector_of_row(folder)
-        shards = whole_shards(folder)
-        if sum(shard.rows for shard in shards) == manifest.corpus.unique_texts:
-            return ShardedVectors(folder, shards[0].rows, vector_of).take
+        for layout in layouts(folder):
+            path = layout / documents.FILE_NAME
+            if not path.is_file() or sha256_file(path) != manifest.files[path.name].sha256:
+                continue
+            vector_of = vector_of_row(layout)
+            shards = whole_shards(folder)
+            if sum(shard.rows for shard in shards) > vector_of.max():
+                return ShardedVectors(folder, shards[0].rows, vector_of).take
     return None

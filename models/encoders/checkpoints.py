@@ -77,6 +77,9 @@ class Tokens:
     ids: list[int]
     truncated: bool
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
 
 class CheckpointTokenizer:
     """The tokenizer of a checkpoint, behind the prompt and within the length of a spec.

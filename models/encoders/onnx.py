@@ -50,6 +50,7 @@ class OnnxEncoder:
     Attributes:
         spec: The facts of the encoder.
         buckets: The shapes that batches are padded to, or None for no more than they need.
+        concurrent_calls: Calls of `encode_tokens` that keep it at work.
 
     Raises:
         PairError: If a file is missing, is not the one that the spec describes, or does
@@ -57,6 +58,8 @@ class OnnxEncoder:
         ProviderError: If the provider is not installed, does not start or lacks an
             operator of the graph; nothing else takes its place.
     """
+
+    concurrent_calls = 1
 
     def __init__(
         self,

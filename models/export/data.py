@@ -6,7 +6,7 @@ from core.errors import CareError
 from core.text import document_text, normalize_text
 from models.evaluation.beir import read_qrels, read_queries
 from models.export.measurement import Judged
-from models.training.data import read_jsonl
+from models.jsonl import read_jsonl
 
 _LINES = Path(__file__).parents[1] / "conversion" / "calibration.txt"
 
@@ -23,10 +23,10 @@ def read_calibration(path: Path | None) -> list[str]:
     if path is None:
         return _LINES.read_text(encoding="utf-8").splitlines()
     texts = []
-    for where, record in read_jsonl(path):
+    for number, record in read_jsonl(path):
         text = record.get("text")
         if not isinstance(text, str) or not normalize_text(text):
-            raise CareError(f"{where}: text is missing, empty or no text")
+            raise CareError(f"{path} line {number}: text is missing, empty or no text")
         texts.append(normalize_text(text))
     if not texts:
         raise CareError(f"{path} is empty")
@@ -40,7 +40,8 @@ def read_judged(corpus: Path, queries: Path, qrels: Path) -> Judged:
         CareError: If a line is wrong, or a judged query or document does not exist.
     """
     documents: dict[str, str] = {}
-    for where, record in read_jsonl(corpus):
+    for number, record in read_jsonl(corpus):
+        where = f"{corpus} line {number}"
         id_, title, text = record.get("_id"), record.get("title") or "", record.get("text")
         if not isinstance(id_, str) or not isinstance(title, str) or not isinstance(text, str):
             raise CareError(f"{where} has no _id and text")

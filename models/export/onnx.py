@@ -184,6 +184,8 @@ def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> No
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > largest:
         convert_model_to_external_data(model, location=data.name)
         write_external_data_tensors(model, str(path.parent))
+        # The library lets its own user alone read it.
+        data.chmod(0o644)
         helper.set_model_props(model, {DATA_SHA256: sha256_file(data)})
         path.write_bytes(model.SerializeToString(deterministic=True))
         onnx.checker.check_model(str(path))

@@ -79,7 +79,7 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
     rankings = None
     if judged:
         report(f"encoding {len(judged.documents)} documents by {pair.document.model}")
-        rankings = Rankings.of(judged, load_encoder(pair, pair.document), side.encoder)
+        rankings = Rankings.of(judged, load_encoder(pair.document, pair.folder), side.encoder)
     reference = Reference.of(side.encoder, calibration, rankings)
     with writing_in(out), _new_folder(out) as folder:
         side.encoder.parts()[2].save(str(folder / TOKENIZER), pretty=False)

@@ -81,8 +81,7 @@ def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
 
 
 def _bounds() -> dict[str, Bounds]:
-    bounds: dict[str, Bounds] = dict(BOUNDS.items())
-    return bounds | {"tensorrt (engine)": TENSORRT_ENGINE}
+    return dict(BOUNDS) | {"tensorrt (engine)": TENSORRT_ENGINE}
 
 
 def _cells(row: Row) -> list[str]:

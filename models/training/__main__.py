@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from core.errors import CareError
@@ -32,27 +33,67 @@ def main() -> int:
         default=_DEFAULT_OUT,
         help=f"folder of stages and results, shared between recipes ({_DEFAULT_OUT})",
     )
+    command.set_defaults(act=_run)
+    command = commands.add_parser("phrases", help="make texts for a recipe's alignment")
+    command.add_argument("recipe", type=Path, help="a YAML file, for the examples it trains on")
+    command.add_argument("--out", type=Path, required=True, help="a JSONL file of texts")
+    command.add_argument("--count", type=int, default=60_000, help="how many (60000)")
+    command.add_argument("--seed", type=int, default=0, help="of all that is drawn (0)")
+    command.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    command.set_defaults(act=_phrases)
+    command = commands.add_parser("ablations", help="run all ablations and baselines of CARE")
+    command.add_argument("--data", type=Path, required=True, help="a BEIR folder: medical-qa-zh")
+    command.add_argument("--out", type=Path, default=Path("builds/ablations"))
+    command.add_argument("--seeds", type=int, default=3, help="how many, from 0 (3)")
+    command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="recipes to run")
+    command.set_defaults(act=_ablations)
     arguments = parser.parse_args()
     try:
-        recipe = load_recipe(arguments.recipe, arguments.changes)
-        # A wrong recipe is told at once: what follows takes seconds to load.
-        import transformers
-        from accelerate import PartialState
-
-        from models.training.run import run
-
-        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        # Bars for loading a checkpoint; training has its own.
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        main_process = PartialState().is_main_process
-        for seed in recipe.seeds:
-            folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)
-            if main_process:
-                print(f"wrote {folder}", flush=True)
+        arguments.act(arguments)
     except CareError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    recipe = load_recipe(arguments.recipe, arguments.changes)
+    # A wrong recipe is told at once: what follows takes seconds to load.
+    from models.training.processes import processes
+    from models.training.run import run
+
+    _quieten()
+    main_process = processes().is_main_process
+    for seed in recipe.seeds:
+        folder = run(recipe, arguments.out, seed, print if main_process else _say_nothing)
+        if main_process:
+            print(f"wrote {folder}", flush=True)
+
+
+def _phrases(arguments: argparse.Namespace) -> None:
+    recipe = load_recipe(arguments.recipe, arguments.changes)
+    from models.training.phrases import write
+
+    write(recipe, arguments.out, count=arguments.count, seed=arguments.seed)
+    print(f"wrote {arguments.out}", flush=True)
+
+
+def _ablations(arguments: argparse.Namespace) -> None:
+    from models.training.ablations import run_ablations
+
+    _quieten()
+    table = run_ablations(
+        arguments.data, arguments.out, arguments.seeds, arguments.only, partial(print, flush=True)
+    )
+    print(table.read_text(encoding="utf-8"), end="")
+
+
+def _quieten() -> None:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    # Bars for loading a checkpoint; training has its own.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _say_nothing(line: str) -> None:

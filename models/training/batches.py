@@ -107,6 +107,7 @@ class PairCollator:
         negatives: Hard negatives of each query, drawn by seed, epoch and query.
         seed: Seed of the draw.
         teacher: Vectors of queries and documents, or None.
+        all_documents: Whether every document of the corpus is in each batch.
     """
 
     def __init__(
@@ -116,8 +117,11 @@ class PairCollator:
         negatives: int,
         seed: int,
         teacher: TeacherVectors | None = None,
+        *,
+        all_documents: bool = False,
     ) -> None:
         self._corpus, self._texts = corpus, texts
+        self._all_documents = all_documents
         self._negatives, self._seed = negatives, seed
         self._teacher = teacher
         if teacher is not None:
@@ -131,6 +135,8 @@ class PairCollator:
         columns = {document: 0 for _, document in pairs}
         for (epoch, _), (query, _) in zip(items, pairs, strict=True):
             columns |= dict.fromkeys(self._drawn(epoch, query), 0)
+        if self._all_documents:
+            columns |= dict.fromkeys(range(len(corpus.documents)), 0)
         documents = list(columns)
         column_of = {document: column for column, document in enumerate(documents)}
         queries = [query for query, _ in pairs]

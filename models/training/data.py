@@ -1,7 +1,6 @@
 """Examples and texts that a recipe's data entries name."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from core.errors import TrainingError
 from core.text import document_text, normalize_text
 from core.types import Role
 from models.evaluation.beir import Qrels, read_qrels, read_queries
+from models.jsonl import read_jsonl
 from models.training.recipe import DataEntry, Dev, Part
 
 # Where a mined file of triples lies, by the name of the stage that mined it.
@@ -102,8 +102,10 @@ def read_texts(
 ) -> tuple[list[Text], int]:
     """Reads texts, each once in each role.
 
+    A record that holds a held-out query is left out with all its texts: others may say the same.
+
     Returns:
-        The texts in the order of the entries, and how many were left out as held-out queries.
+        The texts in the order of the entries, and how many were left out as held out.
 
     Raises:
         TrainingError: If a file cannot be read or a line has no text; it names both.
@@ -111,15 +113,16 @@ def read_texts(
     texts: dict[Text, None] = {}
     dropped = 0
     for entry in entries:
-        for count, text in enumerate(_texts(entry, mined)):
-            if entry.limit is not None and count >= entry.limit:
-                break
-            if text.text in held_out:
-                dropped += 1
+        left = entry.limit
+        for record in _texts(entry, mined):
+            if any(text.text in held_out for text in record):
+                dropped += len(record)
                 continue
-            if entry.cut == "sentence":
-                text = Text(text.role, first_sentence(text.text))
-            texts[text] = None
+            for text in record[:left]:
+                cut = first_sentence(text.text) if entry.cut == "sentence" else text.text
+                texts[Text(text.role, cut)] = None
+            if left is not None and (left := left - len(record)) <= 0:
+                break
     if not texts:
         raise TrainingError(f"data: no text is left of {_sources(entries)}")
     return list(texts), dropped
@@ -203,34 +206,31 @@ def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     return (e for e in readers[entry.source](entry, mined) if in_part(e.query, entry.part))
 
 
-def _texts(entry: DataEntry, mined: Mined) -> Iterator[Text]:
+def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
+    """Yields the texts of each record."""
     if entry.texts is not None:
-        for where, record in read_jsonl(Path(entry.texts)):
-            for field in entry.fields or ["text"]:
-                yield Text(entry.role, _text(record.get(field), f"{where}: {field}"))
+        for where, record in _read(Path(entry.texts)):
+            fields = entry.fields or ["text"]
+            read = [_text(record.get(field), f"{where}: {field}") for field in fields]
+            if in_part(read[0], entry.part):
+                yield [Text(entry.role, text) for text in read]
         return
-    if entry.beir is not None and entry.roles == ["document"]:
-        yield from (Text("document", text) for text in _beir_documents(entry).values())
-        return
-    if entry.beir is not None:
-        queries = read_queries(Path(entry.beir) / f"{entry.split}.queries.jsonl").values()
-        for query in map(normalize_text, queries):
-            if query and in_part(query, entry.part):
-                yield Text("query", query)
-        if "document" in entry.roles:
-            yield from (Text("document", text) for text in _beir_documents(entry).values())
-        return
-    for example in _examples(entry, mined):
-        if "query" in entry.roles:
-            yield Text("query", example.query)
-        if "document" in entry.roles:
-            documents = (*example.positives, *example.negatives)
-            yield from (Text("document", text) for text in documents)
+    documents = "document" in entry.roles
+    whole_corpus = entry.beir is not None and not entry.part
+    if "query" in entry.roles or not whole_corpus:
+        for example in _examples(entry, mined):
+            texts = [Text("query", example.query)] if "query" in entry.roles else []
+            if documents and not whole_corpus:
+                found = (*example.positives, *example.negatives)
+                texts += [Text("document", text) for text in found]
+            yield texts
+    if documents and whole_corpus:
+        yield from ([Text("document", text)] for text in _beir_documents(entry).values())
 
 
 def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     (path,) = entry_files(entry, mined)
-    for where, record in read_jsonl(path):
+    for where, record in _read(path):
         query = _text(record.get("query"), f"{where}: query")
         positives = _many(record, "positives", where)
         negatives = _many(record, "negatives", where)
@@ -243,7 +243,7 @@ def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 
 def _pairs(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     first, second = entry.fields or ("title", "text")
-    for where, record in read_jsonl(Path(entry.pairs or "")):
+    for where, record in _read(Path(entry.pairs or "")):
         query = _text(record.get(first), f"{where}: {first}")
         yield Example(query, (_text(record.get(second), f"{where}: {second}"),))
 
@@ -271,7 +271,7 @@ def _beir_examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 def _beir_documents(entry: DataEntry | Dev) -> dict[str, str]:
     path = Path(entry.beir or "") / "corpus.jsonl"
     documents: dict[str, str] = {}
-    for where, record in read_jsonl(path):
+    for where, record in _read(path):
         metadata = record.get("metadata") or {}
         if any(metadata.get(field) != value for field, value in entry.where.items()):
             continue
@@ -290,27 +290,10 @@ def _beir_ids(folder: Path) -> set[str]:
     return {str(record.get("_id")) for _, record in read_jsonl(folder / "corpus.jsonl")}
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the objects of a JSONL file, each with its file and line for messages.
-
-    Raises:
-        TrainingError: If the file cannot be read or a line is no JSON object.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path} line {number}"
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise TrainingError(f"{where} is not JSON") from error
-                if not isinstance(record, dict):
-                    raise TrainingError(f"{where} is not a JSON object")
-                yield where, record
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TrainingError(f"{path} is not UTF-8") from error
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields records, each with its file and line for messages."""
+    for number, record in read_jsonl(path):
+        yield f"{path} line {number}", record
 
 
 def _many(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:

@@ -63,9 +63,9 @@ def search(dev: DevSet, queries: FloatArray, documents: FloatArray) -> dict[str,
     ids = np.array(list(dev.documents))
     depth = min(_DEPTH, len(ids))
     run: dict[str, dict[str, float]] = {}
-    found = torch.from_numpy(np.ascontiguousarray(documents))
+    found = torch.from_numpy(np.array(documents))
     for start in range(0, len(queries), 256):
-        batch = torch.from_numpy(np.ascontiguousarray(queries[start : start + 256]))
+        batch = torch.from_numpy(np.array(queries[start : start + 256]))
         scores, rows = (batch @ found.T).topk(depth, dim=1)
         for i, query in enumerate(list(dev.queries)[start : start + 256]):
             names = ids[rows[i].numpy()].tolist()

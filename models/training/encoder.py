@@ -10,10 +10,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from core.errors import TrainingError
 from core.types import EncoderSpec, FloatArray, Role
@@ -155,6 +157,8 @@ class Encoder(nn.Module):
         self.pooling = Pooling(width, _POOLING_MODES[side.start.pooling])
         if not trainable:
             self.requires_grad_(False)
+        elif side.start.frozen_layers is not None:
+            _freeze(self.model, side.start.frozen_layers)
         if dropout is not None:
             _set_dropout(self, dropout)
         if gradient_checkpointing and trainable:
@@ -214,20 +218,23 @@ class Encoder(nn.Module):
             parts.append(checkpoint(self, *part, use_reentrant=False) if again else self(*part))
         return torch.cat(parts)[order.argsort()]
 
-    def save(self, folder: Path) -> Side:
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> Side:
         """Writes the weights, or the adapter alone, and the tokenizer.
 
         Args:
             folder: A new folder.
+            state: The model's weights if they are not all here.
 
         Returns:
             The side that lies there; its key is still the old one.
         """
         folder.mkdir(parents=True)
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=state)
         if self.side.start.lora:
             return replace(self.side, adapter=folder)
         copy_tokenizer(self.side.folder, folder)
+        if self.side.start.pooling == "last_token":
+            end_texts(folder)
         if self.projection is not None:
             write_projection(folder, self.projection)
         return replace(self.side, folder=folder)
@@ -311,6 +318,21 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
+def end_texts(folder: Path) -> None:
+    """Makes a tokenizer end each text with its end-of-text token, for whoever reads the folder.
+
+    The encoders of this project do so by themselves where a tokenizer does not.
+    """
+    loaded = AutoTokenizer.from_pretrained(folder)
+    backend, end = loaded.backend_tokenizer, loaded.eos_token
+    if end is None or backend.encode("a").special_tokens_mask[-1]:
+        return
+    template = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, loaded.eos_token_id)])
+    before = backend.post_processor
+    backend.post_processor = Processors([before, template]) if before else template
+    backend.save(str(folder / "tokenizer.json"))
+
+
 def write_projection(folder: Path, projection: Dense) -> None:
     """Writes a linear layer behind the pooling, as sentence-transformers lays it out."""
     (folder / PROJECTION).mkdir()
@@ -325,6 +347,9 @@ def write_projection(folder: Path, projection: Dense) -> None:
 
 def _load_model(side: Side, trainable: bool) -> Any:
     model = load_backbone(side.folder, side.start.dtype)
+    if trainable and not torch.cuda.is_available():
+        # The gradients of fused attention take a third longer on processors.
+        model.set_attn_implementation("eager")
     if side.adapter is not None:
         from peft import PeftModel
 
@@ -346,6 +371,19 @@ def _with_adapter(model: Any, lora: Lora) -> Any:
         target_modules=lora.targets,
     )
     return get_peft_model(model, config)
+
+
+def _freeze(model: Any, layers: int) -> None:
+    """Freezes the embeddings and the first layers of a BERT-like model.
+
+    Raises:
+        TrainingError: If the model is laid out in another way, or has not as many layers.
+    """
+    stack = getattr(getattr(model, "encoder", None), "layer", None)
+    if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
+        raise TrainingError(f"frozen_layers: {type(model).__name__} shows no {layers} layers")
+    for module in (model.embeddings, *stack[:layers]):
+        module.requires_grad_(False)
 
 
 def _set_dropout(module: nn.Module, dropout: float) -> None:

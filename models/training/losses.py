@@ -40,6 +40,21 @@ def squared_distance(vectors: Tensor, targets: Tensor) -> Tensor:
     return (vectors - targets).square().sum(dim=1).mean()
 
 
+def embedding_divergence(vectors: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """KL(targets ‖ vectors) of the softmax over dimensions (KALE, arXiv 2304.01016).
+
+    Args:
+        vectors: [n, d].
+        targets: [n, d].
+        temperature: Divides both before the softmax.
+
+    Returns:
+        The mean over rows.
+    """
+    logs, targets = ((x / temperature).log_softmax(dim=1) for x in (vectors, targets))
+    return functional.kl_div(logs, targets, reduction="batchmean", log_target=True)
+
+
 def matryoshka_info_nce(
     queries: Tensor,
     documents: Tensor,

@@ -3,19 +3,20 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.nn.functional import all_gather
+from torch import Tensor, nn
 
 from core.types import Role
 from models.training.batches import Batch
 from models.training.encoder import Encoder
 from models.training.losses import (
+    embedding_divergence,
     info_nce,
     matryoshka_info_nce,
     score_divergence,
     squared_distance,
     unit,
 )
+from models.training.processes import everywhere
 
 Losses = dict[str, Tensor]
 
@@ -112,7 +113,8 @@ class Alignment(Objective):
         mini_batch: As for `Objective`.
         contrastive: λ₁.
         mse: λ₂.
-        temperature: Of the InfoNCE.
+        kl: Weight of the divergence of `embedding_divergence`, which is no part of CARE.
+        temperature: Of the InfoNCE and of the divergence.
     """
 
     def __init__(
@@ -122,10 +124,11 @@ class Alignment(Objective):
         *,
         contrastive: float,
         mse: float,
+        kl: float = 0.0,
         temperature: float,
     ) -> None:
         super().__init__({"query": encoder}, {"query": "query"}, mini_batch)
-        self.weights = contrastive, mse
+        self.weights = {"contrastive": contrastive, "mse": mse, "kl": kl}
         self.temperature = temperature
 
     def forward(self, **batch: Tensor) -> Losses:
@@ -133,13 +136,14 @@ class Alignment(Objective):
         student = unit(self.embed("query", batch), self.encoder("query").side.dimension)
         teachers, offset = everywhere(batch["teacher"])
         targets = torch.arange(len(student), device=student.device) + offset
-        contrastive, mse = self.weights
         parts = {
             "contrastive": info_nce(student, teachers, targets, self.temperature),
             "mse": squared_distance(student, batch["teacher"]),
         }
+        if self.weights["kl"]:
+            parts["kl"] = embedding_divergence(student, batch["teacher"], self.temperature)
         # A weight of zero leaves a loss out altogether: 0 · ∞ is NaN.
-        terms = [w * parts[n] for n, w in (("contrastive", contrastive), ("mse", mse)) if w]
+        terms = [weight * parts[name] for name, weight in self.weights.items() if weight]
         return {"loss": torch.stack(terms).sum(), **parts}
 
 
@@ -206,26 +210,3 @@ def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Te
     for column in positives.T:
         known |= column[:, None] == documents[None, :]
     return known.scatter_(1, targets[:, None], False)
-
-
-def everywhere(values: Tensor) -> tuple[Tensor, int]:
-    """Returns the rows of all processes, with gradients, and the row where this one's begin.
-
-    Processes may have different numbers of rows.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return values, 0
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    if world == 1:
-        return values, 0
-    counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
-    distributed.all_gather(counts, torch.tensor([len(values)], device=values.device))
-    rows = [int(count) for count in counts]
-    padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
-    padded = nn.functional.pad(values, padding)
-    if padded.requires_grad:
-        parts = list(all_gather(padded))  # type: ignore[no-untyped-call]
-    else:
-        parts = [torch.empty_like(padded) for _ in range(world)]
-        distributed.all_gather(parts, padded)
-    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(rows[:rank])

@@ -2,7 +2,8 @@
 
 `extends` names a recipe that this one changes: mappings are merged, lists replaced. Stages are a
 list in the base; in a recipe that extends it they may be a mapping from a stage's name to its
-changes, or to null for a stage that is left out. `${name}` stands for an entry of `variables`.
+changes, to null for a stage that is left out, or to a new one that says which it comes `before`.
+`${name}` stands for an entry of `variables`.
 """
 
 from collections.abc import Sequence
@@ -49,44 +50,6 @@ class Lora(Strict):
     targets: str | list[str] = "all-linear"
 
 
-class EncoderStart(Strict):
-    """Where one encoder begins.
-
-    Attributes:
-        start: A checkpoint folder or a model on the hub.
-        revision: The revision on the hub.
-        pair: Instead of `start`: a registered pair, or the path of its TOML file.
-        side: The side of that pair.
-        layers: Indexes of the transformer layers that are kept, from 0; None for all.
-        pooling: How token vectors become one.
-        prompts: Text put before queries and documents.
-        max_length: Tokens that the encoder reads, special tokens included.
-        dimension: Dimensions kept after truncation; None for all.
-        projection: Width of a linear layer behind the pooling, or None for no such layer.
-        lora: The adapter that is trained in place of the weights.
-        dtype: In which the weights are held.
-    """
-
-    start: str | None = None
-    revision: str | None = None
-    pair: str | None = None
-    side: Role = "document"
-    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    pooling: Pooling = "cls"
-    prompts: Prompts = Prompts()
-    max_length: int = Field(512, gt=2)
-    dimension: Positive | None = None
-    projection: Positive | None = None
-    lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    @model_validator(mode="after")
-    def _has_one_start(self) -> Self:
-        if (self.start is None) == (self.pair is None):
-            raise ValueError("give either start or pair")
-        return self
-
-
 class Part(Strict):
     """A part of the queries, chosen by a checksum of their texts.
 
@@ -122,7 +85,8 @@ class DataEntry(Strict):
         fields: The fields that are read of `texts` and `pairs`.
         split: The split that is read of `beir`.
         where: Values that metadata of a document in `beir` must have.
-        part: The part of the queries that is read; of `beir` and `pairs`.
+        part: The part of the queries that is read, and with it, where texts alone are read, the
+            documents that answer them; of `beir` and `pairs`. Of `texts`, the part of these.
         roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs texts alone.
         role: As what the texts of `texts` are encoded.
         cut: `sentence` for the first sentence of each text alone; where texts alone are read.
@@ -160,6 +124,51 @@ class DataEntry(Strict):
 
 SOURCES = ("triples", "texts", "beir", "mined", "pairs")
 Data = Annotated[list[DataEntry], Field(min_length=1)]
+
+
+class EncoderStart(Strict):
+    """Where one encoder begins.
+
+    Attributes:
+        start: A checkpoint folder, a model on the hub, or `embedded`: the encoder that
+            care-mini is made from (`models.conversion`).
+        revision: The revision on the hub.
+        pair: Instead of `start`: a registered pair, or the path of its TOML file.
+        side: The side of that pair.
+        layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        frozen_layers: How many of these, from the first, stay as they are whatever trains the
+            encoder, and the embeddings with them; None to train all.
+        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
+            for all tokens.
+        pooling: How token vectors become one.
+        prompts: Text put before queries and documents.
+        max_length: Tokens that the encoder reads, special tokens included.
+        dimension: Dimensions kept after truncation; None for all.
+        projection: Width of a linear layer behind the pooling, or None for no such layer.
+        lora: The adapter that is trained in place of the weights.
+        dtype: In which the weights are held.
+    """
+
+    start: str | None = None
+    revision: str | None = None
+    pair: str | None = None
+    side: Role = "document"
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    frozen_layers: int | None = Field(None, ge=0)
+    vocabulary: Data | None = None
+    pooling: Pooling = "cls"
+    prompts: Prompts = Prompts()
+    max_length: int = Field(512, gt=2)
+    dimension: Positive | None = None
+    projection: Positive | None = None
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _has_one_start(self) -> Self:
+        if (self.start is None) == (self.pair is None):
+            raise ValueError("give either start or pair")
+        return self
 
 
 class Dev(Strict):
@@ -212,10 +221,12 @@ class Fit(Strict):
         checkpoint_every: Steps between checkpoints.
         log_every: Steps between records of the loss.
         trainer: More arguments of transformers.TrainingArguments: `fsdp`, `deepspeed`, …
+        seed: In place of the run's: runs with several seeds then share the stage.
     """
 
     name: str = ""
     data: Data
+    seed: int | None = None
     learning_rate: float = Field(1e-4, gt=0)
     warmup: float = Field(0.05, ge=0, lt=1)
     batch: Positive = 640
@@ -250,6 +261,12 @@ class RetroMae(Fit):
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384
     epochs: Positive = 3
+
+    @model_validator(mode="after")
+    def _has_no_mini_batch(self) -> Self:
+        if self.mini_batch is not None:
+            raise ValueError("mini_batch: set trainer.gradient_accumulation_steps instead")
+        return self
 
 
 class Unsupervised(Fit):
@@ -345,7 +362,9 @@ class Mine(Strict):
 class Align(Fit):
     """Stage I: the query encoder learns the vectors that the frozen document encoder gives.
 
-    Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖².
+    Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
+    `kl` alone it is KALE's alignment (arXiv 2304.01016), with `mse` alone that of Wang and Lyu
+    (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
 
     Attributes:
         teacher: The teacher stage whose vectors are read; "" for the last before this one.
@@ -353,7 +372,8 @@ class Align(Fit):
         data: The part of the teacher's texts that is read; empty for all of them.
         contrastive: Weight λ₁ of the InfoNCE.
         mse: Weight λ₂ of the squared distance, summed over dimensions.
-        temperature: Of the InfoNCE.
+        kl: Weight of the KL divergence of the vectors' softmax over dimensions.
+        temperature: Of the InfoNCE and of that softmax.
     """
 
     kind: Literal["align"]
@@ -362,14 +382,49 @@ class Align(Fit):
     vectors: str | None = None
     contrastive: float = Field(1.0, ge=0)
     mse: float = Field(1.0, ge=0)
+    kl: float = Field(0.0, ge=0)
     temperature: float = Field(0.02, gt=0)
     batch: Positive = 2_560
 
     @model_validator(mode="after")
     def _has_a_loss(self) -> Self:
-        if not self.contrastive and not self.mse:
-            raise ValueError("contrastive and mse are both 0: there is no loss")
+        if not self.contrastive and not self.mse and not self.kl:
+            raise ValueError("contrastive, mse and kl are all 0: there is no loss")
         return self
+
+
+class Derive(Strict):
+    """An encoder cut from one that an earlier stage has trained.
+
+    KALE and Wang and Lyu begin with layers of the trained document encoder (arXiv 2304.01016,
+    2306.11550); a linear layer behind a trained query encoder is what HotelMatch-LLM puts
+    between a small and a large encoder (ACL 2025, long paper 30).
+
+    Attributes:
+        name: Unique in the recipe.
+        side: The encoder that comes out; prompts, pooling and length stay as they were.
+        source: The encoder that it is cut from.
+        layers: As for the start of an encoder.
+        projection: As for the start of an encoder.
+    """
+
+    kind: Literal["derive"]
+    name: str = ""
+    side: Role = "query"
+    source: Role = "document"
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    projection: Positive | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.layers is None and self.projection is None:
+            raise ValueError("name layers or projection")
+        return self
+
+    @property
+    def data(self) -> list[DataEntry]:
+        """No data is read."""
+        return []
 
 
 class Joint(Fit):
@@ -379,12 +434,21 @@ class Joint(Fit):
         train: The sides that are trained; the other is frozen.
         temperature: Of the InfoNCE.
         negatives: Hard negatives of each example, drawn anew in each epoch.
+        all_documents: Whether all documents of the data are in each batch, in place of those of
+            its examples: where the document encoder is frozen, their vectors cost nothing.
     """
 
     kind: Literal["joint"]
     train: list[Role] = Field(default=["query", "document"], min_length=1)
     temperature: float = Field(0.02, gt=0)
     negatives: int = Field(1, ge=0)
+    all_documents: bool = False
+
+    @model_validator(mode="after")
+    def _has_vectors_of_all_documents(self) -> Self:
+        if self.all_documents and "document" in self.train:
+            raise ValueError("all_documents: only where the document encoder is not trained")
+        return self
 
 
 class Distill(Fit):
@@ -411,7 +475,7 @@ class Distill(Fit):
 
 
 Stage = Annotated[
-    RetroMae | Unsupervised | Contrastive | Teacher | Mine | Align | Joint | Distill,
+    RetroMae | Unsupervised | Contrastive | Derive | Teacher | Mine | Align | Joint | Distill,
     Field(discriminator="kind"),
 ]
 
@@ -546,7 +610,8 @@ def _merge_list(
         merged[str(named or number)] = entry
     for name, change in changes.items():
         if str(name) not in merged:
-            raise TrainingError(f"{where}.{name}: there is none of that name to change")
+            merged = _insert(merged, str(name), change, f"{where}.{name}")
+            continue
         if change is None:
             del merged[str(name)]
         elif isinstance(change, dict) and isinstance(merged[str(name)], dict):
@@ -554,6 +619,21 @@ def _merge_list(
         else:
             merged[str(name)] = change
     return list(merged.values())
+
+
+def _insert(entries: dict[str, Any], name: str, new: Any, where: str) -> dict[str, Any]:
+    if not isinstance(new, dict) or "before" not in new:
+        raise TrainingError(f"{where}: there is none of that name to change")
+    new = {"name": name} | new
+    next_name = new.pop("before")
+    if next_name not in entries:
+        raise TrainingError(f"{where}.before: there is no '{next_name}'")
+    inserted = {}
+    for key, entry in entries.items():
+        if key == next_name:
+            inserted[name] = new
+        inserted[key] = entry
+    return inserted
 
 
 def _substitute(value: Any, variables: dict[str, str], path: Path) -> Any:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate import PartialState
 
 from core.errors import TrainingError
 from core.files import exclusive, sha256_file, write_text, writing_in
@@ -35,8 +34,11 @@ from models.training.curves import draw
 from models.training.data import entry_files, read_dev
 from models.training.encoder import Side
 from models.training.folders import publish
+from models.training.processes import processes
 from models.training.recipe import (
+    SOURCES,
     Align,
+    Derive,
     Distill,
     EncoderStart,
     Mine,
@@ -62,8 +64,8 @@ RESULT, METRICS, PAIR = "result.json", "metrics.json", "pair.toml"
 # Raised when stages come to compute something else from the same settings.
 _VERSION = 1
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "accelerate", "peft")
-# Settings that change no result.
-_ASIDE = {"name", "log_every", "checkpoint_every"}
+# Settings that change no result; the seed is named by itself.
+_ASIDE = {"name", "log_every", "checkpoint_every", "seed"}
 
 
 @dataclass
@@ -91,16 +93,18 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     Raises:
         CareError: If data, a start or a setting is wrong, or the disk fails.
     """
-    main = PartialState().is_main_process
+    main = processes().is_main_process
     starts = {"query": recipe.query, "document": recipe.document}
     sides: dict[Role, Side] = {}
     # One process makes what all read.
-    with PartialState().main_process_first():
+    with processes().main_process_first():
         (out / "stages").mkdir(parents=True, exist_ok=True)
         for role in ("query", "document"):
             if (start := starts[role]) is not None:
                 sides[role] = prepare(start, role, out / "starts")
     dev_set = read_dev(recipe.dev) if recipe.dev else None
+    held_out = frozenset(dev_set.queries.values() if dev_set else ())
+    checksum = hashlib.sha256(json.dumps(sorted(held_out)).encode()).hexdigest()
     progress = _Progress(sides)
     for stage in recipe.stages:
         name = stage_name(stage)
@@ -108,7 +112,9 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
         for role in sides_read(stage):
             if role not in progress.sides:
                 raise TrainingError(f"{role}: stage '{name}' needs this encoder")
-        key, inputs = _key(stage, seed, recipe, progress)
+        stage_seed = getattr(stage, "seed", None)
+        stage_seed = seed if stage_seed is None else stage_seed
+        key, inputs = _key(stage, stage_seed, recipe, checksum, progress)
         folder = out / "stages" / f"{name}-{key[:12]}"
         if (folder / RESULT).is_file():
             report(f"{name}: reused {folder}")
@@ -116,13 +122,13 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             report(f"{name}: {folder}")
             context = Context(
                 stage=stage,
-                seed=seed,
+                seed=stage_seed,
                 sides=dict(progress.sides),
                 folder=folder.with_name(f".{folder.name}.partial"),
                 cache=out / "vectors",
                 dev=recipe.dev,
                 dev_set=dev_set,
-                held_out=frozenset(dev_set.queries.values() if dev_set else ()),
+                held_out=held_out,
                 mined=dict(progress.mined),
                 vectors=dict(progress.vectors),
             )
@@ -141,7 +147,7 @@ def _run_stage(
     folder: Path,
     out: Path,
 ) -> None:
-    state = PartialState()
+    state = processes()
     partial = context.folder
     with writing_in(partial):
         partial.mkdir(exist_ok=True)
@@ -259,22 +265,23 @@ def _with_teacher_data(stage: Stage, recipe: Recipe) -> Stage:
 
 
 def _key(
-    stage: Stage, seed: int, recipe: Recipe, progress: _Progress
+    stage: Stage, seed: int, recipe: Recipe, held_out: str, progress: _Progress
 ) -> tuple[str, dict[str, Any]]:
     """Returns a checksum of all that a stage's result depends on, and its parts."""
-    deterministic = isinstance(stage, Teacher | Mine)
+    deterministic = isinstance(stage, Teacher | Mine | Derive)
     files = [path for entry in stage.data for path in entry_files(entry, progress.mined)]
     inputs: dict[str, Any] = {
         "version": _VERSION,
-        "stage": stage.model_dump(mode="json", exclude=_ASIDE),
+        "stage": _settings(stage),
         "sides": {role: progress.sides[role].key for role in sides_read(stage)},
         "data": _checksums(files),
-        "held_out": recipe.dev and recipe.dev.model_dump(mode="json"),
+        "held_out": held_out,
     }
-    if recipe.dev:
-        inputs["dev"] = _checksums(entry_files(recipe.dev, {}))
     if not deterministic:
         inputs["seed"] = seed
+        if recipe.dev:
+            inputs["measured"] = recipe.dev.model_dump(mode="json", exclude={"beir"})
+            inputs["dev"] = _checksums(entry_files(recipe.dev, {}))
     if isinstance(stage, Align) and stage.vectors:
         inputs["vectors"] = _checksums([Path(stage.vectors) / "journal.jsonl"])
     elif isinstance(stage, Align | Distill):
@@ -283,6 +290,15 @@ def _key(
         inputs["stage"].pop("teacher")
     text = json.dumps(inputs, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest(), inputs
+
+
+def _settings(stage: Stage) -> dict[str, Any]:
+    """Returns the settings that a result depends on: where data lie is not among them."""
+    settings = stage.model_dump(mode="json", exclude=_ASIDE)
+    for entry in settings.get("data", []):
+        for source in SOURCES:
+            entry[source] = entry[source] is not None
+    return settings
 
 
 def _checksums(files: list[Path]) -> dict[str, str]:

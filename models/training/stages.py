@@ -1,13 +1,12 @@
 """The stages, one function for each kind: encoders and data in, encoders and measures out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
-from torch import nn
+from torch import Tensor, nn
 from transformers import set_seed
 
 from core.errors import TrainingError
@@ -18,11 +17,14 @@ from models.training.dev import Measurement
 from models.training.encoder import Encoder, Side, Tokens, tokenizer
 from models.training.mining import mine, write_triples
 from models.training.objectives import Alignment, Contrast, Distillation
+from models.training.processes import processes
 from models.training.recipe import (
     Align,
     Contrastive,
+    Derive,
     Dev,
     Distill,
+    EncoderStart,
     Fit,
     Joint,
     Mine,
@@ -33,6 +35,7 @@ from models.training.recipe import (
     stage_name,
 )
 from models.training.retromae import RetroMaeCollator, RetroMaeObjective
+from models.training.starts import prepare
 from models.training.trainer import StageTrainer
 from models.training.vectors import TeacherVectors, compute, stored
 
@@ -94,6 +97,7 @@ def run_stage(context: Context) -> Outcome:
         RetroMae: _retromae,
         Unsupervised: _unsupervised,
         Contrastive: _contrastive,
+        Derive: _derive,
         Teacher: _teacher,
         Mine: _mine,
         Align: _align,
@@ -109,6 +113,8 @@ def sides_read(stage: Stage) -> list[Role]:
     """Returns the sides that a stage's result depends on."""
     if isinstance(stage, Align | Joint) or (isinstance(stage, Distill) and stage.side is None):
         return ["query", "document"]
+    if isinstance(stage, Derive):
+        return sorted({stage.side, stage.source})
     return [getattr(stage, "side")]  # noqa: B009 (the other kinds have it)
 
 
@@ -155,18 +161,35 @@ def _mine(context: Context) -> Outcome:
     side = context.sides[stage.side]
     ask = _frozen(context, side, "query", corpus.queries, stage.batch)
     find = _frozen(context, side, "document", documents, stage.batch)
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         mined = mine(ask, find, corpus.positives, stage)
         write_triples(context.folder / TRIPLES, corpus, documents, mined)
     return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
+
+
+def _derive(context: Context) -> Outcome:
+    stage: Derive = context.stage
+    source, before = context.sides[stage.source], context.sides[stage.side]
+    if source.adapter:
+        raise TrainingError(f"stages.{stage_name(stage)}: {stage.source} has an adapter")
+    cut = EncoderStart(
+        **before.start.model_dump(exclude={"start", "pair", "revision", "layers", "projection"}),
+        start=str(source.folder),
+        layers=stage.layers,
+        projection=stage.projection,
+    )
+    made = prepare(cut, f"stages.{stage_name(stage)}", context.folder)
+    folder = context.folder / stage.side
+    made.folder.rename(folder)
+    return Outcome({stage.side: replace(made, folder=folder, start=before.start)})
 
 
 def _teacher(context: Context) -> Outcome:
     stage: Teacher = context.stage
     texts, dropped = read_texts(stage.data, context.held_out, context.mined)
     side = context.sides[stage.side]
-    if PartialState().is_main_process:
-        encoder = Encoder(side, trainable=False).to(PartialState().device)
+    if processes().is_main_process:
+        encoder = Encoder(side, trainable=False).to(processes().device)
         compute(
             context.folder,
             side,
@@ -205,6 +228,7 @@ def _align(context: Context) -> Outcome:
         stage.mini_batch,
         contrastive=stage.contrastive,
         mse=stage.mse,
+        kl=stage.kl,
         temperature=stage.temperature,
     )
     return _fit(
@@ -308,7 +332,14 @@ def _fit_pairs(
     return _fit(
         context,
         objective,
-        PairCollator(corpus, texts, negatives, context.seed, teacher),
+        PairCollator(
+            corpus,
+            texts,
+            negatives,
+            context.seed,
+            teacher,
+            all_documents=getattr(context.stage, "all_documents", False),
+        ),
         _lengths(corpus, texts),
         encoders,
         pair,
@@ -369,6 +400,16 @@ def _measurement(
     )
 
 
+def _of(
+    encoder: Encoder, objective: nn.Module, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Returns the part of gathered weights that is of an encoder's model."""
+    if state is None:
+        return None
+    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
+    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}
+
+
 def _fit(
     context: Context,
     objective: nn.Module,
@@ -390,7 +431,7 @@ def _fit(
         counts: What was read.
     """
     stage = context.stage
-    world = PartialState().num_processes
+    world = processes().num_processes
     plan = Plan(
         len(lengths),
         stage.epochs,
@@ -411,8 +452,12 @@ def _fit(
         context.dev,
     )
     trainer.fit()
+    state = trainer.whole_state()
     sides: dict[Role, Side] = {}
-    if PartialState().is_main_process:
-        sides = {role: encoder.save(context.folder / role) for role, encoder in encoders.items()}
+    if processes().is_main_process:
+        sides = {
+            role: encoder.save(context.folder / role, _of(encoder, objective, state))
+            for role, encoder in encoders.items()
+        }
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(sides, pair, history, counts | {"steps": trainer.state.global_step})

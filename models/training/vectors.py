@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from accelerate import PartialState
 from pydantic import BaseModel, ValidationError
 
 from core.errors import TrainingError
@@ -19,6 +18,7 @@ from core.types import FloatArray, Role, RowArray
 from models.training.data import Text
 from models.training.encoder import Encoder, Side, Tokens, encode, tokenizer
 from models.training.folders import publish
+from models.training.processes import processes
 from models.training.recipe import Precision, Prompts
 
 FILE_NAME = "vectors.json"
@@ -113,11 +113,11 @@ def stored(
     for text in texts:
         digest.update(text_id(role, text).encode())
     folder = cache / digest.hexdigest()[:16]
-    with PartialState().main_process_first():
+    with processes().main_process_first():
         if not folder.exists():
             partial = folder.with_name(f".{folder.name}.partial")
             partial.mkdir(parents=True, exist_ok=True)
-            encoder = Encoder(side, trainable=False).to(PartialState().device)
+            encoder = Encoder(side, trainable=False).to(processes().device)
             rows = [Text(role, text) for text in texts]
             prompts = side.start.prompts
             compute(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from core.types import EncoderSpec, Encoding, Pair
+from models.encoders.cached import encode_cached
 from models.evaluation.cmedteb import __main__ as command
-from models.evaluation.cmedteb.cache import encode_cached
 from models.evaluation.cmedteb.evaluate import evaluate_task
 from models.evaluation.cmedteb.results import read_score, read_scores, score_path
 from models.evaluation.cmedteb.systems import Bm25Model, PairModel, with_instruction
@@ -42,7 +42,7 @@ class Encoders:
     def __init__(self) -> None:
         self.made: list[CharacterEncoder] = []
 
-    def load(self, pair: Pair, spec: EncoderSpec) -> CharacterEncoder:
+    def load(self, spec: EncoderSpec, folder: Path) -> CharacterEncoder:
         self.made.append(CharacterEncoder(spec))
         return self.made[-1]
 
@@ -123,18 +123,22 @@ def test_no_text_is_encoded_twice(
 
 def test_a_broken_shard_is_encoded_again(tmp_path: Path, pair: Pair) -> None:
     encoder = CharacterEncoder(pair.query)
-    first = encode_cached(encoder, TOPICS, tmp_path, batch_size=2, label="x")
+    first = encode_cached(lambda: encoder, encoder.spec, TOPICS, tmp_path, batch_size=2, label="x")
     (shard,) = tmp_path.glob("*/*.npy")
     shard.write_bytes(shard.read_bytes()[:100])
-    again = encode_cached(encoder, TOPICS, tmp_path, batch_size=2, label="x")
+    again = encode_cached(lambda: encoder, encoder.spec, TOPICS, tmp_path, batch_size=2, label="x")
     assert np.array_equal(first, again)
     assert len(encoder.texts) == 10
 
 
 def test_another_prompt_has_vectors_of_its_own(tmp_path: Path, pair: Pair) -> None:
     spec = pair.query.model_copy(update={"prompt": "问："})
-    first = encode_cached(CharacterEncoder(pair.query), TOPICS, tmp_path, batch_size=2, label="x")
-    second = encode_cached(CharacterEncoder(spec), TOPICS, tmp_path, batch_size=2, label="x")
+    first = encode_cached(
+        lambda: CharacterEncoder(pair.query), pair.query, TOPICS, tmp_path, batch_size=2, label="x"
+    )
+    second = encode_cached(
+        lambda: CharacterEncoder(spec), spec, TOPICS, tmp_path, batch_size=2, label="x"
+    )
     assert not np.allclose(first, second)
 
 

@@ -80,7 +80,7 @@ def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
         ({"query": "a", "positives": ["b"]}, "line 1 has no query, positives and negatives"),
         ({"query": "a", "positives": [], "negatives": ["b"]}, "line 1: positives is empty"),
         ({"query": "a", "positives": ["b"], "negatives": ["b "]}, "a positive is also a negative"),
-        ([], "line 1 has no query"),
+        ([], "line 1 is no JSON object"),
     ],
 )
 def test_a_wrong_line_of_reranking_is_named(tmp_path: Path, record: Any, message: str) -> None:
@@ -98,8 +98,10 @@ def test_sts_needs_labels_that_differ(tmp_path: Path) -> None:
 
 def test_a_folder_holds_the_tasks_whose_files_are_there(tmp_path: Path) -> None:
     write_beir(tmp_path / "retrieval")
+    write_lines(tmp_path / "rerank" / "test.jsonl", [])
     write_lines(tmp_path / "sts.jsonl", [])
-    assert [known.name for known in find_tasks(str(tmp_path), "test")] == ["retrieval", "sts"]
+    names = [known.name for known in find_tasks(str(tmp_path), "test")]
+    assert names == ["retrieval", "rerank", "sts"]
     assert [t.name for t in find_tasks(str(tmp_path / "retrieval"), "test")] == ["retrieval"]
 
 

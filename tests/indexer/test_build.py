@@ -246,7 +246,9 @@ def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
 
     resumed, seen = run(killed)
     whole = batches * BATCH_SIZE // SHARD_SIZE
-    assert seen == 60 - whole * SHARD_SIZE
+    # The last whole shard may have been in writing.
+    assert (60 - seen) // SHARD_SIZE in (whole, max(whole - 1, 0))
+    assert (60 - seen) % SHARD_SIZE == 0
     expected, _ = run(unbroken)
     assert results(killed, resumed.version) == results(unbroken, expected.version)
     assert resumed.corpus == expected.corpus

@@ -181,6 +181,13 @@ def test_what_cannot_be_built_is_said_in_one_line_with_status_1(
     assert list_versions(indexes, "test") == []
 
 
+def test_the_summary_says_how_long_the_encoder_worked(build: Run) -> None:
+    output = build(make_records(30))[1]
+    share = re.search(r"the encoder worked in (\d+\.\d)% of the time\n", output)
+    assert share
+    assert 0 < float(share[1]) <= 100
+
+
 def test_a_bad_corpus_is_said_in_one_line_that_names_file_and_line(
     build: Run, tmp_path: Path
 ) -> None:
@@ -214,6 +221,25 @@ def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
     assert run("verify")[0] == 0
     assert build(make_records(1), *arguments)[0] == 0
     assert run("verify")[0] == 0
+
+
+@pytest.mark.parametrize(("room", "shard_size"), [(30_000, 16), (70_000, 300), (70_000, 16)])
+def test_a_full_disk_while_updating_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path, room: int, shard_size: int
+) -> None:
+    build(make_records(20))
+    before = state(indexes)
+    added = str(write_jsonl(tmp_path / "new.jsonl", make_records(300)))
+    arguments = ["--add", added, "--shard-size", str(shard_size), "--pair", str(pair_file)]
+    arguments += ["--builds", str(tmp_path / "builds")]
+    with room_for(room):
+        status, output, errors = run("update", *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {tmp_path}/")
+    assert state(indexes) == before
+    assert run("verify")[0] == 0
+    assert run("update", *arguments)[0] == 0
+    assert "300 × 64" in run("verify")[1]
 
 
 @pytest.mark.parametrize(

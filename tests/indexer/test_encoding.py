@@ -9,6 +9,7 @@ from core.errors import TextRefusedError, VectorError
 from core.text import document_text
 from core.types import Encoding, FloatArray
 from indexer.build import encode
+from indexer.encoders import DTYPES, ENCODERS, computation, default_batch_size
 from indexer.shards import whole_shards
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
@@ -166,3 +167,17 @@ def test_the_document_of_a_refused_text_is_named(options: OptionsMaker) -> None:
     records = make_records(50)
     with pytest.raises(VectorError, match=rf"document '{records[33]['_id']}': it is too long"):
         encode(options(records), RefusingEncoder(records[33]["text"]))
+
+
+def test_vectors_of_another_engine_or_dtype_are_kept_apart(options: OptionsMaker) -> None:
+    assert computation("onnx", "auto") == ""
+    assert len({computation(n, d) for n in ENCODERS[2:] for d in DTYPES}) == 3 * len(DTYPES)
+    folders = {
+        encode(options(make_records(4), computation=text), BigramEncoder("document")).folder
+        for text in ("", "vllm float32", "vllm bfloat16", "transformers float32")
+    }
+    assert len(folders) == 4
+
+
+def test_batches_are_as_large_as_suits_the_encoder() -> None:
+    assert [default_batch_size(name) for name in ENCODERS[1:]] == [32, 32, 1024, 32]

@@ -75,9 +75,24 @@ def test_held_out_queries_are_left_out_and_counted(beir: Path) -> None:
 
 def test_texts_of_a_beir_folder(beir: Path) -> None:
     found = texts(beir=str(beir), cut="sentence")
-    assert found[:4] == [Text("query", f"问{i}") for i in range(4)]
-    assert found[4] == Text("document", "标题\n文0。")
+    # A query that nobody judged is none.
+    assert found[:3] == [Text("query", f"问{i}") for i in range(3)]
+    assert found[3] == Text("document", "标题\n文0。")
     assert texts(beir=str(beir), roles=["query"], limit=2) == found[:2]
+
+
+def test_texts_of_another_source_are_not_read(beir: Path) -> None:
+    found = texts(beir=str(beir), where={"source": "a"})
+    assert {text.text for text in found if text.role == "query"} == {"问0", "问1"}
+    assert len([text for text in found if text.role == "document"]) == 4
+
+
+def test_a_paraphrase_of_a_held_out_query_is_left_out(tmp_path: Path) -> None:
+    records = [{"a": "一", "b": "一样"}, {"a": "二", "b": "也是"}]
+    path = str(write_jsonl(tmp_path / "x.jsonl", records))
+    held_out = frozenset({"一"})
+    assert [t.text for t in texts(held_out, texts=path, fields=["a", "b"])] == ["二", "也是"]
+    assert [t.text for t in texts(held_out, pairs=path, fields=["a", "b"])] == ["二", "也是"]
 
 
 def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:
@@ -114,7 +129,7 @@ def test_examples_of_equal_queries_are_one(tmp_path: Path) -> None:
             {"query": "问", "positives": ["甲", "乙"], "negatives": ["乙 "]},
             "line 2: a positive is also a negative",
         ),
-        (["问"], "line 2 is not a JSON object"),
+        (["问"], "line 2 is no JSON object"),
     ],
 )
 def test_a_bad_triple_is_named_by_its_line(tmp_path: Path, record: Any, message: str) -> None:
@@ -129,7 +144,7 @@ def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
     with pytest.raises(CareError, match=r"none\.jsonl cannot be read: No such file"):
         examples(triples=str(tmp_path / "none.jsonl"))
     (tmp_path / "cut.jsonl").write_text('{"query": "')
-    with pytest.raises(CareError, match=r"cut\.jsonl line 1 is not JSON"):
+    with pytest.raises(CareError, match=r"cut\.jsonl line 1 is not valid JSON"):
         examples(triples=str(tmp_path / "cut.jsonl"))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(CareError, match=r"bytes\.jsonl is not UTF-8"):
@@ -195,6 +210,16 @@ def test_a_batch_holds_each_document_once_and_knows_all_positives() -> None:
     assert [names[column] for column in batch["targets"]] == ["x", "y", "z"]
     known = [{corpus.documents[r] for r in row if r >= 0} for row in batch["positives"].tolist()]
     assert known == [{"x", "y"}, {"y"}, {"z"}]
+
+
+def test_every_document_may_be_in_each_batch() -> None:
+    corpus = Corpus.of([Example("a", ("x",)), Example("b", ("y",)), Example("c", ("z",))])
+    vectors = np.eye(3, dtype=np.float32)
+    texts_of = {"query": tokens_of(3), "document": vectors}
+    batch = PairCollator(corpus, texts_of, 0, seed=0, all_documents=True)([(0, 1), (0, 2)])
+    assert sorted(batch["documents"].tolist()) == [0, 1, 2]
+    assert batch["documents"][batch["targets"]].tolist() == [1, 2]
+    assert batch["document_vectors"].tolist() == vectors[batch["documents"].numpy()].tolist()
 
 
 def test_negatives_are_drawn_by_seed_and_epoch() -> None:

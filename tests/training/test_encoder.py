@@ -1,11 +1,18 @@
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
+from core.errors import TrainingError
+from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
+from models.pairs import load_pair
 from models.training.batches import Corpus, PairCollator
 from models.training.data import Example
 from models.training.encoder import Encoder, Side, Tokens, encode, tokenizer
@@ -13,6 +20,7 @@ from models.training.objectives import Contrast
 from models.training.recipe import EncoderStart, Lora
 from models.training.starts import prepare
 from tests.checkpoints import LONG, MAX_LENGTH, TEXTS, WIDTH
+from tests.conftest import write_jsonl
 
 EXAMPLES = [
     Example(TEXTS[0], (TEXTS[1], TEXTS[2]), (TEXTS[3],)),
@@ -83,6 +91,18 @@ def test_a_decoder_without_end_of_text_is_read_as_served(qwen3: Path, tmp_path: 
     check_parity(side_of(qwen3, tmp_path, pooling="last_token"), (*TEXTS, LONG))
 
 
+def test_a_saved_decoder_ends_its_texts_for_other_readers(qwen3: Path, tmp_path: Path) -> None:
+    side = side_of(qwen3, tmp_path, pooling="last_token")
+    saved = check_parity(side, TEXTS).save(tmp_path / "saved")
+    ids = [
+        Tokenizer.from_file(str(f / "tokenizer.json")).encode("头痛").ids
+        for f in (qwen3, saved.folder)
+    ]
+    end = AutoTokenizer.from_pretrained(qwen3).eos_token_id
+    assert ids[1] == [*ids[0], end]
+    check_parity(saved, (*TEXTS, LONG))
+
+
 def test_a_projection_is_read_as_served(bert: Path, tmp_path: Path) -> None:
     side = side_of(bert, tmp_path, projection=24)
     assert (side.native_dimension, side.dimension) == (24, 24)
@@ -140,6 +160,59 @@ def test_layers_are_kept(bert: Path, tmp_path: Path) -> None:
     )
     assert torch.equal(kept, had)
     check_parity(last.side, TEXTS)
+
+
+def test_a_cut_vocabulary_leaves_the_vectors_of_its_texts(bert: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}, {"text": "Aspirin"}])
+    facts = {"vocabulary": [{"texts": str(path)}], "prompts": {"query": "骨折"}}
+    whole = Encoder(side_of(bert, tmp_path), trainable=False)
+    # The tokens of this tokenizer are characters, which are kept: let some be longer.
+    longer = lengthened(bert, tmp_path / "longer")
+    cut = Encoder(side_of(longer, tmp_path, **facts), trainable=False)
+    assert cut.model.config.vocab_size < whole.model.config.vocab_size
+    texts = ["头痛", "头", "aspirin", "骨折头痛"]
+    had = Encoder(side_of(longer, tmp_path), trainable=False)
+    one, other = (
+        encode(e, Tokens.of(tokenizer(e.side, "骨折"), texts), batch=4) for e in (cut, had)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-6)
+    check_parity(cut.side, TEXTS)
+
+
+def lengthened(folder: Path, copy: Path) -> Path:
+    """A copy whose pieces, but those of a few words, stand for two characters that never come."""
+    shutil.copytree(folder, copy)
+    data = json.loads((copy / "tokenizer.json").read_text("utf-8"))
+    keep = set("头痛骨折aspirn")
+    data["model"]["vocab"] = {
+        piece if piece in keep or i < 4 else f"{piece}{piece}": i
+        for piece, i in data["model"]["vocab"].items()
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    return copy
+
+
+def test_a_tokenizer_of_merges_is_not_cut(qwen3: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}])
+    with pytest.raises(TrainingError, match=r"tokenizer\.json is BPE"):
+        side_of(qwen3, tmp_path, vocabulary=[{"texts": str(path)}])
+
+
+def test_the_embedded_pair_begins_as_it_serves(tmp_path: Path) -> None:
+    """Also with the tokens of a few texts alone: their vectors stay."""
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    facts = {"pair": "care-mini", "pooling": "mean", "prompts": {"query": "query: "}}
+    pair = load_pair("care-mini")
+    served = OnnxEncoder(pair.query, pair.folder, threads=1).encode(TEXTS).vectors
+    sizes: list[int] = []
+    for changes in ({}, {"vocabulary": [{"texts": str(path)}]}):
+        start = EncoderStart.model_validate(facts | changes)
+        encoder = Encoder(prepare(start, "query", tmp_path), trainable=False)
+        vectors = encode(encoder, Tokens.of(tokenizer(encoder.side, "query: "), TEXTS), batch=6)
+        # What serves is quantised.
+        assert (vectors * served).sum(axis=1).min() > 0.99
+        sizes.append(encoder.model.config.vocab_size)
+    assert sizes[1] < sizes[0] / 2, sizes
 
 
 def test_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> None:

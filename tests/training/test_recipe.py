@@ -4,8 +4,10 @@ from typing import Any
 import pytest
 
 from core.errors import TrainingError
+from models.training import recipe
 from models.training.recipe import Align, load_recipe
 
+RECIPES = Path(recipe.__file__).parent / "recipes"
 BASE = """
 name: base
 variables: {data: folder}
@@ -46,20 +48,20 @@ stages:
   align: {mse: 0}
   joint: null
 """
-    recipe = load_recipe(extended(base, text))
-    assert recipe.name == "other"
-    assert recipe.query is not None
-    assert (recipe.query.start, recipe.query.dimension) == ("small", 32)
-    assert [stage.kind for stage in recipe.stages] == ["teacher", "align"]
-    align: Any = recipe.stages[1]
+    changed = load_recipe(extended(base, text))
+    assert changed.name == "other"
+    assert changed.query is not None
+    assert (changed.query.start, changed.query.dimension) == ("small", 32)
+    assert [stage.kind for stage in changed.stages] == ["teacher", "align"]
+    align: Any = changed.stages[1]
     assert (align.mse, align.epochs) == (0, 3)
 
 
 def test_the_command_line_changes_keys(base: Path) -> None:
     changes = ["stages.align.epochs=2", "seeds=[1, 2]", "variables.data=elsewhere"]
-    recipe = load_recipe(base, changes)
-    teacher, align, joint = recipe.stages
-    assert (getattr(align, "epochs", 0), recipe.seeds) == (2, [1, 2])
+    changed = load_recipe(base, changes)
+    teacher, align, joint = changed.stages
+    assert (getattr(align, "epochs", 0), changed.seeds) == (2, [1, 2])
     assert teacher.data[0].texts == "elsewhere/texts.jsonl"
     assert joint.data[0].triples == "elsewhere/triples.jsonl"
 
@@ -73,7 +75,7 @@ def test_the_command_line_changes_keys(base: Path) -> None:
         ("document: {lora: {rank: 1}}", "other.yaml: document.lora.rank: unknown key"),
         ("stages: {align: {epochs: 0}}", "other.yaml: stages.align.epochs: "),
         ("stages: {aline: {epochs: 2}}", "other.yaml: stages.aline: there is none of that name"),
-        ("stages: {align: {mse: 0, contrastive: 0}}", "stages.align: .*both 0"),
+        ("stages: {align: {mse: 0, contrastive: 0}}", "stages.align: .*all 0"),
         ("stages: [{kind: juggle}]", "other.yaml: stages.juggle: .*'joint'"),
         ("stages: [{kind: joint}, {kind: joint}]", "other.yaml: stages.joint.data: "),
         ("query: {pair: care-mini}", "other.yaml: query: .*either start or pair"),
@@ -108,3 +110,8 @@ def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
 def test_a_wrong_change_is_named(base: Path, change: str) -> None:
     with pytest.raises(TrainingError, match="--set"):
         load_recipe(base, [change])
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_committed_recipes_load(path: Path) -> None:
+    assert load_recipe(path).name == path.stem

@@ -356,8 +356,14 @@ def test_dev_questions_are_measured_and_never_trained_on(
     write_jsonl(beir / "dev.queries.jsonl", [{"_id": "q", "text": TEXTS[0]}])
     (beir / "dev.qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
     base["dev"] = {"beir": str(beir), "start": True, "every": 1}
-    base["stages"] = [joint(epochs=4, max_steps=2)]
+    base["stages"] = [teacher(), align(), joint(epochs=4, max_steps=2)]
     folder = run_recipe(base)
+    # What alignment left is where joint training begins; the documents were read, not encoded.
+    before = history_of(tmp_path / "out" / "stages", "align")[-1]
+    start = history_of(tmp_path / "out" / "stages", "joint")[0]
+    assert (before["step"], start["step"]) == (2, 0)
+    assert before["dev_nDCG@10"] == start["dev_nDCG@10"]
+    assert len(list((tmp_path / "out" / "vectors").iterdir())) == 1
     stage = only(tmp_path / "out" / "stages", "joint-*")
     counts = json.loads((stage / "result.json").read_text())["counts"]
     assert counts == {"examples": 5, "pairs": 5, "held_out": 1, "steps": 2}

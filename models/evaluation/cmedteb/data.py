@@ -1,14 +1,13 @@
 """What the tasks read: local folders and files, or data sets of the hub."""
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from core.errors import CareError
 from core.text import document_text, normalize_text
 from models.evaluation.beir import Qrels, read_qrels, read_queries
+from models.jsonl import read_jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def read_retrieval(folder: Path, split: str) -> RankingData:
     """
     corpus = {}
     path = folder / "corpus.jsonl"
-    for number, record in _records(path):
+    for number, record in read_jsonl(path):
         try:
             id_, text = record["_id"], document_text(record.get("title") or "", record["text"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -79,7 +78,7 @@ def read_reranking(path: Path) -> RankingData:
     queries: dict[str, str] = {}
     qrels: Qrels = {}
     candidates: dict[str, list[str]] = {}
-    for number, record in _records(path):
+    for number, record in read_jsonl(path):
         try:
             query = normalize_text(record["query"])
             sides = [
@@ -112,7 +111,7 @@ def read_sts(path: Path) -> PairData:
         CareError: If a line is wrong, or all labels are equal.
     """
     data = PairData()
-    for number, record in _records(path):
+    for number, record in read_jsonl(path):
         try:
             data.first.append(normalize_text(record["text1"]))
             data.second.append(normalize_text(record["text2"]))
@@ -179,13 +178,3 @@ def _first(*paths: Path) -> Path:
 
 def _id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        lines = path.read_text("utf-8").split("\n")
-        return [(number, json.loads(line)) for number, line in enumerate(lines, 1) if line.strip()]
-    except OSError as error:
-        raise CareError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CareError(f"{path} is not JSONL in UTF-8: {error}") from error

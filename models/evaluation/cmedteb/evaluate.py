@@ -16,7 +16,7 @@ from models.evaluation.cmedteb.results import TaskScore, run_path, write_score
 from models.evaluation.cmedteb.systems import Bm25Model, PairModel
 from models.evaluation.cmedteb.tasks import BenchmarkTask, RankingTask, StsTask, Task
 from models.evaluation.scores import MAP, MAP_10, NDCG_10, score_queries
-from models.evaluation.statistics import mean_interval, pearson_interval
+from models.evaluation.statistics import Interval, mean_interval, pearson_interval
 from models.evaluation.trec import write_run
 
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
@@ -72,21 +72,11 @@ def _predict(system: PairModel | Bm25Model, task: BenchmarkTask) -> Any:
 
 
 def _score_ranking(name: str, known: Task, task: RankingTask, run: Run) -> TaskScore:
-    qrels = _judged(task.ranking.qrels, known)
-    items = score_queries(MEASURES[known.measure], qrels, run)
-    interval = mean_interval(list(items.values()))
     ranking = task.ranking
-    return TaskScore(
-        system=name,
-        task=known.name,
-        measure=known.measure,
-        value=interval.value,
-        low=interval.low,
-        high=interval.high,
-        items=items,
-        data_sha256=_checksum([ranking.corpus, ranking.queries, ranking.qrels, ranking.candidates]),
-        libraries=_libraries(),
-    )
+    qrels = _judged(ranking.qrels, known)
+    items = score_queries(MEASURES[known.measure], qrels, run)
+    data = [ranking.corpus, ranking.queries, ranking.qrels, ranking.candidates]
+    return _score(name, known, mean_interval(list(items.values())), items, data)
 
 
 def _judged(qrels: Qrels, known: Task) -> Qrels:
@@ -98,8 +88,21 @@ def _judged(qrels: Qrels, known: Task) -> Qrels:
 
 
 def _score_sts(name: str, known: Task, task: StsTask, similarities: list[float]) -> TaskScore:
-    interval = pearson_interval(task.pairs.label, similarities)
     pairs = task.pairs
+    interval = pearson_interval(pairs.label, similarities)
+    items = {str(number): value for number, value in enumerate(similarities)}
+    data = [pairs.first, pairs.second, pairs.label]
+    return _score(name, known, interval, items, data, labels=pairs.label)
+
+
+def _score(
+    name: str,
+    known: Task,
+    interval: Interval,
+    items: dict[str, float],
+    data: list[Any],
+    labels: list[float] | None = None,
+) -> TaskScore:
     return TaskScore(
         system=name,
         task=known.name,
@@ -107,16 +110,12 @@ def _score_sts(name: str, known: Task, task: StsTask, similarities: list[float])
         value=interval.value,
         low=interval.low,
         high=interval.high,
-        items={str(number): value for number, value in enumerate(similarities)},
-        labels=pairs.label,
-        data_sha256=_checksum([pairs.first, pairs.second, pairs.label]),
-        libraries=_libraries(),
+        items=items,
+        labels=labels,
+        data_sha256=_checksum(data),
+        libraries={library: version(library) for library in _LIBRARIES},
     )
 
 
 def _checksum(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _libraries() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}

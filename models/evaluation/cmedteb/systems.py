@@ -10,14 +10,14 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 
 from core.types import Document, Encoder, EncoderSpec, FloatArray, Pair
+from models.encoders.cached import encode_cached
 from models.encoders.loading import load_encoder
 from models.evaluation.bm25 import Bm25Index
-from models.evaluation.cmedteb.cache import encode_cached
 
 BM25 = "bm25"
 _INSTRUCTION = re.compile(r"(?<=Instruct: )[^\n]*(?=\n)")
 
-Load = Callable[[Pair, EncoderSpec], Encoder]
+Load = Callable[[EncoderSpec, Path], Encoder]
 
 
 def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
@@ -67,7 +67,8 @@ class PairModel(AbsEncoder):
         else:
             spec = with_instruction(self._pair.query, task_metadata.prompt)
         return encode_cached(
-            self._encoder(spec),
+            lambda: self._encoder(spec),
+            spec,
             texts,
             self._cache,
             batch_size=self._batch_size,
@@ -83,7 +84,7 @@ class PairModel(AbsEncoder):
                 for other, encoder in self._loaded.items()
                 if encoder.spec.role != spec.role
             }
-            self._loaded[key] = self._load(self._pair, spec)
+            self._loaded[key] = self._load(spec, self._pair.folder)
         return self._loaded[key]
 
 

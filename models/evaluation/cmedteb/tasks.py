@@ -193,8 +193,8 @@ BenchmarkTask = RankingTask | StsTask
 def find_tasks(source: str, split: str, repository: str | None = None) -> dict[Task, BenchmarkTask]:
     """Returns the tasks that a source holds, by what they are.
 
-    A folder holds a task if the task's `local` is in it. A folder that is itself in the BEIR
-    layout is the retrieval task.
+    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder that is
+    itself in the BEIR layout is the retrieval task.
 
     Args:
         source: A local folder, or "hub".
@@ -217,9 +217,10 @@ def find_tasks(source: str, split: str, repository: str | None = None) -> dict[T
         retrieval = task("retrieval")
         return {retrieval: _from_folder(retrieval, root, split)}
     found = {
-        known: _from_folder(known, root / known.local, split)
+        known: _from_folder(known, path, split)
         for known in TASKS
-        if (root / known.local).exists()
+        for path in (root / known.local, root / known.name / f"{split}.jsonl")
+        if path.exists()
     }
     if not found:
         wanted = ", ".join(known.local for known in TASKS)

@@ -55,7 +55,7 @@ def measure_rates(
 
 def query_side(pair: Pair, known: Task) -> Answer:
     """Returns what encodes one query of a task with a pair, on all processors."""
-    encoder = load_encoder(pair, with_instruction(pair.query, known.instruction))
+    encoder = load_encoder(with_instruction(pair.query, known.instruction), pair.folder)
     return lambda query: encoder.encode([normalize_text(query)])
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ SHARD = 4096
 
 
 def encode_cached(
-    encoder: Encoder, texts: Sequence[str], folder: Path, *, batch_size: int, label: str
+    make_encoder: Callable[[], Encoder],
+    spec: EncoderSpec,
+    texts: Sequence[str],
+    folder: Path,
+    *,
+    batch_size: int,
+    label: str,
 ) -> FloatArray:
     """Encodes texts in shards, each kept under the checksum of its spec and texts.
 
@@ -24,7 +30,8 @@ def encode_cached(
     shard texts are sorted by length.
 
     Args:
-        encoder: What encodes them.
+        make_encoder: Makes what encodes them; not called if all vectors are there.
+        spec: The facts of the encoder.
         texts: n texts under the text rules.
         folder: Where the shards lie; made if it is not there.
         batch_size: Texts in a batch.
@@ -33,22 +40,24 @@ def encode_cached(
     Returns:
         float32 vectors [n, dimension] of unit norm.
     """
-    place = folder / _key(encoder.spec)
+    place = folder / _key(spec)
     place.mkdir(parents=True, exist_ok=True)
-    shards = []
+    shards: list[FloatArray] = []
+    encoder: Encoder | None = None
     with tqdm(total=len(texts), desc=label, unit=" texts", leave=False) as bar:
         for start in range(0, len(texts), SHARD):
             part = texts[start : start + SHARD]
             path = place / f"{_checksum(part)}.npy"
-            vectors = _read(path, len(part), encoder.spec.dimension)
+            vectors = _read(path, len(part), spec.dimension)
             if vectors is None:
+                encoder = encoder or make_encoder()
                 vectors = _encode(encoder, part, batch_size, bar)
                 with atomic(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             else:
                 bar.update(len(part))
             shards.append(vectors)
-    return np.concatenate(shards) if shards else np.empty((0, encoder.spec.dimension), np.float32)
+    return np.concatenate(shards) if shards else np.empty((0, spec.dimension), np.float32)
 
 
 def _encode(

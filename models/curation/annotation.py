@@ -1,0 +1,55 @@
+"""Training data: what one language model says of the best candidates of each query."""
+
+from typing import Any
+
+from core.text import document_text
+from models.curation.agreement import agreement
+from models.curation.config import AnnotationConfig
+from models.curation.records import read_documents, write_json, write_jsonl
+from models.curation.work import judge_candidates, output_folder, sample_queries
+from models.evaluation.beir import read_queries
+
+
+def annotate(config: AnnotationConfig) -> dict[str, Any]:
+    """Writes triples.jsonl: `query`, `positives`, `negatives`, best ranked first.
+
+    Positives are graded S or A. Queries that lack either are left out and counted.
+
+    Returns:
+        The statistics, as written to statistics.json.
+
+    Raises:
+        CareError: If an input is wrong, the endpoint fails, or the budget is spent.
+    """
+    documents = read_documents(config.corpus)
+    queries = sample_queries(read_queries(config.queries), config.query_limit, config.seed)
+    texts = {document.id: document_text(document.title, document.text) for document in documents}
+    with output_folder(config.output) as folder:
+        judged = judge_candidates(config, documents, queries)
+        triples = []
+        lacking = {"no_positive": 0, "no_negative": 0}
+        for query, text in queries.items():
+            positives, negatives = judged.of(query, "positive"), judged.of(query, "negative")
+            lacking["no_positive"] += not positives
+            lacking["no_negative"] += bool(positives) and not negatives
+            if positives and negatives:
+                triples.append(
+                    {
+                        "query": text,
+                        "positives": [texts[id_] for id_ in positives],
+                        "negatives": [texts[id_] for id_ in negatives[: config.max_negatives]],
+                    }
+                )
+        write_jsonl(folder / "triples.jsonl", triples)
+        labels = agreement(list(judged.judgements.values()))
+        statistics = {
+            "queries": len(queries),
+            "triples": len(triples),
+            **lacking,
+            "positives": sum(len(triple["positives"]) for triple in triples),
+            "negatives": sum(len(triple["negatives"]) for triple in triples),
+            "grades": labels["grades"],
+            "verdicts": labels["verdicts"],
+        }
+        write_json(folder / "statistics.json", statistics)
+    return statistics

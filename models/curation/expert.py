@@ -1,0 +1,179 @@
+"""The expert check: pairs go out without their labels, come back with an expert's."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from openpyxl import Workbook, load_workbook
+from openpyxl.styles import Alignment
+from openpyxl.utils.exceptions import InvalidFileException
+from openpyxl.worksheet.datavalidation import DataValidation
+
+from core.errors import CareError
+from core.files import atomic
+from core.text import document_text
+from models.curation.agreement import kappa
+from models.curation.records import (
+    field,
+    read_documents,
+    write_csv,
+    write_jsonl,
+)
+from models.curation.retrieval import sample_key
+from models.curation.work import JUDGEMENTS, output_folder
+from models.evaluation.beir import read_queries
+from models.jsonl import read_jsonl
+
+KEY = "key.jsonl"
+HEADER = ("pair", "query", "passage", "label", "comment")
+_WIDTHS = (8, 40, 100, 8, 30)
+_LABELS = {"1": 1, "0": 0}
+# What a spreadsheet program would take for a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
+    """Writes a sample of a benchmark's agreed pairs as pairs.csv and pairs.xlsx, and their key.
+
+    The spreadsheets hold no label, id or rank; only key.jsonl tells which pair is which, and
+    must not go out with them.
+
+    Args:
+        benchmark: Output folder of `build-benchmark`.
+        output: Folder for the files.
+        size: Pairs; all, if there are fewer.
+        seed: Of the sample and its order.
+
+    Returns:
+        The number of pairs.
+
+    Raises:
+        CareError: If the folder is no benchmark.
+    """
+    path = benchmark / JUDGEMENTS
+    agreed = [
+        {name: field(path, number, record, name) for name in ("query-id", "corpus-id", "verdict")}
+        for number, record in read_jsonl(path)
+        if record.get("verdict") in ("positive", "negative")
+    ]
+    agreed.sort(key=lambda pair: sample_key(seed, "expert", pair["query-id"], pair["corpus-id"]))
+    sample = agreed[:size]
+    documents = {
+        document.id: document_text(document.title, document.text)
+        for document in read_documents(benchmark / "retrieval" / "corpus.jsonl")
+    }
+    queries = read_queries(benchmark / "queries.jsonl")
+    rows = [
+        (number, queries[pair["query-id"]], documents[pair["corpus-id"]], "", "")
+        for number, pair in enumerate(sample, start=1)
+    ]
+    with output_folder(output):
+        write_csv(output / "pairs.csv", [HEADER, *(map(_harmless, row) for row in rows)])  # type: ignore[list-item]
+        _write_xlsx(output / "pairs.xlsx", rows)
+        write_jsonl(
+            output / KEY, ({"pair": number, **pair} for number, pair in enumerate(sample, start=1))
+        )
+    return len(sample)
+
+
+def _harmless(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
+    book = Workbook()
+    sheet = book.active
+    sheet.title = "pairs"
+    sheet.append(HEADER)
+    sheet.freeze_panes = "A2"
+    for row in rows:
+        sheet.append(row)
+        for cell in sheet[sheet.max_row]:
+            cell.alignment = Alignment(wrap_text=True, vertical="top")
+            if isinstance(cell.value, str):
+                cell.data_type = "s"  # never a formula
+    for column, width in zip("ABCDE", _WIDTHS, strict=True):
+        sheet.column_dimensions[column].width = width
+    choice = DataValidation(type="list", formula1='"1,0"', allow_blank=True)
+    sheet.add_data_validation(choice)
+    choice.add(f"D2:D{max(2, sheet.max_row)}")
+    with atomic(path) as temporary:
+        book.save(temporary)
+
+
+def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
+    """Compares the labels of a returned spreadsheet with the consensus.
+
+    Args:
+        labels: CSV or XLSX with the columns `pair` and `label`: 1 if the passage answers the
+            question directly, 0 if not, empty if the expert could not say.
+        key: The file that `expert_sample` wrote.
+
+    Returns:
+        Pairs, labelled pairs, agreement, Cohen's kappa and the table of both.
+
+    Raises:
+        CareError: If a file cannot be read, or a label is no 1 or 0.
+    """
+    consensus = {str(record["pair"]): record["verdict"] for _, record in read_jsonl(key)}
+    given: dict[str, int] = {}
+    for number, row in _spreadsheet(labels):
+        pair, label = row.get("pair", ""), row.get("label", "")
+        if not pair and not label:
+            continue
+        if pair not in consensus:
+            raise CareError(f"{labels} row {number}: {key} has no pair '{pair}'")
+        if pair in given:
+            raise CareError(f"{labels} row {number}: pair '{pair}' comes twice")
+        if not label:
+            continue
+        if label not in _LABELS:
+            raise CareError(f"{labels} row {number}: label '{label}' is neither 1 nor 0")
+        given[pair] = _LABELS[label]
+    ours = np.array([int(consensus[pair] == "positive") for pair in given], dtype=np.int64)
+    theirs = np.array(list(given.values()), dtype=np.int64)
+    return {
+        "pairs": len(consensus),
+        "labelled": len(given),
+        "agreement": float((ours == theirs).mean()) if len(given) else None,
+        "cohen_kappa": kappa(ours, theirs),
+        "both_positive": int((ours & theirs).sum()),
+        "both_negative": int(((1 - ours) & (1 - theirs)).sum()),
+        "consensus_positive_only": int((ours & (1 - theirs)).sum()),
+        "expert_positive_only": int(((1 - ours) & theirs).sum()),
+    }
+
+
+def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
+    try:
+        if path.suffix.lower() == ".xlsx":
+            sheet = load_workbook(path, read_only=True, data_only=True).active
+            rows = [[_cell(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+        else:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [[_cell(value) for value in row] for row in csv.reader(file)]
+    except OSError as error:
+        raise CareError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CareError(f"{path} is not UTF-8: save it as 'CSV UTF-8' or as XLSX") from error
+    except (BadZipFile, InvalidFileException, KeyError, csv.Error) as error:
+        raise CareError(f"{path} is no spreadsheet: {error}") from error
+    header = rows[0] if rows else []
+    if missing := {"pair", "label"} - set(header):
+        raise CareError(f"{path} row 1 has no column '{min(missing)}'")
+    return [
+        (number, dict(zip(header, row, strict=False)))
+        for number, row in enumerate(rows[1:], start=2)
+    ]
+
+
+def _cell(value: object) -> str:
+    """Returns a cell as text; numbers come as floats where a program has touched them."""
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()

@@ -1,0 +1,173 @@
+"""The table of ablations and baselines, what it says of the paper's orderings, and its figure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from core.files import atomic, write_text
+from models.evaluation.statistics import Difference, paired_difference
+
+NDCG, MAP = "nDCG@10", "MAP@10"
+# Measures of each question, by recipe, seed and measure.
+Scores = Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
+
+CARE, LARGE, SMALL = "care", "symmetric-large", "symmetric-small"
+BASELINES = (SMALL, LARGE, "kale", "wang-lyu", "scalingnote", "distillation", "hotelmatch")
+ABLATIONS = (
+    "without-query-initialisation",
+    "without-retromae",
+    "without-unsupervised",
+    "without-document-initialisation",
+    "without-alignment",
+    "without-mse",
+    "without-contrastive",
+    "fine-tuning-data",
+    "without-joint-fine-tuning",
+)
+# Rows of the table.
+ORDER = (CARE, *BASELINES, *ABLATIONS)
+# What the paper claims: the first of each is above the second. The large encoder on both sides is
+# what an asymmetric pair is measured against, at the cost of a large query encoder.
+ORDERINGS = (
+    *((CARE, name) for name in ORDER[1:] if name != LARGE),
+    (LARGE, SMALL),
+)
+
+
+def write_report(
+    out: Path, titles: Mapping[str, str], scores: Scores, facts: Mapping[str, Any]
+) -> None:
+    """Writes `table.md`, `scores.json` and `scores.png`.
+
+    Args:
+        out: Where they are written.
+        titles: What a row is called, by recipe.
+        scores: The scores.
+        facts: What they were measured on and with.
+    """
+    rows = [name for name in ORDER if name in scores]
+    rows += [name for name in scores if name not in ORDER]
+    compared = compare(scores)
+    write_text(out / "table.md", describe(rows, titles, scores, compared, facts))
+    summary = {
+        "facts": dict(facts),
+        "scores": {
+            name: {
+                measure: {str(s): round(fmean(v[measure]), 5) for s, v in scores[name].items()}
+                for measure in (NDCG, MAP)
+            }
+            for name in rows
+        },
+        "orderings": [
+            {"above": above, "below": below, "measure": measure, "verdict": verdict(difference)}
+            | {"difference": difference.value, "low": difference.low, "high": difference.high}
+            for (above, below), found in compared.items()
+            for measure, difference in found.items()
+        ],
+    }
+    write_text(out / "scores.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    _draw(rows, titles, scores, out / "scores.png")
+
+
+def compare(scores: Scores) -> dict[tuple[str, str], dict[str, Difference]]:
+    """Compares the two recipes of each ordering by the seeds that both have.
+
+    A question's value is its mean over seeds; intervals are bootstraps over questions.
+    """
+    compared = {}
+    for above, below in ORDERINGS:
+        if above not in scores or below not in scores:
+            continue
+        if seeds := scores[above].keys() & scores[below].keys():
+            compared[above, below] = {
+                measure: paired_difference(
+                    *(
+                        np.mean([scores[name][s][measure] for s in seeds], axis=0).tolist()
+                        for name in (above, below)
+                    )
+                )
+                for measure in (NDCG, MAP)
+            }
+    return compared
+
+
+def verdict(difference: Difference) -> str:
+    """Returns whether the first is above the second: holds, does not hold, or undecided."""
+    if difference.low > 0:
+        return "holds"
+    return "does not hold" if difference.high < 0 else "is undecided"
+
+
+def describe(
+    rows: Sequence[str],
+    titles: Mapping[str, str],
+    scores: Scores,
+    compared: Mapping[tuple[str, str], Mapping[str, Difference]],
+    facts: Mapping[str, Any],
+) -> str:
+    """Returns the table and the sentences, in Markdown; scores are in hundredths."""
+    lines = [
+        "| | seeds | Retrieval nDCG@10 | Rerank MAP@10 |",
+        "|---|---|---|---|",
+    ]
+    for name in rows:
+        cells = " | ".join(_cell(scores[name], measure) for measure in (NDCG, MAP))
+        lines.append(f"| {titles.get(name, name)} | {len(scores[name])} | {cells} |")
+    lines += [
+        "",
+        f"Mean ± standard deviation over seeds, in hundredths; {facts['questions']} questions, "
+        f"{facts['documents']} documents to search, {facts['candidates']} to rerank.",
+        "",
+    ]
+    for (above, below), found in compared.items():
+        first, second = (titles.get(name, name) for name in (above, below))
+        said = ", ".join(
+            f"{verdict(d)} in {measure} ({100 * d.value:+.1f}, "
+            f"95 % interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
+            for measure, d in found.items()
+        )
+        seeds = len(scores[above].keys() & scores[below].keys())
+        lines.append(f"- {first} above {second}: {said}; seeds: {seeds}.")
+    if CARE in scores and LARGE in scores:
+        reached = _mean(scores[CARE], NDCG) / max(_mean(scores[LARGE], NDCG), 1e-9)
+        lines.append(f"- CARE reaches {100 * reached:.0f} % of the large encoder on both sides.")
+    made_with = ", ".join(f"{name} {number}" for name, number in facts["libraries"].items())
+    lines += [
+        "",
+        f"{facts['gpu'] or facts['processor']}, {facts['threads']} thread(s); "
+        f"{facts['stages']} stages, {facts['stage_minutes']} minutes; "
+        f"Python {facts['python']}, {made_with}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(seeds: Mapping[int, Mapping[str, Sequence[float]]], measure: str) -> str:
+    means = [100 * fmean(values[measure]) for values in seeds.values()]
+    deviation = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
+    return f"{fmean(means):.1f}{deviation}"
+
+
+def _mean(seeds: Mapping[int, Mapping[str, Sequence[float]]], measure: str) -> float:
+    return fmean(fmean(values[measure]) for values in seeds.values())
+
+
+def _draw(rows: Sequence[str], titles: Mapping[str, str], scores: Scores, path: Path) -> None:
+    figure = Figure(figsize=(11, 1 + 0.32 * len(rows)), layout="constrained")
+    shown = list(rows)[::-1]
+    labels = [titles.get(name, name) for name in shown]
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, measure in zip(panels, (NDCG, MAP), strict=True):
+        means = [[100 * fmean(v[measure]) for v in scores[name].values()] for name in shown]
+        errors = [stdev(values) if len(values) > 1 else 0.0 for values in means]
+        colors = ["#c26a4a" if name == CARE else "#7aa6c2" for name in shown]
+        axes.barh(labels, [fmean(m) for m in means], xerr=errors, color=colors, ecolor="#333")
+        axes.set_xlabel(f"{measure}, mean ± deviation over seeds")
+        axes.grid(axis="x", alpha=0.3)
+    with atomic(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

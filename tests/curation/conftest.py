@@ -1,0 +1,40 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import write_jsonl
+
+DOCUMENTS = {
+    "d1": "高血压患者可以吃党参，但要注意血压变化。",
+    "d2": "高血压患者应当少盐饮食，按时服药。",
+    "d3": "骨折以后要固定，并且尽快到医院拍片。",
+    "d4": "儿童发烧先物理降温，超过三十八度五再用药。",
+    "d5": "党参有补气的作用，高血压的人吃之前先问医生。",
+}
+QUERIES = {"q1": "高血压能不能吃党参？", "q2": "孩子发烧怎么办"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A BEIR folder of five documents and two queries, and one wrong judgement."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_jsonl(folder / "corpus.jsonl", [{"_id": k, "text": v} for k, v in DOCUMENTS.items()])
+    write_jsonl(folder / "test.queries.jsonl", [{"_id": k, "text": v} for k, v in QUERIES.items()])
+    (folder / "test.qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td3\t1\nq2\td4\t1\n", encoding="utf-8"
+    )
+    return folder
+
+
+@pytest.fixture
+def facts(data: Path, tmp_path: Path) -> dict[str, Any]:
+    """What the configurations of the judged commands share."""
+    return {
+        "corpus": data / "corpus.jsonl",
+        "queries": data / "test.queries.jsonl",
+        "output": tmp_path / "out",
+        "retrievers": [{"kind": "bm25"}],
+        "passages_per_call": 2,
+    }

@@ -1,0 +1,194 @@
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import CareError
+from core.types import FloatArray
+from models.curation import diversity
+from models.curation.diversify import VectorSource, diversify_file
+from models.curation.diversity import RULES, DiversityOptions, DiversityRule, diversify
+from models.curation.vector_index import GrowingIndex
+from tests.conftest import write_jsonl
+
+DIMENSION = 16
+RULE = DiversityRule(k=3, t=0.8, near=1)
+
+
+def vectors(count: int = 600, seed: int = 0) -> FloatArray:
+    """Unit vectors in clusters of some ten."""
+    draw = np.random.default_rng(seed)
+    centres = draw.standard_normal((count // 10, DIMENSION))
+    found = centres[draw.integers(0, len(centres), count)]
+    found = found + 0.35 * draw.standard_normal((count, DIMENSION))
+    return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+
+def one_by_one(texts: FloatArray, rule: DiversityRule, options: DiversityOptions) -> list[bool]:
+    """The rule as it is written, for one text at a time."""
+    order = diversity._order(len(texts), options)
+    seeds = order[: options.seeds]
+    kept = list(seeds)
+    for row in order[options.seeds :]:
+        nearest = np.sort(texts[kept] @ texts[row])[-rule.k :]
+        if (nearest > rule.t).sum() <= rule.near:
+            kept.append(row)
+    chosen = set(kept)
+    return [row in chosen for row in range(len(texts))]
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+@pytest.mark.parametrize("rule", [RULE, DiversityRule(5, 0.7, 0), DiversityRule(2, 0.85, 1)])
+@pytest.mark.parametrize("seeds", [0, 50])
+def test_blocks_decide_as_one_text_at_a_time(rule: DiversityRule, block: int, seeds: int) -> None:
+    texts = vectors()
+    options = DiversityOptions(seeds=seeds, block=block)
+    kept = diversify(texts, rule, options).kept
+    expected = one_by_one(texts, rule, options)
+    assert kept.tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+
+
+def test_vectors_are_scaled_first() -> None:
+    texts = vectors()
+    longer = texts * np.linspace(0.1, 9, len(texts), dtype=np.float32)[:, None]
+    options = DiversityOptions(seeds=50)
+    assert (diversify(longer, RULE, options).kept == diversify(texts, RULE, options).kept).all()
+
+
+def test_seeds_stay_and_depend_on_the_seed() -> None:
+    texts = np.repeat(vectors(10), 10, axis=0)
+    one, two = (diversify(texts, RULE, DiversityOptions(seeds=20, seed=s)).kept for s in (1, 2))
+    assert one.sum() >= 20
+    assert (one != two).any()
+
+
+def test_hnsw_follows_flat_and_is_the_same_with_any_number_of_threads() -> None:
+    texts = vectors(3000)
+    exact = diversify(texts, RULE, DiversityOptions(seeds=50, block=128))
+    small = DiversityOptions(seeds=50, block=128, flat_limit=200)
+    first, second = (diversify(texts, RULE, small, threads) for threads in (1, 2))
+    assert (exact.index, first.index) == ("Flat", "HNSW32")
+    assert (first.kept == second.kept).all()
+    assert (first.kept == exact.kept).mean() > 0.97
+
+
+def test_an_index_finds_itself_after_the_change_of_kind() -> None:
+    texts = vectors(500)
+    index = GrowingIndex(DIMENSION, flat_limit=300)
+    for start in range(0, 500, 100):
+        index.add(texts[start : start + 100])
+    found = index.search(texts, 1)
+    assert (found.rows[:, 0] == np.arange(500)).mean() > 0.98
+    assert len(index) == 500
+
+
+def test_missing_neighbours_are_never_near() -> None:
+    index = GrowingIndex(DIMENSION, flat_limit=10)
+    index.add(vectors(20)[:2])
+    assert index.search(vectors(20)[:1], 5).scores[0, 2:].tolist() == [-np.inf] * 3
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from models.curation import diversity
+from models.curation.diversity import DiversityOptions, diversify
+from tests.curation.test_diversity import RULE, vectors
+diversity._CHECKPOINT_SECONDS = 0
+write, calls = diversity._write_checkpoint, []
+def slow(*given):
+    write(*given)
+    calls.append(1)
+    if len(calls) == 9:
+        print("noted", flush=True)
+        sys.stdin.read()
+diversity._write_checkpoint = slow
+diversify(vectors(3000), RULE, DiversityOptions(50, 0, 200, 128), 1, Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_filter_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    path, options = tmp_path / "checkpoint", DiversityOptions(50, 0, 200, 128)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"noted\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    searched = 0
+    search = GrowingIndex.search
+
+    def counted(self: GrowingIndex, texts: FloatArray, k: int) -> Any:
+        nonlocal searched
+        searched += len(texts)
+        return search(self, texts, k)
+
+    texts = vectors(3000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrowingIndex, "search", counted)
+        resumed = diversify(texts, RULE, options, 1, path)
+    assert searched == 3000 - 9 * 128
+    assert (resumed.kept == diversify(texts, RULE, options).kept).all()
+    assert not path.exists()
+
+
+def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    diversity._write_checkpoint(path, "other", np.ones(8, dtype=np.bool_), 8)
+    with pytest.raises(CareError, match="checkpoint is of another rule"):
+        diversify(vectors(), RULE, DiversityOptions(50), 1, path)
+
+
+@pytest.mark.parametrize(("k", "near"), [(1, 1), (5, -1)])
+def test_a_rule_that_drops_nothing_or_all(k: int, near: int) -> None:
+    with pytest.raises(CareError, match="must be greater than"):
+        DiversityRule(k, 0.8, near)
+
+
+def test_the_rules_of_the_paper() -> None:
+    assert {
+        "queries": DiversityRule(5, 0.85, 1),
+        "documents": DiversityRule(5, 0.78, 1),
+    } == RULES
+
+
+def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
+    texts = vectors(200)
+    corpus = write_jsonl(
+        tmp_path / "corpus.jsonl",
+        [{"_id": f"d{i}", "text": f"第{i}段", "x": i} for i in range(200)],
+    )
+    np.save(tmp_path / "vectors.npy", texts)
+    output, options = tmp_path / "out" / "kept.jsonl", DiversityOptions(seeds=20)
+    source = VectorSource("care-mini", tmp_path / "vectors.npy")
+    report = diversify_file(corpus, output, "documents", RULE, options, source)
+    rows = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    expected = np.flatnonzero(diversify(texts, RULE, options).kept)
+    assert [row["x"] for row in rows] == expected.tolist()
+    assert (report["kept"], report["dropped"]) == (len(rows), 200 - len(rows))
+    assert json.loads((tmp_path / "out" / "kept.jsonl.report.json").read_text("utf-8")) == report
+
+    similar = ["高血压能吃党参吗", "高血压能吃党参吗？", "高血压能吃党参么", "骨折"]
+    few = write_jsonl(tmp_path / "few.jsonl", [{"text": text} for text in similar])
+    rule = DiversityRule(5, 0.97, 1)
+    diversify_file(few, output, "queries", rule, DiversityOptions(1), VectorSource("care-mini"))
+    kept = [json.loads(line)["text"] for line in output.read_text("utf-8").splitlines()]
+    assert len(kept) == 3 and "骨折" in kept
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((3, 4)), np.zeros((2, 4), np.float32)])
+def test_vectors_that_do_not_fit(tmp_path: Path, wrong: Any) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"text": "甲"}] * 3)
+    np.save(tmp_path / "vectors.npy", wrong)
+    source = VectorSource("care-mini", tmp_path / "vectors.npy")
+    with pytest.raises(CareError, match=r"vectors.npy holds float.* instead of float32 \[3, "):
+        diversify_file(
+            corpus, tmp_path / "kept.jsonl", "documents", RULE, DiversityOptions(1), source
+        )

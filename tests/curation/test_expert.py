@@ -1,0 +1,122 @@
+import csv
+from pathlib import Path
+
+import pytest
+from openpyxl import load_workbook
+
+from core.errors import CareError
+from models.curation.expert import expert_agreement, expert_sample
+from models.jsonl import read_jsonl
+from tests.conftest import write_jsonl
+
+COUNT = 40
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path) -> Path:
+    """An output folder of build-benchmark: a quarter positive, some disputed."""
+    folder = tmp_path / "benchmark"
+    (folder / "retrieval").mkdir(parents=True)
+    queries = [{"_id": "q", "text": "=1+1 是什么病"}]
+    write_jsonl(folder / "queries.jsonl", queries)
+    documents = [{"_id": f"d{i}", "text": f"第{i}段"} for i in range(COUNT)]
+    write_jsonl(folder / "retrieval" / "corpus.jsonl", documents)
+    verdicts = ["positive", "negative", "negative", "disputed"] * (COUNT // 4)
+    write_jsonl(
+        folder / "judgements.jsonl",
+        [
+            {"query-id": "q", "corpus-id": f"d{i}", "grades": {}, "verdict": verdict}
+            for i, verdict in enumerate(verdicts)
+        ],
+    )
+    return folder
+
+
+def key(folder: Path) -> dict[str, str]:
+    return {str(row["pair"]): row["verdict"] for _, row in read_jsonl(folder / "key.jsonl")}
+
+
+def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert expert_sample(benchmark, out, 20, seed=1) == 20
+    rows = list(csv.reader((out / "pairs.csv").open(encoding="utf-8-sig", newline="")))
+    assert rows[0] == ["pair", "query", "passage", "label", "comment"]
+    assert len({row[2] for row in rows[1:]}) == 20
+    assert all(row[3:] == ["", ""] for row in rows[1:])
+    everything = (out / "pairs.csv").read_text("utf-8-sig")
+    assert "positive" not in everything and "d1" not in everything
+    assert set(key(out).values()) == {"positive", "negative"}
+    first = (out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()
+    expert_sample(benchmark, out, 20, seed=1)
+    assert ((out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()) == first
+    expert_sample(benchmark, out, 20, seed=2)
+    assert (out / "key.jsonl").read_bytes() != first[0]
+
+
+def test_no_text_becomes_a_formula(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 5, seed=0)
+    cell = load_workbook(out / "pairs.xlsx").active["B2"]
+    assert (cell.value, cell.data_type) == ("=1+1 是什么病", "s")
+    assert "'=1+1" in (out / "pairs.csv").read_text("utf-8-sig")
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_labels_come_back(benchmark: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 100, seed=0)
+    truth = key(out)
+    assert len(truth) == 30
+    labels = {pair: str(int(verdict == "positive")) for pair, verdict in truth.items()}
+    # Of ten positives two are denied, of twenty negatives one is affirmed, one left open.
+    positives = [pair for pair, verdict in truth.items() if verdict == "positive"]
+    negatives = [pair for pair, verdict in truth.items() if verdict == "negative"]
+    labels |= {positives[0]: "0", positives[1]: "0", negatives[0]: "1", negatives[1]: ""}
+    path = out / f"pairs.{kind}"
+    if kind == "csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(row | {"label": labels[row["pair"]]} for row in reversed(rows))
+    else:
+        book = load_workbook(path)
+        for row in book.active.iter_rows(min_row=2):
+            label = labels[str(row[0].value)]
+            row[3].value = float(label) if label else None
+        book.save(path)
+    result = expert_agreement(path, out / "key.jsonl")
+    assert (result["pairs"], result["labelled"]) == (30, 29)
+    assert result["agreement"] == pytest.approx(26 / 29)
+    counts = [result[name] for name in ("both_positive", "both_negative")]
+    assert counts == [8, 18]
+    assert (result["consensus_positive_only"], result["expert_positive_only"]) == (2, 1)
+    chance = (10 * 9 + 19 * 20) / 29**2
+    assert result["cohen_kappa"] == pytest.approx((26 / 29 - chance) / (1 - chance))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pair,query\n1,x\n", "row 1 has no column 'label'"),
+        ("pair,label\n1,2\n", "row 2: label '2' is neither 1 nor 0"),
+        ("pair,label\n1,1\n1,0\n", "row 3: pair '1' comes twice"),
+        ("pair,label\n99,1\n", "row 2: .*key.jsonl has no pair '99'"),
+    ],
+)
+def test_a_wrong_spreadsheet(benchmark: Path, tmp_path: Path, text: str, message: str) -> None:
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 5, seed=0)
+    path = tmp_path / "back.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CareError, match=rf"back.csv {message}"):
+        expert_agreement(path, out / "key.jsonl")
+
+
+def test_a_file_that_is_no_spreadsheet(tmp_path: Path) -> None:
+    path = tmp_path / "back.xlsx"
+    path.write_text("no", encoding="utf-8")
+    write_jsonl(tmp_path / "key.jsonl", [])
+    with pytest.raises(CareError, match=r"back.xlsx is no spreadsheet"):
+        expert_agreement(path, tmp_path / "key.jsonl")

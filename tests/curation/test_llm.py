@@ -1,0 +1,405 @@
+import json
+import os
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from core.errors import BudgetError, LanguageModelError
+from models.curation.config import Budget, Endpoint
+from models.curation.ledger import Ledger
+from models.curation.llm import LanguageModels, Question
+from models.curation.scripted import scripted_server, send_json
+from tests.curation.endpoints import Recorder, endpoint
+
+
+class Colour(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    colour: str
+
+
+BLUE = json.dumps({"colour": "blue"})
+
+
+def question(text: str = "sky", **changes: Any) -> Question[Colour]:
+    facts = {
+        "id": text,
+        "system": "Name a colour.",
+        "user": text,
+        "again": "Wrong: {complaint}.",
+        "answer": Colour,
+    }
+    return Question(**(facts | changes))
+
+
+@pytest.fixture
+def serve() -> Any:
+    """Starts scripted endpoints that live as long as the test."""
+    with ExitStack() as stack:
+
+        def start(respond: Callable[..., str | None]) -> tuple[Recorder, str]:
+            recorder = Recorder(respond)
+            return recorder, stack.enter_context(scripted_server(recorder))
+
+        yield start
+
+
+def models(tmp_path: Path, *endpoints: Endpoint, **options: Any) -> LanguageModels:
+    return LanguageModels(endpoints, tmp_path / "calls.sqlite", **options)
+
+
+def test_answers_come_in_the_order_of_the_questions(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(lambda body, *_: json.dumps({"colour": body["messages"][1]["content"]}))
+    texts = [f"q{i}" for i in range(30)]
+    with models(tmp_path, endpoint(url, concurrency=5)) as llm:
+        answers = llm.ask({"judge": [question(text) for text in texts]}, "test")["judge"]
+    assert [answer and answer.colour for answer in answers] == texts
+    sent = recorder.bodies[0]
+    assert sent["response_format"]["json_schema"]["schema"] == Colour.model_json_schema()
+    assert (sent["temperature"], sent["max_tokens"]) == (0, 512)
+
+
+def test_no_more_calls_at_once_than_allowed(serve: Any, tmp_path: Path) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def respond(*_: object) -> str:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+        return BLUE
+
+    _, url = serve(respond)
+    with models(tmp_path, endpoint(url, concurrency=3)) as llm:
+        llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
+    assert most == 3
+
+
+def test_an_answer_on_disk_is_not_asked_for_again(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(lambda *_: BLUE)
+    for _ in range(2):
+        with models(tmp_path, endpoint(url)) as llm:
+            # Equal questions at once are one call.
+            llm.ask({"judge": [question("a"), question("a"), question("b")]}, "test")
+            costs = llm.costs()["judge"]
+    assert sorted(recorder.asked.values()) == [1, 1]
+    assert (costs["calls"], costs["answered"], costs["reused"]) == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "other"}, {"temperature": 1}, {"extra_body": {"x": 1}}, {"name": "other"}]
+)
+def test_another_content_is_another_call(
+    serve: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    recorder, url = serve(lambda *_: BLUE)
+    for changes in ({}, change):
+        asked = endpoint(url, **changes)
+        with models(tmp_path, asked) as llm:
+            llm.ask({asked.name: [question()]}, "test")
+    assert len(recorder.bodies) == 2
+
+
+def test_another_address_is_the_same_call(serve: Any, tmp_path: Path) -> None:
+    (_, first), (second, other) = serve(lambda *_: BLUE), serve(lambda *_: BLUE)
+    for url in (first, other):
+        with models(tmp_path, endpoint(url)) as llm:
+            llm.ask({"judge": [question()]}, "test")
+    assert not second.bodies
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ("blue", "Invalid JSON"),
+        ('{"colour": 3}', "colour: "),
+        ("{}", "colour: Field required"),
+        ('{"colour": "blue", "shade": 1}', "shade: Extra"),
+        ("", "Invalid JSON"),
+    ],
+)
+def test_an_invalid_answer_is_asked_for_again_with_its_fault(
+    serve: Any, tmp_path: Path, bad: str, complaint: str
+) -> None:
+    recorder, url = serve(lambda body, *_: bad if len(body["messages"]) == 2 else BLUE)
+    with models(tmp_path, endpoint(url)) as llm:
+        (answer,) = llm.ask({"judge": [question()]}, "test")["judge"]
+        assert not llm.set_aside
+    assert answer == Colour(colour="blue")
+    *_, given, again = recorder.bodies[1]["messages"]
+    assert given == {"role": "assistant", "content": bad}
+    assert again["content"].startswith(f"Wrong: {complaint}")
+
+
+def test_what_stays_invalid_is_set_aside_with_its_texts(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(lambda body, *_: BLUE if body["messages"][1]["content"] == "sky" else "?")
+    for _ in range(2):
+        with models(tmp_path, endpoint(url), attempts=2) as llm:
+            answers = llm.ask({"judge": [question("fog"), question()]}, "test")["judge"]
+            (aside,) = llm.set_aside
+            costs = llm.costs()
+    assert answers == [None, Colour(colour="blue")]
+    assert (aside.endpoint, aside.id) == ("judge", "fog")
+    assert [tried["text"] for tried in aside.tried] == ["?", "?"]
+    assert all("Invalid JSON" in tried["complaint"] for tried in aside.tried)
+    assert len(recorder.bodies) == 3
+    assert costs["all"]["set_aside"] == 1
+
+
+def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, tmp_path: Path) -> None:
+    fenced = {2: '```json\n{"colour": "red"}\n```', 4: f"```\n{BLUE}\n```"}
+    _, url = serve(lambda body, *_: fenced[len(body["messages"])])
+    asked = question(check=lambda answer: "red is no colour" if answer.colour == "red" else "")
+    with models(tmp_path, endpoint(url)) as llm:
+        assert llm.ask({"judge": [asked]}, "test")["judge"] == [Colour(colour="blue")]
+
+
+def refuse(status: int, headers: dict[str, str] | None = None) -> Callable[..., str | None]:
+    """Fails the first time that a question is asked."""
+
+    def respond(_: object, handler: Any, before: int) -> str | None:
+        if before:
+            return BLUE
+        send_json(handler, status, {"error": {"message": "not now"}}, headers)
+        return None
+
+    return respond
+
+
+def hang(_: object, handler: Any, before: int) -> str | None:
+    if before:
+        return BLUE
+    time.sleep(1.5)
+    handler.close_connection = True
+    return None
+
+
+def cut(_: object, handler: Any, before: int) -> str | None:
+    if before:
+        return BLUE
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.wfile.flush()
+    # Linger of 0: closing resets the connection.
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.close_connection = True
+    return None
+
+
+def other_body(_: object, handler: Any, before: int) -> str | None:
+    if before:
+        return BLUE
+    send_json(handler, 200, {"hello": "there"})
+    return None
+
+
+@pytest.mark.parametrize(
+    ("respond", "lost"),
+    [
+        (refuse(429), 0),
+        (refuse(503), 0),
+        (hang, 1),
+        (cut, 1),
+        (other_body, 1),
+    ],
+    ids=["429", "503", "hang", "cut", "other body"],
+)
+def test_a_passing_fault_is_repeated(
+    serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
+) -> None:
+    _, url = serve(respond)
+    with models(tmp_path, endpoint(url, timeout=0.8)) as llm:
+        assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
+        costs = llm.costs()["judge"]
+    assert (costs["calls"], costs["answered"]) == (2, 1)
+    assert (costs["lost"], costs["failed"]) == (lost, 1 - lost)
+    # A lost call may have been paid for: it counts with all that it could have used.
+    assert (costs["answer_tokens"] > 512) == bool(lost)
+
+
+def test_retry_after_is_waited_for(serve: Any, tmp_path: Path) -> None:
+    _, url = serve(refuse(429, {"Retry-After": "1"}))
+    started = time.monotonic()
+    with models(tmp_path, endpoint(url)) as llm:
+        llm.ask({"judge": [question()]}, "test")
+    assert time.monotonic() - started >= 1
+
+
+def test_an_endpoint_that_goes_on_failing_stops_the_command(serve: Any, tmp_path: Path) -> None:
+    def respond(_: object, handler: Any, __: int) -> None:
+        send_json(handler, 500, {})
+
+    _, url = serve(respond)
+    with (
+        models(tmp_path, endpoint(url, retries=2)) as llm,
+        pytest.raises(LanguageModelError, match=r"\(judge\) failed 3 times in a row.* status 500"),
+    ):
+        llm.ask({"judge": [question()]}, "test")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "the key is wrong"), (404, "does not know"), (400, "not now")]
+)
+def test_a_fault_that_stays_is_not_repeated(
+    serve: Any, tmp_path: Path, status: int, words: str
+) -> None:
+    recorder, url = serve(refuse(status))
+    with (
+        models(tmp_path, endpoint(url, concurrency=1)) as llm,
+        pytest.raises(LanguageModelError, match=words),
+    ):
+        llm.ask({"judge": [question("a"), question("b")]}, "test")
+    assert len(recorder.bodies) == 1
+
+
+def test_one_question_that_is_refused_is_set_aside(serve: Any, tmp_path: Path) -> None:
+    def respond(body: Any, handler: Any, _: int) -> str | None:
+        if body["messages"][1]["content"] != "long":
+            return BLUE
+        send_json(handler, 400, {"error": {"message": "too long"}})
+        return None
+
+    recorder, url = serve(respond)
+    for _ in range(2):
+        with models(tmp_path, endpoint(url, concurrency=1)) as llm:
+            asked = [question("a"), question("long"), question("b")]
+            answers = llm.ask({"judge": asked}, "test")["judge"]
+            assert "too long" in llm.set_aside[0].tried[0]["complaint"]
+    assert [answer is None for answer in answers] == [False, True, False]
+    assert len(recorder.bodies) == 3
+
+
+def test_a_key_is_read_from_the_environment(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def respond(_: object, handler: Any, __: int) -> str:
+        seen.append(handler.headers["Authorization"])
+        return BLUE
+
+    _, url = serve(respond)
+    with pytest.raises(LanguageModelError, match="variable MY_KEY, the key of judge, is not set"):
+        models(tmp_path, endpoint(url, api_key_env="MY_KEY"))
+    monkeypatch.setenv("MY_KEY", "sk-1")
+    with models(tmp_path, endpoint(url, api_key_env="MY_KEY")) as llm:
+        llm.ask({"judge": [question()]}, "test")
+    assert seen == ["Bearer sk-1"]
+    assert b"sk-1" not in (tmp_path / "calls.sqlite").read_bytes()
+
+
+def test_the_budget_of_calls_stops_in_time_and_a_larger_one_goes_on(
+    serve: Any, tmp_path: Path
+) -> None:
+    recorder, url = serve(lambda *_: BLUE)
+    asked = {"judge": [question(str(i)) for i in range(10)]}
+    with (
+        models(tmp_path, endpoint(url), budget=Budget(calls=4)) as llm,
+        pytest.raises(BudgetError, match="budget of 4 calls is spent: raise budget"),
+    ):
+        llm.ask(asked, "test")
+    assert len(recorder.bodies) == 4
+    with models(tmp_path, endpoint(url), budget=Budget(calls=10)) as llm:
+        assert None not in llm.ask(asked, "test")["judge"]
+    assert set(recorder.asked.values()) == {1}
+
+
+def test_the_budget_of_tokens_is_not_exceeded_and_is_used(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(lambda *_: BLUE)
+    asked = {"judge": [question(str(i)) for i in range(100)]}
+    # A call uses 34 tokens here and could use about 350.
+    with (
+        models(tmp_path, endpoint(url, max_tokens=50), budget=Budget(tokens=1000)) as llm,
+        pytest.raises(BudgetError, match=r"1,000 tokens has .* left and the next call could use"),
+    ):
+        llm.ask(asked, "test")
+    with models(tmp_path, endpoint(url)) as llm:
+        costs = llm.costs()["judge"]
+    used = costs["prompt_tokens"] + costs["answer_tokens"]
+    assert 600 < used <= 1000
+    assert len(recorder.bodies) == costs["answered"] > 15
+
+
+def test_costs_by_endpoint(serve: Any, tmp_path: Path) -> None:
+    _, url = serve(lambda *_: BLUE)
+    dear = endpoint(url, "dear", input_price=1e6, output_price=2e6)
+    with models(tmp_path, dear, endpoint(url, "free")) as llm:
+        llm.ask({"dear": [question()], "free": [question(), question("fog")]}, "test")
+        costs = llm.costs()
+    tokens = len("Name a colour.sky"), len(BLUE)
+    assert (costs["dear"]["prompt_tokens"], costs["dear"]["answer_tokens"]) == tokens
+    assert costs["dear"]["price"] == tokens[0] + 2 * tokens[1]
+    assert (costs["free"]["price"], costs["all"]["calls"]) == (0, 3)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.curation.test_llm import endpoint, models, question
+with models(Path(sys.argv[1]), endpoint(sys.argv[2], concurrency=2)) as llm:
+    llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
+"""
+
+
+def test_a_killed_command_goes_on_without_one_answered_call_twice(
+    serve: Any, tmp_path: Path
+) -> None:
+    held, release = threading.Event(), threading.Event()
+    answered = []
+
+    def respond(body: Any, handler: Any, _: int) -> str | None:
+        if len(answered) >= 7 and not release.is_set():
+            held.set()
+            release.wait(30)
+            handler.close_connection = True
+            return None
+        answered.append(body["messages"][1]["content"])
+        return BLUE
+
+    recorder, url = serve(respond)
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), url])
+    assert held.wait(60)
+    database = sqlite3.connect(tmp_path / "calls.sqlite")
+    count = "SELECT count(*) FROM calls WHERE state = 'answered'"
+    while database.execute(count).fetchone()[0] < len(answered):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    release.set()
+    before = set(answered)
+
+    with models(tmp_path, endpoint(url, concurrency=2)) as llm:
+        answers = llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")["judge"]
+        costs = llm.costs()["judge"]
+    assert None not in answers
+    asked = {key.split()[1]: times for key, times in recorder.asked.items()}
+    assert all(asked[text] == 1 for text in before)
+    assert len(answered) == len(set(answered)) == 20
+    # Those under way when it was killed: nobody knows what became of them.
+    assert costs["reused"] == len(before)
+    assert 1 <= costs["lost"] <= 2
+
+
+def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
+    from core.errors import CareError
+
+    path = tmp_path / "calls.sqlite"
+    path.write_bytes(os.urandom(4096))
+    with pytest.raises(CareError, match=r"calls.sqlite is not a ledger"):
+        Ledger(path)

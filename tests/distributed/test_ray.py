@@ -1,0 +1,328 @@
+"""Builds whose texts a local Ray with two actors encodes, beside the same builds without it."""
+
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from core.errors import CareError, PairError, ProviderError
+from core.text import document_text
+from core.types import Encoder, IndexManifest
+from core.versions import current_version, read_manifest
+from indexer.__main__ import main
+from indexer.build import BuildOptions, build
+from indexer.ray_encoding import RayEngine, RemoteEncoder
+from indexer.shards import whole_shards
+from indexer.update import Changes, active_manifest, update
+from tests.conftest import make_records, write_jsonl
+from tests.distributed.encoders import (
+    LoggingEncoder,
+    Trouble,
+    die,
+    die_once,
+    fail,
+    processes_of,
+    refuse,
+    texts_of,
+    wait_for_another,
+)
+from tests.distributed.s3 import S3, serve_s3
+from tests.encoders import BigramEncoder, make_spec
+from tests.indexer.builds import SHARD_SIZE, build_options, only_folder
+
+ROOT = Path(__file__).parents[2]
+COUNT = 100
+SHARDS = -(-COUNT // SHARD_SIZE)
+ACTORS = 2
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(s3: S3) -> Iterator[None]:
+    """One Ray for all tests of this process; its workers inherit the address of the store."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # By default workers give way to whatever else the machine does.
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(
+            address="local",
+            num_cpus=ACTORS,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    path = tmp_path / "work"
+    path.mkdir()
+    write_jsonl(path / "corpus.jsonl", make_records(COUNT))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The index that the local engine builds."""
+    folder = tmp_path_factory.mktemp("local")
+    write_jsonl(folder / "corpus.jsonl", make_records(COUNT))
+    return contents(run(build_options(folder, folder / "corpus.jsonl")))
+
+
+def run(options: BuildOptions) -> IndexManifest:
+    encoder = (
+        RemoteEncoder(make_spec("document"))
+        if isinstance(options.engine, RayEngine)
+        else BigramEncoder("document")
+    )
+    return build(options, encoder, BigramEncoder("query"))[0]
+
+
+def text_of(number: int) -> str:
+    record = make_records(COUNT)[number]
+    return document_text(record["title"], record["text"])
+
+
+def ray_options(
+    work: Path, log: Path, trouble: Trouble | None = None, at: int = 0, **facts: Any
+) -> BuildOptions:
+    make = partial(LoggingEncoder, log, trouble, f"第{at}号")
+    engine = RayEngine(make, actors=ACTORS, **facts)
+    return build_options(work, work / "corpus.jsonl", engine=engine)
+
+
+def contents(manifest: IndexManifest) -> dict[str, Any]:
+    """All that does not depend on when a version was made; checksums of its files are among it."""
+    return manifest.model_dump(exclude={"version", "created_at", "build_seconds"})
+
+
+def test_two_actors_build_the_same_index(work: Path, log: Path, expected: dict[str, Any]) -> None:
+    assert contents(run(ray_options(work, log, wait_for_another, at=0))) == expected
+    assert len(processes_of(log)) == ACTORS
+    assert len(texts_of(log)) == len(set(texts_of(log))) == COUNT
+    assert not (only_folder(work / "builds" / "test") / "ray").exists()
+
+
+def test_an_object_store_serves_as_the_shared_folder(
+    work: Path, log: Path, s3: S3, expected: dict[str, Any]
+) -> None:
+    storage = f"s3://{s3.bucket}/encoding"
+    assert contents(run(ray_options(work, log, storage=storage))) == expected
+    assert [path for path in s3.folder.rglob("*") if path.is_file()] == []
+
+
+def test_an_actor_that_is_killed_changes_nothing(
+    work: Path, log: Path, expected: dict[str, Any]
+) -> None:
+    assert contents(run(ray_options(work, log, die_once, at=50))) == expected
+    assert (log / "died").exists()
+    # What the dead one had begun, another did.
+    assert texts_of(log).count(text_of(50)) == 2
+
+
+def test_a_shard_that_kills_every_worker_ends_the_build(
+    work: Path, log: Path, expected: dict[str, Any]
+) -> None:
+    with pytest.raises(CareError, match=r"^3 workers died one after the other over shard 3: "):
+        run(ray_options(work, log, die, at=50))
+    assert texts_of(log).count(text_of(50)) == 3
+    assert contents(run(ray_options(work, log))) == expected
+
+
+def test_a_build_whose_driver_is_killed_is_resumed_by_either_engine(
+    work: Path, log: Path, tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    command = [sys.executable, "-m", "tests.distributed.killed_ray_build"]
+    done = subprocess.run([*command, str(work), str(log), "第70号"], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_for_end(processes_of(log))
+    shutil.copytree(work, tmp_path / "copy")
+
+    folder = only_folder(work / "builds" / "test")
+    made = {record.shard for record in whole_shards(folder)}
+    made |= {int(p.parent.name) for p in folder.glob("ray/*/vectors") if whole_shards(p)}
+    assert 0 < len(made) < SHARDS
+    again = tmp_path / "again"
+    again.mkdir()
+    assert contents(run(ray_options(work, again))) == expected
+    missing = [text_of(i) for i in range(COUNT) if i // SHARD_SIZE not in made]
+    assert sorted(texts_of(again)) == sorted(missing)
+
+    copy = tmp_path / "copy"
+    assert contents(run(build_options(copy, copy / "corpus.jsonl"))) == expected
+
+
+def test_a_build_that_the_local_engine_began_is_resumed(
+    work: Path, log: Path, expected: dict[str, Any]
+) -> None:
+    began = LoggingEncoder(log, fail, "第50号")
+    with pytest.raises(RuntimeError):
+        build(build_options(work, work / "corpus.jsonl"), began, BigramEncoder("query"))
+    for path in log.iterdir():
+        path.unlink()
+    assert contents(run(ray_options(work, log))) == expected
+    assert len(texts_of(log)) == COUNT - 50 // SHARD_SIZE * SHARD_SIZE
+
+
+def refused_by(options: BuildOptions, encoder: Encoder) -> tuple[dict[str, Any], dict[str, str]]:
+    manifest, encoded = build(options, encoder, BigramEncoder("query"))
+    assert manifest.count == COUNT - 1
+    return contents(manifest), dict(encoded.refused)
+
+
+def test_a_refused_text_is_left_out_as_by_the_local_engine(
+    work: Path, log: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(work / "corpus.jsonl", alone)
+    local = refused_by(
+        build_options(alone, alone / "corpus.jsonl", max_reject_rate=0.1),
+        LoggingEncoder(log, refuse, "第50号"),
+    )
+    distributed = refused_by(
+        replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.1),
+        RemoteEncoder(make_spec("document")),
+    )
+    assert local == distributed
+    assert local[1] == {"d0050": "the text is refused"}
+
+
+def test_too_many_refused_texts_are_an_error(work: Path, log: Path) -> None:
+    options = replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.0)
+    with pytest.raises(CareError, match=r"document 'd0050': the text is refused; .*allowed 0"):
+        run(options)
+
+
+def test_an_encoder_that_fails_is_an_error_that_names_the_shard(work: Path, log: Path) -> None:
+    message = "^the encoder failed on shard 3 with RuntimeError: out of memory$"
+    with pytest.raises(CareError, match=message):
+        run(ray_options(work, log, fail, at=50))
+
+
+def missing_encoder() -> BigramEncoder:
+    raise PairError("model.onnx is missing")
+
+
+def test_an_encoder_that_cannot_be_loaded_is_an_error(work: Path) -> None:
+    engine = RayEngine(missing_encoder, actors=ACTORS)
+    with pytest.raises(CareError, match=r"^model\.onnx is missing$"):
+        run(build_options(work, work / "corpus.jsonl", engine=engine))
+
+
+class Unreadable(BigramEncoder):
+    """What the machine of an actor cannot load, as where the project is not installed."""
+
+    def __reduce__(self) -> Any:
+        return missing_encoder, ()
+
+
+def given(encoder: BigramEncoder) -> BigramEncoder:
+    return encoder
+
+
+def test_an_actor_that_cannot_start_is_an_error(work: Path) -> None:
+    engine = RayEngine(partial(given, Unreadable()), actors=ACTORS)
+    with pytest.raises(ProviderError, match=r"^Ray ended the encoding: .*model\.onnx is missing"):
+        run(build_options(work, work / "corpus.jsonl", engine=engine))
+
+
+@pytest.mark.parametrize("url", ["nonsense://bucket", "gs://bucket", "s3://..", "/proc/no"])
+def test_storage_that_nothing_can_read_is_an_error(work: Path, log: Path, url: str) -> None:
+    with pytest.raises(ProviderError, match=f"'{url}/test/.*' cannot be used as storage: "):
+        run(ray_options(work, log, storage=url))
+
+
+def test_an_update_reuses_vectors_and_makes_the_same(work: Path, tmp_path: Path, log: Path) -> None:
+    records = make_records(COUNT)
+    changed = [record | {"text": f"新：{record['text']}"} for record in records[5:60:11]]
+    new = write_jsonl(tmp_path / "new.jsonl", [*changed, *make_records(COUNT + 40)[COUNT:]])
+    made = []
+    storage = (tmp_path / "shared").as_uri()
+    for options in (
+        build_options(tmp_path, work / "corpus.jsonl"),
+        ray_options(work, log, storage=storage),
+    ):
+        run(build_options(options.indexes.parent, work / "corpus.jsonl"))
+        base = active_manifest(options.indexes, options.name)
+        changes = Changes(str(new))
+        encoder = BigramEncoder("document")
+        result = update(options, changes, base, encoder, BigramEncoder("query"))
+        assert result
+        made.append(contents(result[0]))
+        del made[-1]["corpus"]["update"]["base"]
+    assert made[0] == made[1]
+    assert len(texts_of(log)) == 40 + len(changed)
+    assert not [path for path in (tmp_path / "shared").rglob("*") if path.is_file()]
+
+
+def test_the_command_encodes_with_care_mini_on_a_ray_of_its_own(tmp_path: Path) -> None:
+    lines = (ROOT / "data" / "sample" / "corpus.jsonl").read_text("utf-8").splitlines()[:40]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("\n".join(lines), encoding="utf-8")
+    arguments = ["build", "--corpus", str(corpus), "--shard-size", "8", "--threads", "1"]
+    arguments += ["--indexes", str(tmp_path / "indexes"), "--ray-storage", str(tmp_path / "shared")]
+    made = []
+    for engine in ("local", "ray"):
+        command = [*arguments, "--index", engine, "--engine", engine, "--ray-actors", str(ACTORS)]
+        command += ["--builds", str(tmp_path / engine)]
+        if engine == "local":
+            assert main(command) == 0
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "indexer", *command],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            # The summary stands alone on standard output.
+            words = [line[:7].strip() for line in done.stdout.splitlines()]
+            assert words == ["corpus", "encode", "index", "total", "active"], done.stdout
+        indexes = tmp_path / "indexes"
+        manifest = read_manifest(indexes / engine / current_version(indexes, engine))
+        made.append(contents(manifest) | {"name": "same"})
+    assert made[0] == made[1]
+
+
+def wait_for_end(processes: set[int]) -> None:
+    deadline = time.monotonic() + 60
+    while any(is_running(process) for process in processes):
+        assert time.monotonic() < deadline, "workers outlive their driver"
+        time.sleep(0.1)
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,210 @@
+"""`build --dry-run`: what it estimates beside what a build then takes."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import CareError, CorpusError
+from core.types import Chunking, Document
+from indexer.__main__ import main
+from indexer.build import BuildOptions, build
+from indexer.chunking import Chunker
+from indexer.encoders import offset_counter
+from indexer.estimate import Estimate, Rate, Sample, described, trial
+from indexer.index_size import index_bytes
+from indexer.sample import sample, total
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import DIMENSION, BigramEncoder
+from tests.indexer.builds import build_options
+from tests.indexer.conftest import OptionsMaker
+
+MAX_LENGTH = 200
+COUNT = BigramEncoder("document")
+
+
+def estimated(options: BuildOptions, chunker: Chunker | None = None) -> Estimate:
+    return Sample(options, chunker).estimate(offset_counter(COUNT, MAX_LENGTH), DIMENSION)
+
+
+def uneven_records(count: int) -> list[dict[str, Any]]:
+    """Texts of 1 to 300 characters, longer ones towards the end, over 4 MiB for 20,000."""
+    lengths = random.Random(5)
+    return [
+        {"_id": i, "text": "病" * lengths.randint(1, 100 + 200 * i // count)} for i in range(count)
+    ]
+
+
+def test_a_small_corpus_is_read_whole_and_counted_exactly(options: OptionsMaker) -> None:
+    records = [*make_records(30), {"_id": "long", "text": "字" * 500}, {"_id": "bad"}]
+    settings = options(records, max_reject_rate=0.1)
+    estimate = estimated(settings)
+    manifest, encoded = build(settings, COUNT, BigramEncoder("query"))
+    assert estimate.is_whole
+    assert (estimate.documents.value, estimate.documents.spread) == (31, 0)
+    assert (estimate.tokens.value, estimate.tokens.spread) == (encoded.summary.tokens, 0)
+    assert (estimate.rejected, estimate.truncated) == (1, 1 / 31)
+    assert estimate.factory == manifest.factory
+    size = sum(path.stat().st_size for path in encoded.folder.glob("shard-*.npy"))
+    assert estimate.shards == size - 128 * len(list(encoded.folder.glob("shard-*.npy")))
+    assert estimate.vectors_file == pytest.approx(manifest.files["vectors.faiss"].bytes, rel=0.02)
+    assert "31 documents, from all of them; 1 records" in described(estimate, RATE)[0]
+
+
+RATE = Rate(1000, "GPU", "as given")
+
+
+def test_a_large_corpus_is_sampled_and_the_truth_lies_within_the_spread(
+    options: OptionsMaker, tmp_path: Path
+) -> None:
+    records = uneven_records(20_000)
+    estimate = estimated(options(records))
+    tokens = sum(min(len(r["text"]), MAX_LENGTH) for r in records)
+    assert not estimate.is_whole
+    assert estimate.sampled < 0.9 * len(records)
+    for found, truth in ((estimate.documents, len(records)), (estimate.tokens, tokens)):
+        assert 0 < found.spread < 0.05 * truth
+        assert abs(found.value - truth) <= found.spread
+    cut = sum(len(r["text"]) > MAX_LENGTH for r in records) / len(records)
+    assert estimate.truncated == pytest.approx(cut, rel=0.1)
+    # The same records in many files.
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in range(40):
+        write_jsonl(folder / f"{part:02d}.jsonl", records[500 * part : 500 * (part + 1)])
+    parts = estimated(build_options(tmp_path, folder))
+    assert abs(parts.tokens.value - tokens) <= parts.tokens.spread < 0.05 * tokens
+
+
+@pytest.mark.parametrize("group", [500, 5000, 20_000])
+def test_rows_of_parquet_are_known_and_their_tokens_estimated(tmp_path: Path, group: int) -> None:
+    records = uneven_records(20_000)
+    table = pa.table({"_id": [r["_id"] for r in records], "text": [r["text"] for r in records]})
+    pq.write_table(table, tmp_path / "c.parquet", row_group_size=group)
+    estimate = estimated(build_options(tmp_path, tmp_path / "c.parquet"))
+    assert (estimate.documents.value, estimate.documents.spread) == (20_000, 0)
+    tokens = sum(min(len(r["text"]), MAX_LENGTH) for r in records)
+    assert abs(estimate.tokens.value - tokens) <= estimate.tokens.spread < 0.07 * tokens
+    assert not estimate.is_whole
+
+
+def test_every_line_begins_in_one_block(tmp_path: Path) -> None:
+    # One line is longer than a block of 64 KiB, others end where blocks do.
+    lengths = [10, 70_000, *([300] * 500), 65_000, 200]
+    records = [{"_id": i, "text": "x" * length} for i, length in enumerate(lengths)]
+    files = [write_jsonl(tmp_path / f"{i}.jsonl", records[i::3]) for i in range(3)]
+    (stratum,) = sample(files, 100_000)
+    found = [record for block in stratum.blocks for record in block.records]
+    assert all(isinstance(record, Document) for record in found)
+    ids = sorted(int(record.id) for record in found if isinstance(record, Document))
+    assert ids == list(range(len(lengths)))
+    assert len(stratum.blocks) > 3
+    documents = total([stratum], lambda block: len(block.records))
+    assert (documents.value, documents.spread) == (len(lengths), 0)
+
+
+def test_chunks_are_estimated_as_they_are_cut(options: OptionsMaker) -> None:
+    records = [{"_id": f"d{i}", "text": f"第{i}篇说明。" * 2 * i} for i in range(1, 11)]
+    chunking = Chunking(tokens=30, overlap=8)
+    settings = options(records, chunking=chunking)
+    estimate = estimated(settings, Chunker(COUNT, chunking))
+    _, encoded = build(settings, COUNT, BigramEncoder("query"))
+    assert estimate.documents.value == 10
+    assert estimate.rows.value == encoded.staged.chunks
+    # Equal chunks are encoded once.
+    assert estimate.tokens.value >= encoded.summary.tokens
+    assert f"10 documents in {encoded.staged.chunks} chunks" in described(estimate, RATE)[0]
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        *("Flat", "HNSW16", "HNSW32,SQ8", "HNSW32,SQfp16", "IVF32,Flat", "IVF32,SQ8"),
+        *("IVF32,PQ16x8,RFlat", "IVF32,PQ32x4fs,Refine(SQfp16)", "IVF32,PQ16x8,Refine(SQ8)"),
+    ],
+)
+def test_the_size_of_an_index_file_follows_from_its_factory(factory: str) -> None:
+    count, dimension = 2000, 64
+    vectors = np.random.default_rng(0).normal(size=(count, dimension)).astype(np.float32)
+    index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    faiss.omp_set_num_threads(1)
+    if "PQ16x8" in factory:
+        # As when an index is built; it takes most of the time.
+        faiss.downcast_index(index.base_index).do_polysemous_training = False
+    index.train(vectors)
+    index.add(vectors)
+    size = faiss.serialize_index(index).nbytes
+    assert index_bytes(factory, count, dimension) == pytest.approx(size, rel=0.03)
+
+
+def test_documents_are_estimated_as_they_are_stored(options: OptionsMaker) -> None:
+    settings = options(make_records(3000))
+    _, encoded = build(settings, COUNT, BigramEncoder("query"))
+    size = (encoded.folder / "documents.arrow").stat().st_size
+    assert estimated(settings).documents_file == pytest.approx(size, rel=0.05)
+
+
+def test_hours_follow_from_the_rate(options: OptionsMaker) -> None:
+    estimate = estimated(options(make_records(30)))
+    hours = estimate.tokens.value / 10 / 3600
+    line = described(estimate, Rate(10, "GPU", "as given"))[2]
+    assert line == f"time    {hours:.3g} GPU hours at 10 tokens/s a GPU, as given"
+
+
+def test_a_trial_encodes_some_texts_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0, 106.0, 107.0, 108.0, 110.0])
+    monkeypatch.setattr("indexer.estimate.time.perf_counter", lambda: next(ticks))
+    encoder = BigramEncoder("document")
+    texts = ["字" * (i % 100 + 1) for i in range(1000)]
+    rate = trial(encoder, texts, 4, 2, "test (auto)")
+    assert encoder.texts_seen == 4 + 32
+    assert rate.source == "measured here: 32 texts in 10.0 s with test (auto)"
+    assert 2 * rate.tokens * 10 == pytest.approx(32 * 50.5, rel=0.15)
+
+
+def test_what_cannot_be_estimated_is_said(options: OptionsMaker, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no record of the sample can be indexed"):
+        estimated(options([{"_id": "bad"}]))
+    with pytest.raises(CareError, match="needs 39,936 vectors"):
+        estimated(options(make_records(30), factory="IVF1024,SQ8"))
+    (tmp_path / "c.parquet").write_bytes(b"PAR1")
+    with pytest.raises(CorpusError, match="the corpus cannot be read"):
+        estimated(build_options(tmp_path, tmp_path / "c.parquet"))
+
+
+@pytest.mark.usefixtures("test_encoders")
+def test_a_dry_run_writes_nothing_and_loads_no_encoder_if_the_rate_is_given(
+    tmp_path: Path,
+    pair_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(50))
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    command = ["build", "--dry-run", "--index", "test", "--corpus", str(corpus)]
+    command += ["--pair", str(pair_file)]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "measured here: 50 texts in" in output
+    assert [line[:7].strip() for line in output.splitlines()] == [
+        *("corpus", "tokens", "time", "disk", "", "memory", ""),
+    ]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the encoder is loaded")
+
+    monkeypatch.setattr("indexer.__main__.document_encoder", refuse)
+    assert main([*command, "--tokens-per-second", "500"]) == 0
+    tokens = sum(len(f"{r['title']}\n{r['text']}") for r in make_records(50))
+    assert f"tokens  {tokens:,}: " in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+    corpus.write_text(json.dumps({"_id": "bad"}), encoding="utf-8")
+    assert main([*command, "--tokens-per-second", "500"]) == 1
+    assert "no record of the sample" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Texts made for alignment."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from models.training.phrases import LONGEST, SHORTEST, Phrases, write
+from models.training.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "models" / "training" / "recipes" / "care-mini.yaml"
+TEXTS = ["高血压患者平时应该注意什么？", "清淡饮食，按时服用降压药，注意休息。定期复查血压。"]
+
+
+def made(seed: int, count: int = 400) -> list[str]:
+    return list(islice(Phrases(TEXTS, seed), count))
+
+
+def test_texts_follow_from_the_seed() -> None:
+    assert made(0) == made(0)
+    assert len(set(made(0)) & set(made(1))) < 200
+
+
+def test_texts_are_short_and_no_two_are_equal() -> None:
+    texts = made(0)
+    assert len(set(texts)) == len(texts)
+    assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
+
+
+def test_no_form_is_left_unfilled() -> None:
+    assert not [text for text in made(0, 2000) if "{" in text or "}" in text]
+
+
+def test_parts_of_given_texts_are_among_them() -> None:
+    texts = made(0)
+    assert any(text in TEXTS[1] for text in texts)
+    assert sum(text not in "".join(TEXTS) for text in texts) > 200
+
+
+def test_words_belong_to_the_class_of_their_longest_ending() -> None:
+    phrases = Phrases(TEXTS, 0)
+    assert phrases._class("高尿酸血症") == "disease"
+    assert phrases._class("阿奇霉素") == "drug"
+    assert phrases._class("毛细血管") == "organ"
+    assert phrases._class("拖拉机") is None
+
+
+def test_only_examples_that_train_are_read(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "phrases.jsonl"
+    changes = [f"variables.data={data}", "dev=null"]
+    write(load_recipe(RECIPE, changes), out, count=300, seed=0)
+    texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
+    assert len(texts) == 300
+    # Of answers that no example names, and of knowledge-qa, there is no part.
+    assert any(text in "清淡饮食，按时服用降压药。" for text in texts)
+    assert not any("使用抗生素控制感染" in text or "绝对不会出现的句子" in text for text in texts)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    def lines(name: str, records: list[dict[str, object]]) -> None:
+        text = "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    documents = [
+        ("t1", "清淡饮食，按时服用降压药。", "patient-qa"),
+        ("t2", "绝对不会出现的句子。", "patient-qa"),
+        ("h1", "建议手术治疗，并使用抗生素控制感染。", "knowledge-qa"),
+    ]
+    lines(
+        "corpus.jsonl",
+        [
+            {"_id": i, "title": "", "text": text, "metadata": {"source": source}}
+            for i, text, source in documents
+        ],
+    )
+    lines(
+        "train.queries.jsonl",
+        [{"_id": "a", "text": "高血压吃什么？"}, {"_id": "b", "text": "这种病怎么治？"}],
+    )
+    (tmp_path / "train.qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\na\tt1\t1\nb\th1\t1\n", encoding="utf-8"
+    )
+    return tmp_path

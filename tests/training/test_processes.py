@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import torch
+import torch.multiprocessing
+from torch import Tensor, distributed, nn
+
+from models.training.losses import info_nce, unit
+from models.training.processes import everywhere
+
+# Documents of each process: unequal, so that rows must be padded to be gathered.
+ROWS = (2, 5)
+WIDTH = 6
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, queries: Tensor, documents: Tensor) -> Tensor:
+        found, offset = everywhere(unit(self.linear(documents)))
+        targets = torch.arange(len(queries)) + offset
+        return info_nce(unit(self.linear(queries)), found, targets, 0.1)
+
+
+def texts(process: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(process)
+    return (
+        torch.randn(2, WIDTH, generator=generator),
+        torch.randn(ROWS[process], WIDTH, generator=generator),
+    )
+
+
+def work(process: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    address = f"file://{folder}/rendezvous"
+    distributed.init_process_group("gloo", init_method=address, rank=process, world_size=2)
+    model = nn.parallel.DistributedDataParallel(Model())
+    model(*texts(process)).backward()
+    torch.save(model.module.linear.weight.grad, f"{folder}/{process}.pt")
+    distributed.destroy_process_group()
+
+
+def test_gradients_of_two_processes_are_those_of_one_with_all_texts(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2)
+    model = Model()
+    (q0, d0), (q1, d1) = texts(0), texts(1)
+    found = unit(model.linear(torch.cat([d0, d1])))
+    queries = unit(model.linear(torch.cat([q0, q1])))
+    info_nce(queries, found, torch.tensor([0, 1, 2, 3]), 0.1).backward()
+    for process in range(2):
+        gradient = torch.load(tmp_path / f"{process}.pt")
+        torch.testing.assert_close(gradient, model.linear.weight.grad, rtol=1e-4, atol=1e-6)
