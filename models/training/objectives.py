@@ -1,5 +1,6 @@
 """What a stage minimises: encoders and losses as one module, whose forward is a training step."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -21,7 +22,7 @@ from models.training.processes import everywhere
 Losses = dict[str, Tensor]
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """Encoders that are trained or frozen, and the loss of a batch.
 
     Args:
@@ -58,9 +59,9 @@ class Objective(nn.Module):
         ids, mask = batch[f"{role}_ids"], batch[f"{role}_mask"]
         return self.encoder(role).embed(ids, mask, self.mini_batch)
 
+    @abstractmethod
     def forward(self, **batch: Tensor) -> Losses:
         """Returns `loss`, a scalar, and its parts by name."""
-        raise NotImplementedError
 
 
 class Contrast(Objective):
