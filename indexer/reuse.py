@@ -14,9 +14,10 @@ from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
+from indexer.digests import as_array, digest
 from indexer.refusals import layouts
 from indexer.shards import ShardedVectors, whole_shards
-from indexer.staging import as_array, digest, vector_of_row
+from indexer.staging import vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
 
 # Other index types keep approximations of the vectors.
