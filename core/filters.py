@@ -35,7 +35,7 @@ _SCHEMA = pa.schema(
 _BATCH_VALUES = 65_536
 # Rows and values that are held in memory until a part is written, and values of a part that are
 # read at a time.
-_HELD_ROWS, _HELD_VALUES = 1 << 21, 1 << 17
+_HELD_ROWS, _HELD_VALUES = 1 << 20, 1 << 17
 _READ_VALUES = 256
 _NO_ROWS: RowArray = np.empty(0, np.int64)
 

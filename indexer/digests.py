@@ -26,11 +26,6 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=DIGEST.itemsize).digest()
 
 
-def as_array(digests: bytes) -> NDArray[np.bytes_]:
-    """Returns digests that follow each other as an array of them."""
-    return np.frombuffer(digests, dtype=DIGEST)
-
-
 def first_equal(digests: NDArray[np.bytes_], folder: Path) -> RowArray:
     """Returns int64 [n]: for each of n digests the place of the first that is equal to it.
 

@@ -31,7 +31,7 @@ from indexer.corpus import (
     Reject,
     read_corpus,
 )
-from indexer.digests import DIGEST, as_array, digest, first_equal, first_places, numbers
+from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
 from indexer.progress import progress_bar
 
 SUMMARY = "corpus.json"
@@ -219,7 +219,7 @@ class _Ids:
         file, line, row = place.tolist()
         document = reader[row]
         is_chunk = document.parent is not None and document.parent != document.id
-        if is_chunk and own == as_array(digest(document.id))[0]:
+        if is_chunk and own == np.array(digest(document.id), DIGEST):
             return document.id, document.parent, Place(self._files[file], line)
         return document.parent or document.id, None, Place(self._files[file], line)
 
