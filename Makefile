@@ -29,6 +29,8 @@ SYSTEMS ?=
 OUT ?=
 CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
 RECIPE ?=
+CARE_MINI = models/training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
+PRECISION ?= quantised
 TRAIN_ARGS ?=
 EXPORT_ARGS ?=
 ONLY ?=
@@ -48,7 +50,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-fp32 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
+.PHONY: help demo test test-engines build-index serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,13 +95,15 @@ export: $(TEST) ## Export a pair of checkpoints for the service, held to gates: 
 	.venv-test/bin/python -m models.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))' \
 	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(EXPORT_ARGS)
 
-care-mini: $(TEST) ## Make the embedded pair again from its source
-	.venv-test/bin/python -m models.conversion --out models/care-mini \
-	  --spec models/registry/care-mini.toml
+care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)
+	.venv-test/bin/python -m models.training phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
+	.venv-test/bin/python -m models.training run $(CARE_MINI)
+	.venv-test/bin/python -m models.conversion --trained builds/training/runs/care-mini-seed0/pair.toml \
+	  --out models/care-mini --spec models/registry/care-mini.toml
 
-care-mini-fp32: $(TEST) ## Make the unquantised edition, for comparison, in builds/care-mini-fp32
-	.venv-test/bin/python -m models.conversion --out builds/care-mini-fp32 \
-	  --spec builds/care-mini-fp32/pair.toml --precision fp32
+care-mini-1: $(TEST) ## Make its first edition, for comparison, in builds/care-mini-1: PRECISION=quantised or fp32
+	.venv-test/bin/python -m models.conversion --out builds/care-mini-1/$(PRECISION) \
+	  --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
 
 train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
 	.venv-test/bin/python -m models.training run '$(RECIPE)' $(TRAIN_ARGS)

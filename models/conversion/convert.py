@@ -25,17 +25,17 @@ from models.export.quantization import (
     quantize_tables,
 )
 
-Precision = Literal["shipped", "fp32"]
+Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
 
 CALIBRATION = Path(__file__).with_name("calibration.txt")
 EMBEDDING_SPACE = "care-mini-1"
 QUERY_PROMPT, DOCUMENT_PROMPT = "query: ", "passage: "
 
-_NAMES = {"shipped": "care-mini", "fp32": "care-mini-fp32"}
+_NAMES = {"quantised": "care-mini-1", "fp32": "care-mini-1-fp32"}
 _DESCRIPTIONS = {
-    "shipped": "multilingual-e5-small for Chinese, quantised to run anywhere",
-    "fp32": "multilingual-e5-small for Chinese in float32, to compare care-mini with",
+    "quantised": "multilingual-e5-small for Chinese, quantised: the first edition of care-mini",
+    "fp32": "multilingual-e5-small for Chinese in float32, which care-mini is trained from",
 }
 
 
@@ -45,7 +45,7 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
     Args:
         out: The folder to write ONNX files and `tokenizer.json` to.
         spec: The TOML file to write; it names the files relative to itself.
-        precision: `shipped`, int8 queries and 4-bit documents, or `fp32`, one file for both.
+        precision: `quantised`, int8 queries and 4-bit documents, or `fp32`, one file for both.
         report: Called with each line of progress.
 
     Raises:

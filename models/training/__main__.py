@@ -37,7 +37,7 @@ def main() -> int:
     command = commands.add_parser("phrases", help="make texts for a recipe's alignment")
     command.add_argument("recipe", type=Path, help="a YAML file, for the examples it trains on")
     command.add_argument("--out", type=Path, required=True, help="a JSONL file of texts")
-    command.add_argument("--count", type=int, default=60_000, help="how many (60000)")
+    command.add_argument("--count", type=int, default=140_000, help="how many (140000)")
     command.add_argument("--seed", type=int, default=0, help="of all that is drawn (0)")
     command.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     command.set_defaults(act=_phrases)

@@ -70,7 +70,7 @@ def bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted")
-    convert(folder / "care-mini", folder / "pair.toml", "shipped", lambda _: None)
+    convert(folder / "care-mini", folder / "pair.toml", "quantised", lambda _: None)
     return folder
 
 
@@ -149,7 +149,7 @@ def test_conversion_makes_the_committed_tokenizer(converted: Path) -> None:
 
 
 def test_conversion_is_deterministic(converted: Path, tmp_path: Path) -> None:
-    convert(tmp_path / "care-mini", tmp_path / "pair.toml", "shipped", lambda _: None)
+    convert(tmp_path / "care-mini", tmp_path / "pair.toml", "quantised", lambda _: None)
     for name in ("pair.toml", *(f"care-mini/{name}" for name in FILES)):
         assert (tmp_path / name).read_bytes() == (converted / name).read_bytes(), name
 
