@@ -19,7 +19,7 @@ from indexer.shards import ShardedVectors, whole_shards
 from indexer.staging import as_array, digest, vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
 
-# Other index types keep approximations of the vectors.
+# Other types keep approximations, or know no vector by its row.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
 
 _Take = Callable[[RowArray], FloatArray]
@@ -65,8 +65,8 @@ def known_vectors(
     take = _index_vectors(folder, manifest, milvus) or _build_vectors(manifest, builds)
     if not take:
         raise IndexVersionError(
-            f"the vectors of {manifest.version} are gone: {manifest.factory} does not hold them "
-            f"exactly and its shards are not in {builds}: build the index from its whole corpus, "
+            f"the vectors of {manifest.version} are gone: {manifest.factory} does not give them "
+            f"back and its shards are not in {builds}: build the index from its whole corpus, "
             "or encode all its documents again (--encode-all)"
         )
     texts = (document_text(document.title, document.text) for document in reader)
