@@ -5,19 +5,25 @@ that opening it costs nothing however many values a field has. The place of a va
 the value's label, a number that stands for it wherever rows are kept elsewhere.
 """
 
+import heapq
 import json
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import IndexVersionError, QueryError
+from core.scratch import scratch
 from core.types import Filter, FilterValue, RowArray
 
 FILE_NAME = "filters.arrow"
@@ -25,8 +31,17 @@ FILE_NAME = "filters.arrow"
 _SCHEMA = pa.schema(
     [("field", pa.string()), ("value", pa.string()), ("rows", pa.large_list(pa.int64()))]
 )
-_BATCH_ROWS = 65_536
+# Values in a batch of the table.
+_BATCH_VALUES = 65_536
+# Rows and values that are held in memory until a part is written, and values of a part that are
+# read at a time.
+_HELD_ROWS, _HELD_VALUES = 1 << 20, 1 << 17
+_READ_VALUES = 256
 _NO_ROWS: RowArray = np.empty(0, np.int64)
+
+# Field and value, and the rows of a part that carry them.
+_Key = tuple[str, str]
+_Entry = tuple[_Key, RowArray]
 
 
 def _encode(value: FilterValue) -> str:
@@ -34,14 +49,24 @@ def _encode(value: FilterValue) -> str:
 
 
 class FilterWriter:
-    """Collects the rows of each metadata value.
+    """Writes the rows of each metadata value; a context manager.
 
     Text, whole numbers, booleans and lists of them can be filtered by; other values
-    (fractions, objects, null) are kept with the document and not indexed.
+    (fractions, objects, null) are kept with the document and not indexed. Memory is bounded:
+    tables of parts of the rows are laid beside the file and merged when the block ends.
+
+    Args:
+        path: The file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parts_path = path.with_name(f".{path.name}.parts")
+        self._open = ExitStack()
+        self._parts = self._open.enter_context(_table(self._parts_path))
         self._rows: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
+        self._held = 0
+        self._fields: Counter[str] = Counter()
 
     def add(self, row: int, metadata: Mapping[str, Any]) -> None:
         """Notes the values of one document; rows must come in ascending order."""
@@ -49,34 +74,85 @@ class FilterWriter:
             values = value if isinstance(value, list) else [value]
             for item in {_encode(v) for v in values if isinstance(v, str | int | bool)}:
                 self._rows[field, item].append(row)
+                self._held += 1
+        if self._held >= _HELD_ROWS or len(self._rows) >= _HELD_VALUES:
+            self._write_part()
 
     def fields(self) -> dict[str, int]:
-        """Returns the number of distinct values of each field."""
-        counts: dict[str, int] = defaultdict(int)
-        for field, _ in sorted(self._rows):
-            counts[field] += 1
-        return dict(counts)
+        """Returns the number of distinct values of each field, once the block has ended."""
+        return dict(self._fields)
 
-    def write(self, path: Path) -> None:
-        """Writes the table."""
-        keys = sorted(self._rows)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-            for start in range(0, len(keys), _BATCH_ROWS):
-                part = keys[start : start + _BATCH_ROWS]
-                rows = [np.frombuffer(self._rows[key], dtype=np.int64) for key in part]
-                offsets = np.cumsum([0, *(len(r) for r in rows)], dtype=np.int64)
-                writer.write_batch(
-                    pa.RecordBatch.from_arrays(
-                        [
-                            pa.array([field for field, _ in part], pa.string()),
-                            pa.array([value for _, value in part], pa.string()),
-                            pa.LargeListArray.from_arrays(
-                                pa.array(offsets), pa.array(np.concatenate(rows))
-                            ),
-                        ],
-                        schema=_SCHEMA,
-                    )
-                )
+    def _write_part(self) -> None:
+        if keys := sorted(self._rows):
+            rows = [np.frombuffer(self._rows[key], dtype=np.int64) for key in keys]
+            self._parts.write_batch(_batch(keys, [len(r) for r in rows], np.concatenate(rows)))
+        self._rows.clear()
+        self._held = 0
+
+    def _merge(self) -> None:
+        with pa.memory_map(str(self._parts_path)) as file, _table(self._path) as table:
+            reader = pa.ipc.open_file(file)
+            parts = [_entries(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+            # Equal values come in the order of their parts, so their rows ascend.
+            merged = groupby(heapq.merge(*parts, key=itemgetter(0)), key=itemgetter(0))
+            while batch := self._next_batch(islice(merged, _BATCH_VALUES)):
+                table.write_batch(batch)
+
+    def _next_batch(self, values: Iterable[tuple[_Key, Iterable[_Entry]]]) -> Any:
+        keys: list[_Key] = []
+        lengths: list[int] = []
+        with scratch(self._path.parent, np.int64) as rows:
+            for key, entries in values:
+                keys.append(key)
+                lengths.append(0)
+                for _, own in entries:
+                    rows.append(own.data)
+                    lengths[-1] += len(own)
+            self._fields.update(field for field, _ in keys)
+            return _batch(keys, lengths, rows.array()) if keys else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            with self._open:
+                if kind is None:
+                    self._write_part()
+            if kind is None:
+                self._merge()
+        finally:
+            self._parts_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[Any]:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        yield writer
+
+
+def _batch(keys: Sequence[_Key], lengths: Sequence[int], rows: RowArray) -> Any:
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    columns = [
+        pa.array([field for field, _ in keys], pa.string()),
+        pa.array([value for _, value in keys], pa.string()),
+        pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(rows)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _entries(part: Any) -> Iterator[_Entry]:
+    fields, values, lists = part.columns
+    rows, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+    for start in range(0, len(part), _READ_VALUES):
+        some = (column.slice(start, _READ_VALUES).to_pylist() for column in (fields, values))
+        for at, key in enumerate(zip(*some, strict=True), start):
+            yield key, rows[offsets[at] : offsets[at + 1]]
 
 
 class FilterReader:

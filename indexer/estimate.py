@@ -22,9 +22,8 @@ _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
 # Offsets of four columns of text, one of them of eight bytes; a chunk has three columns more.
 _ROW_BYTES, _CHUNK_ROW_BYTES = 20, 12
-# Measured with 100,000 and a million documents (python -m loadtest.bench.build): checksums and
-# places of ids and texts, while equal ones are looked for.
-_STAGING_BYTES = 150
+# Measured with 100,000 and a million documents (python -m loadtest.bench.build).
+_STAGING_BYTES = 60e6
 _BASE_BYTES = 120e6
 _TRAINING_ROWS = 100_000
 # A shard that is read, one that is encoded, one that is written.
@@ -190,7 +189,7 @@ class Sample:
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
         phases = {
-            "staging": _STAGING_BYTES * rows,
+            "staging": _STAGING_BYTES,
             "encoding": _SHARDS * shard,
             "building the index": index,
         }

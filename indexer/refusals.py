@@ -119,15 +119,16 @@ def _lay_out(
     temporary = folder / f".{target.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    by_value = FilterWriter()
     rows = 0
-    with DocumentWriter(temporary / documents.FILE_NAME, chunked=reader.chunked) as writer:
+    with (
+        FilterWriter(temporary / filters.FILE_NAME) as by_value,
+        DocumentWriter(temporary / documents.FILE_NAME, chunked=reader.chunked) as writer,
+    ):
         for kept, document in zip(keep, reader, strict=True):
             if kept:
                 by_value.add(rows, document.metadata)
                 writer.write(document)
                 rows += 1
-    by_value.write(temporary / filters.FILE_NAME)
     vector_of = vector_of_row(folder)[keep]
     _, first_rows = np.unique(vector_of, return_index=True)
     save_rows(temporary, np.sort(first_rows), vector_of)

@@ -14,9 +14,10 @@ from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
+from indexer.digests import DIGEST, digest
 from indexer.refusals import layouts
 from indexer.shards import ShardedVectors, whole_shards
-from indexer.staging import as_array, digest, vector_of_row
+from indexer.staging import vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
 
 # Other types keep approximations, or know no vector by its row.
@@ -34,13 +35,13 @@ class KnownVectors:
     """
 
     def __init__(self, texts: Iterable[str], take: _Take) -> None:
-        digests = as_array(b"".join(map(digest, texts)))
+        digests = np.fromiter(map(digest, texts), DIGEST)
         self._digests, self._rows = np.unique(digests, return_index=True)
         self._take = take
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
         """Returns bool [n], which texts are known, and float32 [known, dimension]."""
-        digests = as_array(b"".join(map(digest, texts)))
+        digests = np.fromiter(map(digest, texts), DIGEST)
         at = np.searchsorted(self._digests, digests)
         at[at == len(self._digests)] = 0
         known: NDArray[np.bool_] = self._digests[at] == digests

@@ -8,14 +8,11 @@ vectors.npy      int64 [rows], which unique text is the row's
 rejects.jsonl    file, line and reason of each record left out
 """
 
-import hashlib
 import json
-from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from core import documents, filters
@@ -23,6 +20,7 @@ from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
 from core.files import write_text
 from core.filters import FilterWriter
+from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray, UpdateRecord
 from indexer.chunking import Chunker
@@ -33,6 +31,7 @@ from indexer.corpus import (
     Reject,
     read_corpus,
 )
+from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
 from indexer.progress import progress_bar
 
 SUMMARY = "corpus.json"
@@ -40,8 +39,6 @@ REJECTS = "rejects.jsonl"
 
 _TEXTS = "texts.npy"
 _VECTORS = "vectors.npy"
-# 128 bits: a hundred million texts collide with a probability below 1e-22.
-_DIGEST_BYTES = 16
 
 # The chunks of a document or, if it is not cut, the document alone.
 Cut = tuple[Place, list[Document] | Reject]
@@ -88,37 +85,41 @@ def stage(
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
         return earlier
 
-    ids, texts = _Ids(), bytearray()
     accepted = rows = 0
-    by_value = FilterWriter()
     rejects = _Rejects()
     with (
-        DocumentWriter(folder / documents.FILE_NAME, chunked=chunker is not None) as writer,
-        (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
-        progress_bar("read", show=progress) as bar,
+        scratch(folder, DIGEST) as texts,
+        scratch(folder, DIGEST) as id_digests,
+        scratch(folder, np.int64) as id_places,
     ):
-        for place, parts in _cut(files, chunker) if cut is None else cut:
-            bar.update()
-            if isinstance(parts, Reject):
-                line = {"file": place.file, "line": place.line, "reason": parts.reason}
-                reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                rejects.add(place, parts)
-                continue
-            accepted += 1
-            if parts[0].id != (own := parts[0].parent or parts[0].id):
-                ids.append(own, place, rows)
-            for document in parts:
-                by_value.add(rows, document.metadata)
-                ids.append(document.id, place, rows)
-                texts += digest(document_text(document.title, document.text))
-                writer.write(document)
-                rows += 1
-
-    rejects.check(accepted, folder / REJECTS, max_reject_rate)
-    ids.check(folder)
-    first_rows, vector_of = _unique(texts)
-    by_value.write(folder / filters.FILE_NAME)
-    save_rows(folder, first_rows, vector_of)
+        ids = _Ids(id_digests, id_places)
+        with (
+            FilterWriter(folder / filters.FILE_NAME) as by_value,
+            DocumentWriter(folder / documents.FILE_NAME, chunked=chunker is not None) as writer,
+            (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
+            progress_bar("read", show=progress) as bar,
+        ):
+            for place, parts in _cut(files, chunker) if cut is None else cut:
+                bar.update()
+                if isinstance(parts, Reject):
+                    line = {"file": place.file, "line": place.line, "reason": parts.reason}
+                    reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    rejects.add(place, parts)
+                    continue
+                accepted += 1
+                if parts[0].id != (own := parts[0].parent or parts[0].id):
+                    ids.append(own, place, rows)
+                for document in parts:
+                    by_value.add(rows, document.metadata)
+                    ids.append(document.id, place, rows)
+                    texts.append(digest(document_text(document.title, document.text)))
+                    writer.write(document)
+                    rows += 1
+        rejects.check(accepted, folder / REJECTS, max_reject_rate)
+        ids.check(folder)
+        equal = first_equal(texts.array(), folder)
+        first_rows = first_places(equal, folder)
+        save_rows(folder, first_rows, numbers(equal, first_rows, folder))
     staged = StagedCorpus(
         checksum=checksum,
         files=[file.name for file in files],
@@ -170,69 +171,57 @@ def _cut(files: list[Path], chunker: Chunker | None) -> Iterator[Cut]:
             yield place, chunker.cut(record) if chunker else [record]
 
 
-class _Places:
-    """The place of each id, in twelve bytes a row."""
-
-    def __init__(self) -> None:
-        self._files: list[str] = []
-        self._file_of = array("i")
-        self._lines = array("q")
-
-    def append(self, place: Place) -> None:
-        if not self._files or self._files[-1] != place.file:
-            self._files.append(place.file)
-        self._file_of.append(len(self._files) - 1)
-        self._lines.append(place.line)
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __getitem__(self, at: int) -> Place:
-        return Place(self._files[self._file_of[at]], self._lines[at])
-
-
 class _Ids:
-    """All ids that must differ, with place and row: those of documents and of their chunks."""
+    """All ids that must differ: those of documents and of their chunks.
 
-    def __init__(self) -> None:
-        self._digests = bytearray()
-        self._places = _Places()
-        self._rows = array("q")
+    Args:
+        digests: Takes their digests.
+        places: Takes for each the number of the file, the line and the row.
+    """
+
+    def __init__(self, digests: Scratch, places: Scratch) -> None:
+        self._digests = digests
+        self._places = places
+        self._files: list[str] = []
 
     def append(self, id_: str, place: Place, row: int) -> None:
-        self._digests += digest(id_)
-        self._places.append(place)
-        self._rows.append(row)
+        if not self._files or self._files[-1] != place.file:
+            self._files.append(place.file)
+        self._digests.append(digest(id_))
+        self._places.append(np.array([len(self._files) - 1, place.line, row]).data)
 
     def check(self, folder: Path) -> None:
-        first, number_of = _unique(self._digests)
-        repeats = np.flatnonzero(first[number_of] != np.arange(len(self._rows)))
-        if not len(repeats):
+        digests = self._digests.array()
+        equal = first_equal(digests, folder)
+        repeats = len(equal) - len(first_places(equal, folder))
+        if not repeats:
             return
-        at = int(repeats[0])
-        before = int(first[number_of[at]])
+        at = int(np.flatnonzero(equal != np.arange(len(equal)))[0])
+        before = int(equal[at])
         reader = DocumentReader(folder / documents.FILE_NAME)
-        id_, cut = self._describe(at, reader)
-        _, cut_before = self._describe(before, reader)
+        places = self._places.array().reshape(-1, 3)
+        id_, cut, place = self._describe(digests[at], places[at], reader)
+        _, cut_before, place_before = self._describe(digests[before], places[before], reader)
         if cut or cut_before:
-            own, chunk = (before, at) if cut else (at, before)
+            own, chunk = (place_before, place) if cut else (place, place_before)
             raise CorpusError(
-                f"{self._places[own]}: _id '{id_}' is also the id of a chunk of "
-                f"'{cut or cut_before}' ({self._places[chunk]}): change one of them"
+                f"{own}: _id '{id_}' is also the id of a chunk of "
+                f"'{cut or cut_before}' ({chunk}): change one of them"
             )
         raise CorpusError(
-            f"{self._places[at]}: _id '{id_}' is a duplicate of {self._places[before]}; "
-            f"duplicates in all: {len(repeats)}"
+            f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}"
         )
 
-    def _describe(self, at: int, reader: DocumentReader) -> tuple[str, str | None]:
-        """Returns an id and, if it is a chunk's, the id of the document."""
-        document = reader[self._rows[at]]
+    def _describe(
+        self, own: np.bytes_, place: RowArray, reader: DocumentReader
+    ) -> tuple[str, str | None, Place]:
+        """Returns an id, if it is a chunk's the id of the document, and its place."""
+        file, line, row = place.tolist()
+        document = reader[row]
         is_chunk = document.parent is not None and document.parent != document.id
-        own = self._digests[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
-        if is_chunk and own == digest(document.id):
-            return document.id, document.parent
-        return document.parent or document.id, None
+        if is_chunk and own == np.array(digest(document.id), DIGEST):
+            return document.id, document.parent, Place(self._files[file], line)
+        return document.parent or document.id, None, Place(self._files[file], line)
 
 
 class _Rejects:
@@ -256,21 +245,3 @@ class _Rejects:
                 f"{self.count} of {total} records are rejected ({rate:.1%}, allowed "
                 f"{max_rate:.1%}); the first is {self._first}; all are listed in {file}"
             )
-
-
-def digest(text: str) -> bytes:
-    """Returns 16 bytes that tell a text or an id from all others."""
-    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def as_array(digests: bytes | bytearray) -> NDArray[np.bytes_]:
-    """Returns digests that follow each other as an array of them."""
-    return np.frombuffer(digests, dtype=f"S{_DIGEST_BYTES}")
-
-
-def _unique(digests: bytearray) -> tuple[RowArray, RowArray]:
-    _, first, inverse = np.unique(as_array(digests), return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return first[order].astype(np.int64), rank[inverse].astype(np.int64)

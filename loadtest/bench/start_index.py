@@ -158,15 +158,16 @@ def make_index(options: Options, pair_path: Path, indexes: Path) -> str:
 def _write_documents(folder: Path, count: int, canaries: list[int]) -> dict[str, int]:
     """Writes `count` documents and the canaries after them; returns values of each field."""
     records = _sample_records()
-    filter_writer = FilterWriter()
-    with DocumentWriter(folder / documents.FILE_NAME) as writer:
+    with (
+        FilterWriter(folder / filters.FILE_NAME) as filter_writer,
+        DocumentWriter(folder / documents.FILE_NAME) as writer,
+    ):
         for row in range(count + len(canaries)):
             record = records[row % len(records)] if row < count else records[canaries[row - count]]
             metadata = {**record["metadata"], "year": 2000 + row % 25}
             title = record["title"] if row >= count else f"{record['title']}（{row}）"
             writer.write(Document(f"d{row}", record["text"], title, metadata))
             filter_writer.add(row, metadata)
-    filter_writer.write(folder / filters.FILE_NAME)
     return filter_writer.fields()
 
 

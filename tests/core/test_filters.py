@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core import filters
 from core.errors import IndexVersionError, QueryError
 from core.filters import FilterReader, FilterWriter
 from core.types import Filter
@@ -22,10 +23,9 @@ FILTERS = st.dictionaries(FIELDS, st.lists(VALUES | st.just("absent"), max_size=
 
 
 def write(path: Path, metadata: Sequence[Mapping[str, Any]]) -> FilterWriter:
-    writer = FilterWriter()
-    for row, values in enumerate(metadata):
-        writer.add(row, values)
-    writer.write(path)
+    with FilterWriter(path) as writer:
+        for row, values in enumerate(metadata):
+            writer.add(row, values)
     return writer
 
 
@@ -98,6 +98,38 @@ def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
         rows = reader.rows({"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]})
         assert rows is not None
         assert rows.tolist() == [row]
+
+
+@given(st.lists(METADATA, max_size=12), st.integers(1, 6), st.integers(1, 4))
+def test_a_table_of_many_parts_is_that_of_one(
+    metadata: list[dict[str, Any]], held: int, batch: int
+) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        whole = open_reader(Path(folder) / "whole", metadata)
+        patch.setattr(filters, "_HELD_ROWS", held)
+        patch.setattr(filters, "_BATCH_VALUES", batch)
+        patch.setattr(filters, "_READ_VALUES", 2)
+        merged = open_reader(Path(folder) / "merged", metadata)
+        assert merged.fields == whole.fields
+        assert merged._table.to_pylist() == whole._table.to_pylist()
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["merged", "whole"]
+
+
+def test_many_values_are_parts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "_HELD_VALUES", 3)
+    metadata = [{"n": i % 7, "s": "甲"} for i in range(50)]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    assert reader.fields == {"n": 7, "s": 1}
+    rows = reader.rows({"n": [3], "s": ["甲"]})
+    assert rows is not None
+    assert rows.tolist() == list(range(3, 50, 7))
+
+
+def test_after_an_error_no_part_is_left(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="stop"), FilterWriter(tmp_path / "f.arrow") as writer:
+        writer.add(0, {"a": 1})
+        raise RuntimeError("stop")
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:

@@ -158,9 +158,8 @@ def test_foreign_documents_are_refused(settings: Settings, folder: Path) -> None
 
 
 def test_foreign_filters_are_refused(settings: Settings, folder: Path) -> None:
-    writer = FilterWriter()
-    writer.add(0, {"ward": "a"})
-    writer.write(folder / "filters.arrow")
+    with FilterWriter(folder / "filters.arrow") as writer:
+        writer.add(0, {"ward": "a"})
     accept_file(folder, "filters.arrow")
     assert_refused(settings, "does not hold the values that the manifest counts")
 
