@@ -18,6 +18,7 @@ from core.canaries import canary_candidates, check_canaries, choose_canaries, ma
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import exclusive, sha256_file, sync, write_text, writing_in
+from core.shards import ShardedVectors
 from core.text import document_text, normalize_text
 from core.types import (
     SCHEMA_VERSION,
@@ -37,7 +38,6 @@ from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.recall import RECALL_K
 from indexer.refusals import max_refused, without_refused
-from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
 from indexer.stores import (
     MilvusAddress,

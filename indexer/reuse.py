@@ -12,11 +12,11 @@ from core.canaries import canary_vectors
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.files import sha256_file
+from core.shards import ShardedVectors, whole_shards
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
 from indexer.digests import DIGEST, digest
 from indexer.refusals import layouts
-from indexer.shards import ShardedVectors, whole_shards
 from indexer.staging import vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
 

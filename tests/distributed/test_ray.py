@@ -16,13 +16,13 @@ import pytest
 import ray
 
 from core.errors import CareError, PairError, ProviderError
+from core.shards import whole_shards
 from core.text import document_text
 from core.types import Encoder, IndexManifest
 from core.versions import current_version, read_manifest
 from indexer.__main__ import main
 from indexer.build import BuildOptions, build
 from indexer.ray_encoding import RayEngine, RemoteEncoder
-from indexer.shards import whole_shards
 from indexer.update import Changes, active_manifest, update
 from tests.conftest import make_records, write_jsonl
 from tests.distributed.encoders import (

@@ -10,12 +10,12 @@ import pytest
 
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, ProviderError, TextRefusedError, VectorError
+from core.shards import whole_shards
 from core.types import Chunking, Encoding, FloatArray, IndexManifest
 from core.versions import list_versions
 from indexer.__main__ import main
 from indexer.build import BuildOptions, Encoded, build, encode
 from indexer.isolation import Isolator
-from indexer.shards import whole_shards
 from indexer.update import Changes, active_manifest, update
 from indexer.verify import verify_version
 from tests.conftest import Builder, make_records, write_jsonl
