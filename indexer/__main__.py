@@ -35,6 +35,19 @@ from models.pairs import DEFAULT_PAIR, load_pair
 _DEFAULTS = BuildOptions(corpus="", name="")
 # What a server's encoder takes at once: enough for all connections, few enough to see progress.
 _SERVER_TEXTS = 1024
+# Options that say nothing but to some encoders, or to an engine.
+_ONLY_WITH = {
+    "dtype": ("encoder", ("transformers", "vllm")),
+    "engines": ("encoder", ("vllm",)),
+    "tensor_parallel": ("encoder", ("vllm",)),
+    "base_url": ("encoder", ("openai",)),
+    "model": ("encoder", ("openai",)),
+    "concurrency": ("encoder", ("openai",)),
+    "truncate": ("encoder", ("openai",)),
+    "ray_address": ("engine", ("ray",)),
+    "ray_actors": ("engine", ("ray",)),
+    "ray_storage": ("engine", ("ray",)),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,6 +184,7 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--truncate", action="store_true", help="ask the server to cut long texts (vLLM can)"
     )
+    command.set_defaults(default_of=command.get_default)
 
 
 def _add_milvus(command: argparse.ArgumentParser) -> None:
@@ -253,6 +267,13 @@ def _pair(options: argparse.Namespace) -> Pair:
     pair = load_pair(options.pair)
     options.encoder = encoder_name(pair.document, options.encoder)
     options.batch_size = options.batch_size or default_batch_size(options.encoder)
+    for name, (what, able) in _ONLY_WITH.items():
+        chosen = getattr(options, what)
+        if getattr(options, name) != options.default_of(name) and chosen not in able:
+            raise CareError(
+                f"--{name.replace('_', '-')} needs --{what} {' or '.join(able)}; "
+                f"here it is {chosen}"
+            )
     return pair
 
 
@@ -296,6 +317,8 @@ def _build(options: argparse.Namespace) -> None:
     if options.dry_run:
         _estimate(pair, options)
         return
+    if options.tokens_per_second:
+        raise CareError("--tokens-per-second needs --dry-run")
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
@@ -317,9 +340,7 @@ def _estimate(pair: Pair, options: argparse.Namespace) -> None:
     encoder = document_encoder(pair, _encoder_options(options)) if needed else None
     chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
     sample = Sample(settings, chunker)
-    estimate = sample.estimate(
-        token_counter(pair, _encoder_options(options)), pair.document.dimension
-    )
+    estimate = sample.estimate(token_counter(pair, options.threads), pair.document.dimension)
     if options.tokens_per_second or not encoder:
         rate = Rate(options.tokens_per_second, "GPU", "as given")
     else:

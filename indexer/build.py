@@ -18,6 +18,7 @@ from core.canaries import canary_candidates, check_canaries, choose_canaries, ma
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import exclusive, sha256_file, sync, write_text, writing_in
+from core.shards import ShardedVectors
 from core.text import document_text, normalize_text
 from core.types import (
     SCHEMA_VERSION,
@@ -27,7 +28,6 @@ from core.types import (
     Encoder,
     EncoderSpec,
     FileRecord,
-    FloatArray,
     IndexManifest,
     RecallReport,
     RowArray,
@@ -38,7 +38,6 @@ from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Reuse, encode_corpus
 from indexer.recall import RECALL_K
 from indexer.refusals import max_refused, without_refused
-from indexer.shards import ShardedVectors
 from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
 from indexer.stores import (
     MilvusAddress,
@@ -238,6 +237,8 @@ def _build(
 ) -> tuple[IndexManifest, Encoded]:
     started = time.perf_counter()
     dimension = document_encoder.spec.dimension
+    # A bad file of queries is found before days of encoding.
+    asked = _read_queries(options.queries) if options.queries else []
     encoded = encode(options, document_encoder, source)
     layout = encoded.layout
     reader = DocumentReader(layout / documents.FILE_NAME)
@@ -246,7 +247,8 @@ def _build(
     check_factory(options.store, factory, dimension, len(vectors))
     canaries = _canaries(reader, vectors, unique_text_rows(layout))
     check_canaries(query_encoder, canaries)
-    queries, queries_from = _held_out_queries(options, reader, layout, query_encoder)
+    texts = asked or _first_sentences(reader, unique_text_rows(layout))
+    queries = np.concatenate([query_encoder.encode([normalize_text(t)]).vectors for t in texts])
 
     version = _new_version(options.indexes, options.name, encoded.folder.name)
     with _unpublished(options, version) as folder:
@@ -293,7 +295,9 @@ def _build(
             recall=RecallReport(
                 k=RECALL_K,
                 queries=len(queries),
-                source=queries_from,
+                source=(
+                    options.queries.name if options.queries else "first sentences of documents"
+                ),
                 target=options.recall,
                 recall=choice.recall,
                 tried=choice.tried,
@@ -345,27 +349,22 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _held_out_queries(
-    options: BuildOptions, reader: DocumentReader, folder: Path, encoder: Encoder
-) -> tuple[FloatArray, str]:
-    if options.queries:
-        texts = []
-        for place, record in read_corpus(corpus_files(str(options.queries))):
-            if isinstance(record, Reject):
-                raise CorpusError(f"{place}: {record.reason}")
-            texts.append(record.text)
-        if not texts:
-            raise CorpusError(f"{options.queries} holds no queries")
-        source = options.queries.name
-    else:
-        rows = unique_text_rows(folder)
-        number = min(len(rows), _HELD_OUT_QUERIES)
-        # Offset by half a step: not the rows that become canaries.
-        sample = [int(rows[(2 * i + 1) * len(rows) // (2 * number)]) for i in range(number)]
-        texts = [_first_sentence(reader[row].text) for row in sample]
-        source = "first sentences of documents"
-    vectors = [encoder.encode([normalize_text(text)]).vectors for text in texts]
-    return np.concatenate(vectors), source
+def _read_queries(path: Path) -> list[str]:
+    texts = []
+    for place, record in read_corpus(corpus_files(str(path))):
+        if isinstance(record, Reject):
+            raise CorpusError(f"{place}: {record.reason}")
+        texts.append(record.text)
+    if not texts:
+        raise CorpusError(f"{path} holds no queries")
+    return texts
+
+
+def _first_sentences(reader: DocumentReader, rows: RowArray) -> list[str]:
+    number = min(len(rows), _HELD_OUT_QUERIES)
+    # Offset by half a step: not the rows that become canaries.
+    sample = [int(rows[(2 * i + 1) * len(rows) // (2 * number)]) for i in range(number)]
+    return [_first_sentence(reader[row].text) for row in sample]
 
 
 def _canaries(reader: DocumentReader, vectors: ShardedVectors, text_rows: RowArray) -> list[Canary]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +23,12 @@ MAX_METADATA_DEPTH = 32
 # A longer line is not a document; reading it whole could exhaust the memory.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
+# What reading a file raises that is not what its name says.
+UNREADABLE = (OSError, ValueError, OverflowError, pa.ArrowException)
+
 _SUFFIXES = (".jsonl", ".parquet")
 _PARQUET_ROWS = 1024
+_COLUMNS = ["_id", "id", "title", "text", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,8 @@ def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[
         try:
             read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
             yield from read(file, max_chars)
-        except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
-            raise CorpusError(f"{file} cannot be read: {error}") from error
+        except UNREADABLE as error:
+            raise CorpusError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:
@@ -113,10 +117,10 @@ def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Docu
         if start:
             # The line of the byte before belongs to the part before.
             file.seek(start - 1)
-            file.readline()
+            _skip_line(file)
         while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                file.readline()
+                _skip_line(file)
                 yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
             elif line.strip():
                 yield _parse_line(line, max_chars, first=at == 0)
@@ -126,7 +130,8 @@ def read_rows(
     path: Path, group: int, rows: int, chosen: slice, max_chars: int
 ) -> Iterator[list[Document | Reject]]:
     """Yields the chosen ones of the runs of `rows` records of a row group of a Parquet file."""
-    batches = pq.ParquetFile(path).iter_batches(batch_size=rows, row_groups=[group])
+    file = pq.ParquetFile(path)
+    batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=_COLUMNS)
     for batch in islice(batches, chosen.start, chosen.stop, chosen.step):
         yield [_parse_row(row, max_chars) for row in batch.to_pylist()]
 
@@ -145,11 +150,16 @@ def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
             number += 1
             place = Place(str(path), number)
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_LINE_BYTES)
+                _skip_line(file)
                 yield place, Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
             elif line.strip():
                 yield place, _parse_line(line, max_chars, first=number == 1)
+
+
+def _skip_line(file: BinaryIO) -> None:
+    """Reads to the end of the line, however long it is, and holds little of it."""
+    while (piece := file.readline(MAX_LINE_BYTES)) and not piece.endswith(b"\n"):
+        pass
 
 
 def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Reject:
@@ -170,7 +180,8 @@ def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Rejec
 
 def _read_parquet(path: Path, max_chars: int) -> Iterator[Record]:
     number = 0
-    for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
+    # Others can be large, or hold what Python has no value for.
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS, columns=_COLUMNS):
         for row in batch.to_pylist():
             number += 1
             yield Place(str(path), number), _parse_row(row, max_chars)

@@ -67,10 +67,10 @@ def computation(name: str, dtype: str) -> str:
     return "" if name == "onnx" else f"{name} {dtype}"
 
 
-def token_counter(pair: Pair, options: EncoderOptions) -> TokenCounter:
+def token_counter(pair: Pair, threads: int) -> TokenCounter:
     """Returns what counts the tokens of the document side, from the pair's own files.
 
-    The weights of a checkpoint are not loaded. A server is taken to read the pair's tokens.
+    The weights of a checkpoint are not asked for. A server is taken to read the pair's tokens.
 
     Raises:
         PairError: If the pair's files cannot be read.
@@ -78,17 +78,8 @@ def token_counter(pair: Pair, options: EncoderOptions) -> TokenCounter:
     """
     spec = pair.document
     if spec.format == "onnx":
-        return offset_counter(OnnxEncoder(spec, pair.folder, options.threads), spec.max_length)
-    try:
-        from models.encoders.checkpoints import CheckpointTokenizer, checkpoint_folder
-    except ModuleNotFoundError as error:
-        raise ProviderError(f"{error.name} is not installed: pip install transformers") from error
-    tokenizer = CheckpointTokenizer(spec, checkpoint_folder(spec, pair.folder))
-
-    def count(texts: Sequence[str]) -> list[TokenCount]:
-        return [(len(tokens.ids), tokens.truncated) for tokens in tokenizer(texts)]
-
-    return count
+        return offset_counter(OnnxEncoder(spec, pair.folder, threads), spec.max_length)
+    return offset_counter(_load_tokenizer(pair), spec.max_length)
 
 
 def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:

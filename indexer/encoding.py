@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from core import documents
 from core.documents import DocumentReader
 from core.errors import VectorError
+from core.shards import ShardRecord, whole_shards, write_shard
 from core.text import document_text
 from core.types import Encoder, Encoding, FloatArray, QueryEncoder
 from indexer.isolation import FAILURES, Isolated, Isolator
 from indexer.pipeline import WorkClock, ahead
 from indexer.progress import progress_bar
-from indexer.shards import ShardRecord, whole_shards, write_shard
 from indexer.staging import unique_text_rows
 
 # For n texts: bool [n], which of them are known; and float32 [known, dimension], their vectors.

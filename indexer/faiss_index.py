@@ -6,10 +6,10 @@ import faiss
 
 from core.errors import IndexVersionError
 from core.files import sync
+from core.shards import ShardedVectors
 from indexer.faiss_parts import write_file, write_in_parts
 from indexer.faiss_training import trained_index
 from indexer.progress import progress_bar
-from indexer.shards import ShardedVectors
 
 _CHUNK_ROWS = 4096
 

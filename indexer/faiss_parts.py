@@ -23,9 +23,9 @@ import numpy as np
 
 from core.errors import CareError
 from core.files import sync
+from core.shards import ShardedVectors
 from indexer.faiss_training import assigning_on_gpus
 from indexer.progress import progress_bar
-from indexer.shards import ShardedVectors
 
 _CHUNK_ROWS = 4096
 _ID_BYTES = 8

@@ -2,9 +2,9 @@
 
 import faiss
 
+from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from indexer.recall import RECALL_K, Parameters, SearchChoice, choose_parameters
-from indexer.shards import ShardedVectors
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

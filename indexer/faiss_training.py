@@ -7,10 +7,10 @@ import faiss
 import numpy as np
 
 from core.errors import CareError
+from core.shards import ShardedVectors
 from core.types import FloatArray
 from indexer.faiss_factory import ROWS_PER_LIST
 from indexer.progress import progress_bar
-from indexer.shards import ShardedVectors
 
 _EF_CONSTRUCTION = 200
 _SAMPLE_ROWS = 100_000

@@ -3,12 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from core.errors import CareError, EmbeddingServerError, ProviderError, TextRefusedError
+from core.errors import (
+    CareError,
+    EmbeddingServerError,
+    ProviderError,
+    TextRefusedError,
+    VectorError,
+)
 from core.types import Encoding
 
-# A process that ended, a server that refuses or goes on failing. What else an encoder raises
-# is a fault of its own, not of a text.
-FAILURES = (ProviderError, EmbeddingServerError)
+# A process that ended, a server that refuses or goes on failing, a vector that is no number, as
+# half precision makes of some texts. What else an encoder raises is a fault of its own.
+FAILURES = (ProviderError, EmbeddingServerError, VectorError)
 
 # A text that every encoder takes.
 _PROBE = "care"

@@ -28,6 +28,7 @@ from ray.exceptions import RayError
 from core import documents
 from core.documents import DocumentReader, DocumentWriter
 from core.errors import CareError, ProviderError
+from core.shards import ShardRecord, ids_path, vectors_path, whole_shards, write_shard
 from core.text import document_text
 from core.types import Document, Encoder, EncoderSpec, Encoding, FloatArray
 from indexer.corpus import Place
@@ -39,7 +40,6 @@ from indexer.encoding import (
     refused_texts,
 )
 from indexer.progress import progress_bar
-from indexer.shards import ShardRecord, ids_path, vectors_path, whole_shards, write_shard
 from indexer.staging import stage, unique_text_rows
 
 LOCAL = "local"

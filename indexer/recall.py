@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.errors import IndexVersionError
+from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from indexer.shards import ShardedVectors
 
 RECALL_K = 10
 

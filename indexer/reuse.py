@@ -12,15 +12,15 @@ from core.canaries import canary_vectors
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.files import sha256_file
+from core.shards import ShardedVectors, whole_shards
 from core.text import document_text
 from core.types import FloatArray, IndexManifest, RowArray
 from indexer.digests import DIGEST, digest
 from indexer.refusals import layouts
-from indexer.shards import ShardedVectors, whole_shards
 from indexer.staging import vector_of_row
 from indexer.stores import MilvusAddress, open_vectors
 
-# Other index types keep approximations of the vectors.
+# Other types keep approximations, or know no vector by its row.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
 
 _Take = Callable[[RowArray], FloatArray]
@@ -66,8 +66,8 @@ def known_vectors(
     take = _index_vectors(folder, manifest, milvus) or _build_vectors(manifest, builds)
     if not take:
         raise IndexVersionError(
-            f"the vectors of {manifest.version} are gone: {manifest.factory} does not hold them "
-            f"exactly and its shards are not in {builds}: build the index from its whole corpus, "
+            f"the vectors of {manifest.version} are gone: {manifest.factory} does not give them "
+            f"back and its shards are not in {builds}: build the index from its whole corpus, "
             "or encode all its documents again (--encode-all)"
         )
     texts = (document_text(document.title, document.text) for document in reader)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.errors import CorpusError
 from core.types import Document
-from indexer.corpus import Reject, read_part, read_rows
+from indexer.corpus import UNREADABLE, Reject, read_part, read_rows
 
 _BLOCK_BYTES = 64 * 1024
 _BLOCKS = 64
@@ -63,8 +62,8 @@ def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     tables = [file for file in files if file.suffix == ".parquet"]
     try:
         strata = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
-    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise CorpusError(f"the corpus cannot be read: {error}") from error
+    except UNREADABLE as error:
+        raise CorpusError(f"the corpus cannot be read: {' '.join(str(error).split())}") from error
     return [stratum for stratum in strata if stratum.blocks]
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from core.errors import CareError, ProviderError
 from core.milvus import alias_name, read_collection
+from core.shards import ShardedVectors
 from core.types import FloatArray, IndexManifest, RowArray
 from core.versions import VECTORS
 from indexer import faiss_factory, milvus_factory
 from indexer.faiss_index import build_index, read_index
 from indexer.faiss_search import best_scores, choose_search
 from indexer.recall import SearchChoice
-from indexer.shards import ShardedVectors
 
 if TYPE_CHECKING:
     from indexer.milvus_store import MilvusStore

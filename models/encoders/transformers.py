@@ -108,9 +108,22 @@ class TransformersEncoder:
 
     @torch.inference_mode()
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch."""
-        vectors = self._dense(torch.from_numpy(self._pooled(tokens))).numpy()
-        return as_encoding(self.spec, vectors, tokens)
+        """Encodes what `tokenize` returned, as one batch.
+
+        Raises:
+            ProviderError: If the GPU has too little memory for it.
+        """
+        try:
+            pooled = self._pooled(tokens)
+        except torch.OutOfMemoryError:
+            pooled = None
+        if pooled is None:
+            # Not raised from that error, whose frames hold the memory that fewer texts need.
+            raise ProviderError(
+                f"the GPU has too little memory for {len(tokens)} texts of up to "
+                f"{max(map(len, tokens))} tokens"
+            )
+        return as_encoding(self.spec, self._dense(torch.from_numpy(pooled)).numpy(), tokens)
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns start and end of each token that stands for a text; see `text_offsets`."""

@@ -16,13 +16,13 @@ import pytest
 import ray
 
 from core.errors import CareError, PairError, ProviderError
+from core.shards import whole_shards
 from core.text import document_text
 from core.types import Encoder, IndexManifest
 from core.versions import current_version, read_manifest
 from indexer.__main__ import main
 from indexer.build import BuildOptions, build
 from indexer.ray_encoding import RayEngine, RemoteEncoder
-from indexer.shards import whole_shards
 from indexer.update import Changes, active_manifest, update
 from tests.conftest import make_records, write_jsonl
 from tests.distributed.encoders import (
@@ -288,16 +288,17 @@ def test_the_command_encodes_with_care_mini_on_a_ray_of_its_own(tmp_path: Path) 
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(lines), encoding="utf-8")
     arguments = ["build", "--corpus", str(corpus), "--shard-size", "8", "--threads", "1"]
-    arguments += ["--indexes", str(tmp_path / "indexes"), "--ray-storage", str(tmp_path / "shared")]
+    arguments += ["--indexes", str(tmp_path / "indexes")]
+    on_ray = ["--ray-actors", str(ACTORS), "--ray-storage", str(tmp_path / "shared")]
     made = []
     for engine in ("local", "ray"):
-        command = [*arguments, "--index", engine, "--engine", engine, "--ray-actors", str(ACTORS)]
+        command = [*arguments, "--index", engine, "--engine", engine]
         command += ["--builds", str(tmp_path / engine)]
         if engine == "local":
             assert main(command) == 0
         else:
             done = subprocess.run(
-                [sys.executable, "-m", "indexer", *command],
+                [sys.executable, "-m", "indexer", *command, *on_ray],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,

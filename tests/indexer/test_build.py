@@ -153,13 +153,15 @@ def test_held_out_queries_can_come_from_a_file(build_version: Builder, tmp_path:
         ('{"_id": 1, "text": "a"}\n{"_id": 2}\n', "queries.jsonl line 2: text is missing"),
     ],
 )
-def test_queries_that_cannot_be_used_are_named_and_nothing_is_published(
-    build_version: Builder, tmp_path: Path, indexes: Path, content: str, message: str
+def test_queries_that_cannot_be_used_are_named_before_anything_is_encoded(
+    options: OptionsMaker, tmp_path: Path, indexes: Path, content: str, message: str
 ) -> None:
     queries = tmp_path / "queries.jsonl"
     queries.write_text(content)
+    encoder = BigramEncoder("document")
     with pytest.raises(CorpusError, match=message):
-        build_version(make_records(20), queries=queries)
+        build(options(make_records(20), queries=queries), encoder, BigramEncoder("query"))
+    assert encoder.texts_seen == 0
     assert list_versions(indexes, "test") == []
 
 

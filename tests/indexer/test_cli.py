@@ -169,6 +169,11 @@ def test_all_indexes_are_listed_without_a_name(
         (["--chunk-tokens", "201"], "chunks of 201 tokens are longer than the 200 that bigrams"),
         (["--chunk-tokens", "9", "--chunk-overlap", "9"], "an overlap of 9 tokens leaves no room"),
         (["--chunk-overlap", "9"], "--chunk-overlap needs --chunk-tokens"),
+        (["--tokens-per-second", "9"], "--tokens-per-second needs --dry-run"),
+        (["--base-url", "http://h"], "--base-url needs --encoder openai; here it is onnx"),
+        (["--engines", "8"], "--engines needs --encoder vllm; here it is onnx"),
+        (["--dtype", "float16"], "--dtype needs --encoder transformers or vllm; here it is onnx"),
+        (["--ray-actors", "2"], "--ray-actors needs --engine ray; here it is local"),
         (["--index", "../a"], "'../a' is no index name"),
     ],
 )

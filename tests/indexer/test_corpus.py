@@ -1,5 +1,7 @@
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +11,15 @@ import pytest
 from core.errors import CorpusError
 from core.types import Document
 from indexer import corpus
-from indexer.corpus import Place, Record, Reject, corpus_checksum, corpus_files, read_corpus
+from indexer.corpus import (
+    Place,
+    Record,
+    Reject,
+    corpus_checksum,
+    corpus_files,
+    read_corpus,
+    read_part,
+)
 from tests.conftest import make_records, write_jsonl
 
 GOOD = b'{"_id": "a", "text": "x"}'
@@ -125,6 +135,26 @@ def test_a_line_without_end_is_rejected_without_being_held(
     assert [place.line for place, _ in records] == [1, 2, 3, 4]
 
 
+class Lines(io.BytesIO):
+    """A file of which no more than 64 bytes are asked for at once."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert 0 < size <= 64
+        return super().readline(size)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 400), (1, 400), (300, 400)])
+def test_a_part_of_a_line_without_end_is_not_held_either(
+    monkeypatch: pytest.MonkeyPatch, start: int, end: int
+) -> None:
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 64)
+    content = record(text="x" * 300) + b"\n" + GOOD + b"\n"
+    path: Any = SimpleNamespace(open=lambda _: Lines(content))
+    long = [Reject("the line is longer than 64 bytes")] if start == 0 else []
+    assert list(read_part(path, start, end, 100)) == [*long, Document("a", "x")]
+
+
 def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
     records = make_records(2500)
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "c.parquet")
@@ -160,6 +190,26 @@ def test_parquet_text_that_is_not_utf8_is_an_error_that_names_the_file(tmp_path:
     text = pa.StringArray.from_buffers(1, offsets, data)
     pq.write_table(pa.table({"_id": ["a"], "text": text}), path)
     with pytest.raises(CorpusError, match=r"c\.parquet cannot be read"):
+        list(read_corpus([path]))
+
+
+# Microseconds since 1970 that no date of Python reaches.
+FAR = pa.array([2**62], pa.timestamp("us"))
+
+
+def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"_id": ["a"], "text": ["x"], "when": FAR}), path)
+    assert list(read_corpus([path])) == [(Place(str(path), 1), Document("a", "x"))]
+    pq.write_table(pa.table({"when": FAR}), path)
+    assert list(read_corpus([path])) == [(Place(str(path), 1), Reject("_id is missing"))]
+
+
+def test_values_that_python_lacks_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    metadata = pa.StructArray.from_arrays([FAR], ["when"])
+    pq.write_table(pa.table({"_id": ["a"], "text": ["x"], "metadata": metadata}), path)
+    with pytest.raises(CorpusError, match=r"c\.parquet cannot be read: date value out of range$"):
         list(read_corpus([path]))
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from core.errors import TextRefusedError, VectorError
+from core.shards import whole_shards
 from core.text import document_text
 from core.types import Encoding, FloatArray
 from indexer.build import encode
 from indexer.encoders import DTYPES, ENCODERS, computation, default_batch_size
-from indexer.shards import whole_shards
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE

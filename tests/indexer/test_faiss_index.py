@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from core.errors import CareError, IndexVersionError
+from core.shards import ShardedVectors, write_shard
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 from core.versions import list_versions
@@ -19,7 +20,6 @@ from indexer.faiss_factory import check_factory, choose_factory
 from indexer.faiss_index import build_index, read_index, write_index
 from indexer.faiss_search import best_scores, choose_search
 from indexer.recall import SearchChoice
-from indexer.shards import ShardedVectors, write_shard
 from indexer.verify import verify_version
 from indexer.versions import prune
 from tests.conftest import Builder, make_records, write_jsonl

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from core.errors import CareError, ProviderError
+from core.shards import whole_shards
 from core.types import Encoding, FloatArray
 from indexer import encoding
 from indexer.build import encode
 from indexer.encoding import PipelinedEncoder, encode_corpus
 from indexer.pipeline import WorkClock, ahead
-from indexer.shards import whole_shards
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, ProviderError, TextRefusedError, VectorError
-from core.types import Chunking, Encoding, IndexManifest
+from core.shards import whole_shards
+from core.types import Chunking, Encoding, FloatArray, IndexManifest
 from core.versions import list_versions
 from indexer.__main__ import main
 from indexer.build import BuildOptions, Encoded, build, encode
 from indexer.isolation import Isolator
-from indexer.shards import whole_shards
 from indexer.update import Changes, active_manifest, update
 from indexer.verify import verify_version
 from tests.conftest import Builder, make_records, write_jsonl
@@ -68,6 +69,25 @@ def test_a_build_without_the_documents_that_kill_the_encoder(
     assert manifest.filter_fields == expected.filter_fields
     assert manifest.corpus.tokens == expected.corpus.tokens
     assert manifest.corpus.unique_texts == expected.corpus.unique_texts
+
+
+class OverflowingEncoder(BigramEncoder):
+    """Computes no number for a poisoned text, as half precision may."""
+
+    def _vector(self, text: str) -> FloatArray:
+        vector = super()._vector(text)
+        return vector * np.float32(np.nan) if POISON in text else vector
+
+
+def test_a_text_whose_vector_is_no_number_is_left_out(
+    options: OptionsMaker, build_version: Builder
+) -> None:
+    settings = options(poisoned(make_records(COUNT), 37), max_reject_rate=0.1)
+    manifest, encoded = run(settings, OverflowingEncoder("document"))
+    assert encoded.refused == {
+        "d0037": "the encoder fails at this text: vector 0 of 1 is zero, NaN or infinite"
+    }
+    assert manifest.files == build_version(without(make_records(COUNT), 37)).files
 
 
 def test_an_encoder_that_stumbles_refuses_nothing(

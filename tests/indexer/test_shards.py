@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.shards import ShardedVectors, ids_path, vectors_path, whole_shards, write_shard
 from core.types import FloatArray
-from indexer.shards import ShardedVectors, ids_path, vectors_path, whole_shards, write_shard
 
 SIZE, DIMENSION = 5, 3
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from core.errors import CareError, PairError
+from core.errors import CareError, PairError, ProviderError
 from core.text import document_text
 from core.types import Chunking, Document, Encoder, Pair, Pooling
 from indexer.chunking import Chunker, token_starts
-from indexer.encoders import EncoderOptions, document_encoder
+from indexer.encoders import EncoderOptions, document_encoder, token_counter
 from models.encoders.checkpoints import CheckpointTokenizer
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
@@ -263,10 +263,47 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_a_batch_that_memory_cannot_hold_is_said_in_one_sentence(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load(qwen3)
+
+    def fail(**_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(encoder._model, "forward", fail)
+    message = rf"too little memory for {len(TEXTS)} texts of up to \d+ tokens$"
+    with pytest.raises(ProviderError, match=message) as caught:
+        encoder.encode(TEXTS)
+    assert caught.value.__context__ is None
+
+
 def checkpoint_pair(folder: Path, **changes: Any) -> Pair:
     query = load_pair("care-mini").query
     document = checkpoint_spec(folder, **changes)
     return Pair(name="tiny", description="d", folder=Path(), query=query, document=document)
+
+
+def test_tokens_are_counted_as_they_are_encoded(qwen3: Path) -> None:
+    pair = checkpoint_pair(qwen3, prompt="文档：")
+    encoding = document_encoder(pair, EncoderOptions()).encode([*TEXTS, LONG])
+    counted = token_counter(pair, 1)([*TEXTS, LONG])
+    assert counted == [*zip(encoding.token_counts, encoding.truncated, strict=True)]
+    assert counted[-1] == (MAX_LENGTH, True)
+
+
+def test_tokens_are_counted_without_the_weights(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered: list[Any] = []
+
+    def download(model: str, *, allow_patterns: Any, **_: Any) -> str:
+        delivered.append(allow_patterns)
+        return str(qwen3)
+
+    monkeypatch.setattr("models.encoders.checkpoints.snapshot_download", download)
+    token_counter(checkpoint_pair(qwen3, weights=""), 1)
+    assert delivered == [["*.json", "*.txt", "*.model", "*.jinja"]]
 
 
 @pytest.mark.parametrize("name", ["auto", "transformers"])
