@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import CareError
+from core.files import writing_in
 
 _NEEDED = {
     "bm25s": "eval",
@@ -99,7 +100,8 @@ def _expert_agreement(options: argparse.Namespace) -> dict[str, object]:
 
     result = expert_agreement(options.labels, options.key)
     if options.output:
-        write_json(options.output, result)
+        with writing_in(options.output.parent):
+            write_json(options.output, result)
     return result
 
 

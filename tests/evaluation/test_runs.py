@@ -17,15 +17,21 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert first == "q1 Q0 b 1 0.30000000000000004 care-mini"
 
 
-def test_an_id_with_a_space_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("a b", "d", "x"), ("q", "a b", "x"), ("q", "d", "a b")])
+def test_white_space_in_a_name_is_refused(tmp_path: Path, words: tuple[str, str, str]) -> None:
+    query, document, system = words
     with pytest.raises(CareError, match="'a b' cannot stand in a TREC run"):
-        write_run(tmp_path / "run.trec", {"q": {"a b": 1.0}}, "x")
+        write_run(tmp_path / "run.trec", {query: {document: 1.0}}, system)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.trec"
     path.write_text("q Q0 a 1 0.5 x\nq Q0 a\n", "utf-8")
     with pytest.raises(CareError, match=r"run\.trec line 2"):
+        read_run(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(CareError, match=r"run\.trec is not UTF-8"):
         read_run(path)
 
 
