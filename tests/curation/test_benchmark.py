@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import BudgetError, CareError
+from core.errors import BudgetError, CareError, LanguageModelError
 from core.types import Document
 from models.curation import prompts
 from models.curation.annotation import annotate
@@ -248,3 +248,11 @@ def test_training_reads_triples_of_a_corpus_that_says_things_twice(facts: dict[s
     assert set(example.negatives) == {DOCUMENTS["d2"], DOCUMENTS["d5"]}
     (row,) = lines(path)
     assert Example(row["query"], tuple(row["positives"]), tuple(row["negatives"])) == example
+
+
+def test_a_missing_key_shows_before_anything_is_encoded(facts: dict[str, Any]) -> None:
+    judges = [endpoint("http://localhost:9/v1", api_key_env="NO_SUCH_KEY")]
+    facts |= {"judges": judges, "retrievers": [{"kind": "pair", "pair": "care-mini"}]}
+    with pytest.raises(LanguageModelError, match="variable NO_SUCH_KEY, the key of judge, is not"):
+        build_benchmark(BenchmarkConfig.model_validate(facts))
+    assert not (facts["output"] / "cache" / "vectors").exists()

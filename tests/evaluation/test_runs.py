@@ -5,6 +5,8 @@ import pytest
 import pytrec_eval
 
 from core.errors import CareError
+from core.types import Document
+from models.evaluation.bm25 import Bm25Index
 from models.evaluation.scores import MAP, MAP_10, NDCG_10, score_queries
 from models.evaluation.trec import read_run, write_run
 
@@ -46,6 +48,11 @@ def test_map_matches_a_hand_computed_value() -> None:
     qrels = {"q": {"a": 1, "b": 1, "x": 0}}
     run = {"q": {"x": 0.9, "a": 0.8, "y": 0.7, "b": 0.6}}
     assert score_queries(MAP_10, qrels, run)["q"] == pytest.approx((1 / 2 + 2 / 4) / 2)
+
+
+def test_documents_without_a_word_have_no_index() -> None:
+    with pytest.raises(CareError, match="BM25 finds no word in any document"):
+        Bm25Index([Document("a", " "), Document("b", "")])
 
 
 def test_a_query_without_results_scores_zero() -> None:
