@@ -281,10 +281,11 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 def test_the_report_of_odd_data(data: Path, tmp_path: Path) -> None:
     folder = data / "odd"
-    write_lines(folder / "corpus.jsonl", [{"_id": "d", "text": "<script>头痛</script>"}])
+    texts = {"d": "<script>头痛</script>", "e": "骨折"}
+    write_lines(folder / "corpus.jsonl", [{"_id": i, "text": t} for i, t in texts.items()])
     write_lines(
         folder / "test.queries.jsonl",
-        [{"_id": "q", "text": "头痛"}, {"_id": "r", "text": "<b>其他</b>"}],
+        [{"_id": i, "text": t} for i, t in {"q": "头痛", "r": "<b>其他</b>", "s": "咳嗽"}.items()],
     )
     qrels = folder / "test.qrels.tsv"
     qrels.write_text("q\td\t1\n", "utf-8")
@@ -292,11 +293,12 @@ def test_the_report_of_odd_data(data: Path, tmp_path: Path) -> None:
     found = find_tasks(str(folder), "test")
     evaluate_task(Bm25Model(), retrieval, found[retrieval], out)
     assert "bm25: no query scores below 1" in html_report(out, found, failures=5)
-    qrels.write_text("q\td\t1\nr\td\t1\n", "utf-8")
+    # r finds what is not judged, s nothing at all.
+    qrels.write_text("q\td\t1\nr\te\t1\ns\te\t1\n", "utf-8")
     found = find_tasks(str(folder), "test")
     evaluate_task(Bm25Model(), retrieval, found[retrieval], out)
     html = html_report(out, found, failures=5)
-    assert "&lt;b&gt;其他&lt;/b&gt;" in html and "not found" in html
+    assert "&lt;b&gt;其他&lt;/b&gt;" in html and html.count("not found") == 2
     assert "&lt;script&gt;头痛" in html and "<script>" not in html
     with (out / "bm25" / "retrieval.trec").open("a") as run:
         run.write("r Q0 gone 1 3.5 bm25\n")
