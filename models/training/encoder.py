@@ -379,7 +379,10 @@ def _with_adapter(model: Any, lora: Lora) -> Any:
         lora_dropout=lora.dropout,
         target_modules=lora.targets,
     )
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise TrainingError(f"lora.targets: {' '.join(str(error).split())}") from error
 
 
 def _freeze(model: Any, layers: int) -> None:

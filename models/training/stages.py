@@ -128,7 +128,7 @@ def teacher_name(stage: Align | Distill, vectors: Mapping[str, object]) -> str:
     if name not in vectors:
         raise TrainingError(
             f"stages.{stage_name(stage)}.teacher: no stage "
-            f"'{name or 'of kind teacher'}' computed vectors before this one"
+            f"{repr(name) if name else 'of kind teacher'} computed vectors before this one"
         )
     return name
 

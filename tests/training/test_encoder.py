@@ -254,3 +254,9 @@ def test_code_that_a_checkpoint_brings_is_not_run(
     with pytest.raises(TrainingError, match="gte does not load as a checkpoint") as raised:
         Encoder(side, trainable=True)
     assert "remote code was run" not in str(raised.value)
+
+
+def test_layers_that_an_adapter_does_not_find_are_named(bert: Path, tmp_path: Path) -> None:
+    side = side_of(bert, tmp_path, lora={"targets": ["nope"]})
+    with pytest.raises(TrainingError, match=r"lora\.targets: .*'nope'"):
+        Encoder(side, trainable=True)

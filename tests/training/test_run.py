@@ -372,7 +372,7 @@ def test_no_room_for_the_result_is_said_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stages": [align()]}, "stages.align.teacher: no stage 'of kind teacher'"),
+        ({"stages": [align()]}, "stages.align.teacher: no stage of kind teacher"),
         ({"stages": [align(data=DATA, teacher="x")]}, "stages.align.teacher: no stage 'x'"),
         ({"stages": [joint(data=[{"mined": "x"}])]}, "no stage 'x' mined before this one"),
         ({"stages": [joint(data=[{"triples": "no.jsonl"}])]}, "no.jsonl cannot be read: No such"),
