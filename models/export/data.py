@@ -55,4 +55,6 @@ def read_judged(corpus: Path, queries: Path, qrels: Path) -> Judged:
         raise CareError(f"{qrels} judges document '{min(missing)}', which {corpus} lacks")
     if not grades:
         raise CareError(f"{qrels} judges no query")
+    if wrong := [id_ for id_ in grades if not isinstance(texts[id_], str)]:
+        raise CareError(f"{queries}: the text of '{wrong[0]}' is no text")
     return Judged(documents, {id_: normalize_text(texts[id_]) for id_ in grades}, grades)
