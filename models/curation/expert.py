@@ -46,7 +46,8 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
         The number of pairs.
 
     Raises:
-        CareError: If the folder is no benchmark, or not a whole one.
+        CareError: If the folder is no benchmark or not a whole one, or an earlier sample, which
+            may be labelled already, lies in `output`.
     """
     if not (benchmark / STATISTICS).is_file():
         raise CareError(
@@ -70,6 +71,9 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
         for number, pair in enumerate(sample, start=1)
     ]
     with output_folder(output):
+        for name in ("pairs.csv", "pairs.xlsx", KEY):
+            if (output / name).exists():
+                raise CareError(f"{output / name} is there already: choose another --output")
         write_csv(output / "pairs.csv", [HEADER, *rows])
         _write_xlsx(output / "pairs.xlsx", rows)
         write_jsonl(

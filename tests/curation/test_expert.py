@@ -50,10 +50,19 @@ def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: P
     assert "positive" not in everything and "d1" not in everything
     assert set(key(out).values()) == {"positive", "negative"}
     first = (out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()
-    expert_sample(benchmark, out, 20, seed=1)
-    assert ((out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()) == first
-    expert_sample(benchmark, out, 20, seed=2)
-    assert (out / "key.jsonl").read_bytes() != first[0]
+    again, other = tmp_path / "again", tmp_path / "other"
+    expert_sample(benchmark, again, 20, seed=1)
+    assert ((again / "key.jsonl").read_bytes(), (again / "pairs.csv").read_bytes()) == first
+    expert_sample(benchmark, other, 20, seed=2)
+    assert (other / "key.jsonl").read_bytes() != first[0]
+
+
+def test_a_sample_that_may_be_labelled_is_not_written_over(benchmark: Path, tmp_path: Path) -> None:
+    expert_sample(benchmark, tmp_path, 5, seed=0)
+    (tmp_path / "pairs.csv").write_text("labelled", encoding="utf-8")
+    with pytest.raises(CareError, match=r"pairs\.csv is there already: choose another --output"):
+        expert_sample(benchmark, tmp_path, 5, seed=0)
+    assert (tmp_path / "pairs.csv").read_text(encoding="utf-8") == "labelled"
 
 
 def test_no_text_becomes_a_formula(benchmark: Path, tmp_path: Path) -> None:
