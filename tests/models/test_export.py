@@ -278,7 +278,10 @@ def test_a_kept_adapter_has_the_same_vectors(
     ("arguments", "message"),
     [
         (["--qrels", "{none}"], "cannot be read: No such file"),
-        (["--queries", "{corpus}.numbers"], "jsonl.numbers: the text of 'q0' is no text"),
+        (
+            ["--queries", "{corpus}.numbers"],
+            "jsonl.numbers line 1 is not JSON with _id and text, both strings",
+        ),
         (["--calibration", "{corpus}.empty"], "corpus.jsonl.empty is empty"),
         (["--calibration", "{corpus}.bad"], "line 2: text is missing, empty or no text"),
         (["--out", "{data}"], "holds something else than an export"),

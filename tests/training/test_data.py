@@ -165,7 +165,7 @@ def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
         ("corpus", {"_id": "x", "title": 5, "text": "a"}, "corpus.jsonl line 7: title or text"),
         ("corpus", {"_id": "x", "text": " "}, "corpus.jsonl line 7: title or text is no text, or"),
         ("corpus", {"_id": "x", "text": "a", "metadata": "b"}, "line 7: metadata is no object"),
-        ("train.queries", {"_id": "x", "text": 5}, "train.queries.jsonl: 'x' is missing, empty or"),
+        ("train.queries", {"_id": "x", "text": 5}, "train.queries.jsonl line 5 is not JSON with"),
         ("train.queries", {"_id": "x", "text": ""}, "train.queries.jsonl: 'x' is missing, empty"),
     ],
 )
