@@ -108,6 +108,7 @@ care-mini-1: $(TEST) ## Make its first edition, for comparison, in builds/care-m
 	  --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
 
 train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
+	@test -n '$(RECIPE)' || { echo 'error: name a recipe: make train RECIPE=recipe.yaml' >&2; exit 2; }
 	.venv-test/bin/python -m models.training run '$(RECIPE)' $(TRAIN_ARGS)
 
 ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= (docs/training.md)

@@ -14,9 +14,9 @@ from indexer.build import BuildOptions
 from indexer.chunking import Chunker
 from indexer.corpus import MAX_CHUNKED_TEXT_CHARS, MAX_TEXT_CHARS, Reject, corpus_files
 from indexer.encoders import TokenCounter
-from indexer.faiss_factory import check_factory, choose_factory
 from indexer.index_size import index_bytes
 from indexer.sample import Stratum, Total, sample, total
+from indexer.stores import Store, check_factory, choose_factory
 
 _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
@@ -57,10 +57,11 @@ class Estimate:
         rows: Documents or, if they are cut, their chunks.
         tokens: Tokens to encode if no text repeats.
         truncated: Share of the rows' texts that are cut at the encoder's length.
+        store: Where the vectors are kept.
         factory: The index type.
         shards: Shards in the build folder.
         documents_file: `documents.arrow`, in the build folder and in the version.
-        vectors_file: `vectors.faiss`.
+        vectors_file: `vectors.faiss`, or what Milvus keeps of it.
         memory: Peak without the encoder.
         memory_of: The phase that it is the peak of.
     """
@@ -72,6 +73,7 @@ class Estimate:
     rows: Total
     tokens: Total
     truncated: float
+    store: Store
     factory: str
     shards: float
     documents_file: float
@@ -141,8 +143,9 @@ class Sample:
 
         documents, rows = all_of(lambda c: c.documents), all_of(lambda c: c.rows)
         number = round(rows.value)
-        factory = self._options.factory or choose_factory(number, dimension)
-        check_factory(factory, dimension, number)
+        store = self._options.store
+        factory = self._options.factory or choose_factory(store, number, dimension)
+        check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
         text_bytes = all_of(lambda c: c.text_bytes).value
@@ -160,6 +163,7 @@ class Sample:
             rows=rows,
             tokens=all_of(lambda c: c.tokens),
             truncated=sum(c.truncated for c in counts.values()) / sampled,
+            store=store,
             factory=factory,
             shards=4.0 * number * dimension,
             documents_file=text_bytes + row_bytes * number,
@@ -184,7 +188,9 @@ class Sample:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
         index = float(vectors_file)
-        if factory.startswith("IVF"):
+        if self._options.store == "milvus":
+            index = 0.0
+        elif factory.startswith("IVF"):
             # Lists grow by doubling, and are trained on a sample.
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
@@ -237,7 +243,13 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
     hours = tokens.value / rate.tokens / 3600
     spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
     builds = estimate.shards + estimate.documents_file
-    version = estimate.vectors_file + estimate.documents_file
+    documents = f"documents.arrow {_size(estimate.documents_file)}"
+    vectors = f"{_size(estimate.vectors_file)} ({estimate.factory})"
+    if estimate.store == "milvus":
+        version = f"{documents}; vectors in Milvus {vectors}"
+    else:
+        total_size = _size(estimate.vectors_file + estimate.documents_file)
+        version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
         f"corpus  {_number(estimate.documents)} documents{rows}, from {read}; "
         f"{estimate.rejected:,} records of it would be rejected",
@@ -245,10 +257,8 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
         f"{estimate.truncated:.1%} of texts are cut at the encoder's length",
         f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s a "
         f"{rate.device}, {rate.source}",
-        f"disk    builds {_size(builds)}: shards {_size(estimate.shards)}, documents.arrow "
-        f"{_size(estimate.documents_file)}",
-        f"        version {_size(version)}: vectors.faiss {_size(estimate.vectors_file)} "
-        f"({estimate.factory}), documents.arrow {_size(estimate.documents_file)}",
+        f"disk    builds {_size(builds)}: shards {_size(estimate.shards)}, {documents}",
+        f"        version {version}",
         f"memory  {_size(estimate.memory)} at its peak, {estimate.memory_of}, "
         "and what the encoder takes",
         "        nothing is written; texts that repeat are encoded once, filters are not counted",

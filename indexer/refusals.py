@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from core import documents, filters
 from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
-from core.files import sha256_file, sync, write_text
+from core.files import sha256_file, sync
 from core.filters import FilterWriter
-from indexer.staging import REJECTS, SUMMARY, StagedCorpus, save_rows, vector_of_row
+from indexer.staging import REJECTS, SUMMARY, StagedCorpus, save_rows, vector_of_row, write_staged
 
 _PREFIX = "kept-"
 
@@ -145,6 +145,6 @@ def _lay_out(
     }
     if staged.update:
         facts["checksum"] = sha256_file(temporary / documents.FILE_NAME)
-    write_text(temporary / SUMMARY, staged.model_copy(update=facts).model_dump_json(indent=2))
+    write_staged(temporary, staged.model_copy(update=facts))
     temporary.rename(target)
     sync(folder)

@@ -10,15 +10,16 @@ rejects.jsonl    file, line and reason of each record left out
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from core import documents, filters
 from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
-from core.files import write_text
+from core.files import sync, write_text
 from core.filters import FilterWriter
 from core.scratch import Scratch, scratch
 from core.text import document_text
@@ -134,14 +135,20 @@ def stage(
 
 
 def write_staged(folder: Path, staged: StagedCorpus) -> None:
-    """Says in a build folder that its first pass has ended, and what it found."""
+    """Says in a build folder that its first pass has ended, and what it found.
+
+    What it laid out is forced to disk before.
+    """
+    for name in (documents.FILE_NAME, filters.FILE_NAME, REJECTS, _TEXTS, _VECTORS):
+        sync(folder / name)
     write_text(folder / SUMMARY, staged.model_dump_json(indent=2))
 
 
 def read_staged(folder: Path) -> StagedCorpus | None:
-    """Returns what the first pass found in a build folder, or None if it did not end."""
-    summary = folder / SUMMARY
-    return StagedCorpus.model_validate_json(summary.read_bytes()) if summary.exists() else None
+    """Returns what the first pass found in a build folder, or None if it must be made again."""
+    with suppress(FileNotFoundError, ValidationError):
+        return StagedCorpus.model_validate_json((folder / SUMMARY).read_bytes())
+    return None
 
 
 def save_rows(folder: Path, first_rows: RowArray, vector_of: RowArray) -> None:

@@ -1,7 +1,7 @@
 """JSONL as training, evaluation and curation read it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +29,15 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise CareError(f"{path} is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise CareError(f"{path} line {number} is not valid JSON") from error
+
+
+def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
+    """Returns a field of a record, on line `number` of `path`, that must be a string.
+
+    Raises:
+        CareError: If it is missing or no string.
+    """
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise CareError(f"{path} line {number}: {name} is missing or no string")
+    return value

@@ -50,6 +50,10 @@ def load_pair(name: str) -> Pair:
         )
     except KeyError as error:
         raise PairError(f"{path}: {error.args[0]} is missing") from error
+    except TypeError as error:
+        raise PairError(
+            f"{path}: query and document are tables, without role or embedding_space"
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join([error.title, *map(str, first["loc"])])

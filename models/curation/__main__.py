@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import CareError
+from core.files import writing_in
 
 _NEEDED = {
     "bm25s": "eval",
@@ -99,7 +100,8 @@ def _expert_agreement(options: argparse.Namespace) -> dict[str, object]:
 
     result = expert_agreement(options.labels, options.key)
     if options.output:
-        write_json(options.output, result)
+        with writing_in(options.output.parent):
+            write_json(options.output, result)
     return result
 
 
@@ -194,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     filter_.add_argument("--pair", default="care-mini", help="the pair that encodes")
     filter_.add_argument("--vectors", type=Path, help=".npy, float32, in place of the pair's")
     filter_.add_argument("--k", type=_positive, help="nearest neighbours (the kind's if not given)")
-    filter_.add_argument("--t", type=float, help="cosine from which on they are near (likewise)")
+    filter_.add_argument("--t", type=float, help="cosine above which they are near (likewise)")
     filter_.add_argument("--n", type=int, help="near neighbours that are allowed (likewise)")
     filter_.add_argument("--seeds", type=_positive, default=5000, help="texts that start the index")
     filter_.add_argument("--seed", type=int, default=0, help="of the choice of seeds")

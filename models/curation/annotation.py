@@ -5,15 +5,16 @@ from typing import Any
 from core.text import document_text
 from models.curation.agreement import agreement
 from models.curation.config import AnnotationConfig
-from models.curation.records import read_documents, write_json, write_jsonl
+from models.curation.records import write_json, write_jsonl
 from models.curation.work import judge_candidates, output_folder, sample_queries
-from models.evaluation.beir import read_queries
+from models.evaluation.beir import read_documents, read_queries
 
 
 def annotate(config: AnnotationConfig) -> dict[str, Any]:
     """Writes triples.jsonl: `query`, `positives`, `negatives`, best ranked first.
 
-    Positives are graded S or A. Queries that lack either are left out and counted.
+    Positives are graded S or A. A text that several documents have stands once, and as a positive
+    if one of them is; training takes no other. Queries that lack either are left out and counted.
 
     Returns:
         The statistics, as written to statistics.json.
@@ -29,15 +30,19 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
         triples = []
         lacking = {"no_positive": 0, "no_negative": 0}
         for query, text in queries.items():
-            positives, negatives = judged.of(query, "positive"), judged.of(query, "negative")
+            positives, others = (
+                dict.fromkeys(texts[id_] for id_ in judged.of(query, verdict) if texts[id_])
+                for verdict in ("positive", "negative")
+            )
+            negatives = [text for text in others if text not in positives]
             lacking["no_positive"] += not positives
             lacking["no_negative"] += bool(positives) and not negatives
             if positives and negatives:
                 triples.append(
                     {
                         "query": text,
-                        "positives": [texts[id_] for id_ in positives],
-                        "negatives": [texts[id_] for id_ in negatives[: config.max_negatives]],
+                        "positives": list(positives),
+                        "negatives": negatives[: config.max_negatives],
                     }
                 )
         write_jsonl(folder / "triples.jsonl", triples)

@@ -3,19 +3,12 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from core.errors import CareError
 from core.files import write_text
 from models.curation.agreement import agreement, summary
 from models.curation.config import AuditConfig
-from models.curation.records import (
-    markdown_table,
-    read_documents,
-    write_csv,
-    write_json,
-    write_jsonl,
-)
+from models.curation.records import markdown_table, write_csv, write_json, write_jsonl
 from models.curation.work import judge_candidates, output_folder, sample_queries
-from models.evaluation.beir import read_qrels, read_queries
+from models.evaluation.beir import check_judged, read_documents, read_qrels, read_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +46,7 @@ def audit(config: AuditConfig) -> dict[str, Any]:
         query: sorted(id_ for id_, grade in grades.items() if grade > 0)
         for query, grades in read_qrels(config.qrels).items()
     }
-    known = {document.id for document in documents}
-    for query, ids in relevant.items():
-        if query not in every:
-            raise CareError(f"{config.qrels} judges '{query}', which {config.queries} lacks")
-        if missing := set(ids) - known:
-            raise CareError(f"{config.qrels} names '{min(missing)}', which {config.corpus} lacks")
+    check_judged(config.qrels, relevant, every, {document.id for document in documents})
     queries = sample_queries(
         {id_: text for id_, text in every.items() if relevant.get(id_)},
         config.query_limit,

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from core.files import write_text
+from core.text import document_text
 from core.types import Document
 from models.curation.agreement import agreement, summary
 from models.curation.config import BenchmarkConfig, Rerank
@@ -13,7 +14,6 @@ from models.curation.records import (
     document_record,
     markdown_table,
     query_record,
-    read_documents,
     write_json,
     write_jsonl,
     write_tsv,
@@ -21,7 +21,7 @@ from models.curation.records import (
 from models.curation.retrieval import sample_key
 from models.curation.washing import wash_documents, wash_queries
 from models.curation.work import Judged, judge_candidates, output_folder, sample_queries
-from models.evaluation.beir import read_queries
+from models.evaluation.beir import read_documents, read_queries
 
 STATISTICS = "statistics.json"
 
@@ -105,7 +105,7 @@ def rerank_set(
     seed: int,
 ) -> list[dict[str, Any]]:
     """Returns queries with sampled positives and negatives; those that lack either are left out."""
-    texts = {document.id: document.text for document in documents}
+    texts = {document.id: document_text(document.title, document.text) for document in documents}
     rows = []
     for query, text in queries.items():
         sampled = {

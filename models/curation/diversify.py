@@ -18,11 +18,11 @@ from core.files import atomic, sha256_file
 from core.text import document_text
 from core.types import FloatArray
 from models.curation.diversity import DiversityOptions, DiversityRule, diversify
-from models.curation.records import field, write_json
+from models.curation.records import write_json
 from models.curation.work import CACHE, output_folder
 from models.encoders.cached import encode_cached
 from models.encoders.loading import load_encoder
-from models.jsonl import read_jsonl
+from models.jsonl import read_jsonl, string
 from models.pairs import load_pair
 
 Kind = Literal["queries", "documents"]
@@ -128,8 +128,8 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     lines, texts = [], []
     for number, record in read_jsonl(path):
         lines.append(json.dumps(record, ensure_ascii=False))
-        text = field(path, number, record, "text")
-        texts.append(document_text(field(path, number, {"title": ""} | record, "title"), text))
+        title = string(path, number, {"title": record.get("title") or ""}, "title")
+        texts.append(document_text(title, string(path, number, record, "text")))
     if not lines:
         raise CareError(f"{path} holds no texts")
     return lines, texts

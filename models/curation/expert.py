@@ -16,23 +16,18 @@ from core.errors import CareError
 from core.files import atomic
 from core.text import document_text
 from models.curation.agreement import kappa
-from models.curation.records import (
-    field,
-    read_documents,
-    write_csv,
-    write_jsonl,
-)
+from models.curation.benchmark import STATISTICS
+from models.curation.records import write_csv, write_jsonl
 from models.curation.retrieval import sample_key
 from models.curation.work import JUDGEMENTS, output_folder
-from models.evaluation.beir import read_queries
-from models.jsonl import read_jsonl
+from models.evaluation.beir import read_documents, read_queries
+from models.jsonl import read_jsonl, string
 
 KEY = "key.jsonl"
+SHEET = "pairs"
 HEADER = ("pair", "query", "passage", "label", "comment")
 _WIDTHS = (8, 40, 100, 8, 30)
 _LABELS = {"1": 1, "0": 0}
-# What a spreadsheet program would take for a formula.
-_FORMULA = ("=", "+", "-", "@")
 
 
 def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
@@ -51,11 +46,16 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
         The number of pairs.
 
     Raises:
-        CareError: If the folder is no benchmark.
+        CareError: If the folder is no benchmark or not a whole one, or an earlier sample, which
+            may be labelled already, lies in `output`.
     """
+    if not (benchmark / STATISTICS).is_file():
+        raise CareError(
+            f"{benchmark} has no {STATISTICS}: let build-benchmark come to its end first"
+        )
     path = benchmark / JUDGEMENTS
     agreed = [
-        {name: field(path, number, record, name) for name in ("query-id", "corpus-id", "verdict")}
+        {name: string(path, number, record, name) for name in ("query-id", "corpus-id", "verdict")}
         for number, record in read_jsonl(path)
         if record.get("verdict") in ("positive", "negative")
     ]
@@ -71,7 +71,10 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
         for number, pair in enumerate(sample, start=1)
     ]
     with output_folder(output):
-        write_csv(output / "pairs.csv", [HEADER, *(map(_harmless, row) for row in rows)])  # type: ignore[list-item]
+        for name in ("pairs.csv", "pairs.xlsx", KEY):
+            if (output / name).exists():
+                raise CareError(f"{output / name} is there already: choose another --output")
+        write_csv(output / "pairs.csv", [HEADER, *rows])
         _write_xlsx(output / "pairs.xlsx", rows)
         write_jsonl(
             output / KEY, ({"pair": number, **pair} for number, pair in enumerate(sample, start=1))
@@ -79,14 +82,10 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     return len(sample)
 
 
-def _harmless(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-
-
 def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
     book = Workbook()
     sheet = book.active
-    sheet.title = "pairs"
+    sheet.title = SHEET
     sheet.append(HEADER)
     sheet.freeze_panes = "A2"
     for row in rows:
@@ -118,7 +117,11 @@ def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
     Raises:
         CareError: If a file cannot be read, or a label is no 1 or 0.
     """
-    consensus = {str(record["pair"]): record["verdict"] for _, record in read_jsonl(key)}
+    consensus: dict[str, str] = {}
+    for number, record in read_jsonl(key):
+        if "pair" not in record:
+            raise CareError(f"{key} line {number} has no pair: it is no key of expert-sample")
+        consensus[str(record["pair"])] = string(key, number, record, "verdict")
     given: dict[str, int] = {}
     for number, row in _spreadsheet(labels):
         pair, label = row.get("pair", ""), row.get("label", "")
@@ -150,7 +153,8 @@ def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
 def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
     try:
         if path.suffix.lower() == ".xlsx":
-            sheet = load_workbook(path, read_only=True, data_only=True).active
+            book = load_workbook(path, read_only=True, data_only=True)
+            sheet = book[SHEET] if SHEET in book.sheetnames else book.worksheets[0]
             rows = [[_cell(value) for value in row] for row in sheet.iter_rows(values_only=True)]
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -172,8 +176,4 @@ def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
 
 def _cell(value: object) -> str:
     """Returns a cell as text; numbers come as floats where a program has touched them."""
-    if value is None:
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()
+    return "" if value is None else str(value).strip().removesuffix(".0")

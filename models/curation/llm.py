@@ -274,6 +274,8 @@ class _Session:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if known := self._ledger.outcome(key):
                 self._reused[endpoint.name] += 1
+                if known.state == "answered":
+                    self._reached.add(endpoint.name)
                 return known
             backoff = endpoint.backoff
             for left in range(endpoint.retries, -1, -1):
@@ -314,6 +316,8 @@ class _Session:
                     **body, extra_body=endpoint.extra_body
                 )
             text = completion.choices[0].message.content or ""
+            if not isinstance(text, str):
+                raise TypeError
         except (TimeoutError, openai.APITimeoutError):
             self._ledger.lose(row)
             raise _PassingError(f"no answer in {endpoint.timeout:g} s") from None

@@ -21,12 +21,11 @@ from models.curation.records import (
     beir_files,
     markdown_table,
     provenance,
-    read_documents,
     write_json,
 )
 from models.curation.vector_index import exact_search
 from models.curation.work import CACHE, output_folder, sample_queries
-from models.evaluation.beir import read_qrels, read_queries
+from models.evaluation.beir import check_judged, read_documents, read_qrels, read_queries
 
 Kept = NDArray[np.bool_]
 
@@ -81,8 +80,9 @@ def measure_diversity(
         CareError: If the data or the pair cannot be read.
     """
     documents = read_documents(data / "corpus.jsonl")
-    qrels = read_qrels(data / f"{split}.qrels.tsv")
-    every = read_queries(data / f"{split}.queries.jsonl")
+    path = data / f"{split}.qrels.tsv"
+    qrels, every = read_qrels(path), read_queries(data / f"{split}.queries.jsonl")
+    check_judged(path, qrels, every, {document.id for document in documents})
     asked = sample_queries({id_: every[id_] for id_ in qrels}, queries, seed)
     with output_folder(output):
         vectors, query_vectors = encode_pair(

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from core.errors import CareError
 from core.files import atomic, sha256_file
 from core.types import Document
-from models.jsonl import read_jsonl
 
 _LIBRARIES = ("bm25s", "faiss-cpu", "jieba", "jionlp", "numpy", "onnxruntime", "statsmodels")
+# What a spreadsheet program would take for a formula.
+_FORMULA = ("=", "+", "-", "@")
 
 
 def beir_files(data: Path, split: str) -> list[Path]:
@@ -20,38 +20,6 @@ def beir_files(data: Path, split: str) -> list[Path]:
     return [
         data / name for name in ("corpus.jsonl", f"{split}.queries.jsonl", f"{split}.qrels.tsv")
     ]
-
-
-def field(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
-    """Returns a field that must be a string.
-
-    Raises:
-        CareError: If it is missing or no string.
-    """
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise CareError(f"{path} line {number}: {name} is missing or no string")
-    return value
-
-
-def read_documents(path: Path) -> list[Document]:
-    """Reads a corpus in the BEIR layout: `_id`, `text` and, if given, `title` and `metadata`.
-
-    Raises:
-        CareError: If a line is no such record, or an id comes twice.
-    """
-    documents: dict[str, Document] = {}
-    for number, record in read_jsonl(path):
-        id_ = field(path, number, record, "_id")
-        if id_ in documents:
-            raise CareError(f"{path} line {number}: _id '{id_}' is a duplicate")
-        documents[id_] = Document(
-            id_,
-            field(path, number, record, "text"),
-            field(path, number, {"title": ""} | record, "title"),
-            record.get("metadata") or {},
-        )
-    return list(documents.values())
 
 
 def document_record(document: Document) -> dict[str, Any]:
@@ -90,9 +58,13 @@ def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Writes comma-separated rows that spreadsheet programs read as UTF-8."""
+    """Writes comma-separated rows that spreadsheet programs read as UTF-8, and none as formulas."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as file:
-        csv.writer(file).writerows(rows)
+        csv.writer(file).writerows(map(_harmless, row) for row in rows)
+
+
+def _harmless(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def provenance(files: Iterable[Path]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Candidate pools: what several retrievers find, merged."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from core.errors import CareError
 from core.types import Document
 from models.curation.config import Bm25Retriever, PairRetriever, Retriever, RunRetriever
 from models.curation.encoding import encode_pair
@@ -65,18 +66,22 @@ def _run(
         case Bm25Retriever():
             return bm25_run(documents, queries, depth)
         case RunRetriever():
-            return _read_run(retriever.path, documents)
+            return _read_run(retriever.path, documents, queries)
         case PairRetriever():
             return _dense_run(retriever, documents, queries, depth, cache)
 
 
-def _read_run(path: Path, documents: Sequence[Document]) -> Run:
+def _read_run(path: Path, documents: Sequence[Document], queries: Collection[str]) -> Run:
     known = {document.id for document in documents}
-    # Others were washed out.
-    return {
+    # Others were washed out, or are not of the sample.
+    run = {
         query: {id_: score for id_, score in scores.items() if id_ in known}
         for query, scores in read_run(path).items()
+        if query in queries
     }
+    if not any(run.values()):
+        raise CareError(f"{path} has no document of the corpus for any of the queries")
+    return run
 
 
 def _dense_run(

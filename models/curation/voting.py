@@ -25,13 +25,12 @@ from models.curation.records import (
     beir_files,
     markdown_table,
     provenance,
-    read_documents,
     write_json,
 )
 from models.curation.scripted import Body, scripted_server
 from models.curation.washing import wash
 from models.curation.work import JUDGEMENTS
-from models.evaluation.beir import read_qrels, read_queries
+from models.evaluation.beir import check_judged, read_documents, read_qrels, read_queries
 from models.jsonl import read_jsonl
 
 
@@ -152,12 +151,16 @@ def _truth(data: Path, split: str) -> frozenset[tuple[str, str]]:
     """Returns the relevant pairs as texts, washed as the benchmark's are."""
     queries = read_queries(data / f"{split}.queries.jsonl")
     documents = {document.id: document for document in read_documents(data / "corpus.jsonl")}
+    path = data / f"{split}.qrels.tsv"
+    qrels = read_qrels(path)
+    check_judged(path, qrels, queries, documents)
+    washed = partial(wash, anonymous=True)
     return frozenset(
         (
-            wash(queries[query], anonymous=True),
-            document_text("", wash(documents[id_].text, anonymous=True)),
+            washed(queries[query]),
+            document_text(washed(documents[id_].title), washed(documents[id_].text)),
         )
-        for query, grades in read_qrels(data / f"{split}.qrels.tsv").items()
+        for query, grades in qrels.items()
         for id_, grade in grades.items()
         if grade > 0
     )
@@ -200,7 +203,7 @@ def _votes(
     pairs = [
         (
             Judgement(record["query-id"], record["corpus-id"], record["grades"]),
-            qrels[record["query-id"]].get(record["corpus-id"], 0) > 0,
+            qrels.get(record["query-id"], {}).get(record["corpus-id"], 0) > 0,
         )
         for _, record in read_jsonl(folder / JUDGEMENTS)
     ]

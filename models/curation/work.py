@@ -97,12 +97,13 @@ def judge_candidates(
     if not queries or not documents:
         raise CareError(f"{config.queries} and {config.corpus} leave nothing to judge")
     folder = config.output
-    pools = candidate_pools(
-        config.retrievers, documents, queries, config.depth, folder / CACHE / "vectors"
-    )
-    for query, ids in (also or {}).items():
-        pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
+    # Opened first: a key that is missing shows before hours of encoding.
     with language_models(config.judges, folder, config.budget, config.attempts) as models:
+        pools = candidate_pools(
+            config.retrievers, documents, queries, config.depth, folder / CACHE / "vectors"
+        )
+        for query, ids in (also or {}).items():
+            pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
         judgements = judge(
             models,
             [endpoint.name for endpoint in config.judges],

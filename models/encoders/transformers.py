@@ -69,7 +69,7 @@ class TransformersEncoder:
             dtype = "float32" if device == "cpu" else "bfloat16"
         checkpoint = checkpoint_folder(spec, folder)
         adapter = adapter_folder(spec, folder) if spec.adapter else None
-        transformer, dense = _modules(checkpoint, spec.pooling)
+        transformer, dense = modules(checkpoint, spec.pooling)
         self.spec = spec
         self._device = torch.device(device)
         self._tokenizer = CheckpointTokenizer(spec, transformer)
@@ -142,7 +142,7 @@ class TransformersEncoder:
         return pool(states.float().cpu().numpy(), mask, self.spec.pooling)
 
 
-def _modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
+def modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     """Returns the folders of the transformer and of the Dense modules behind its pooling.
 
     Raises:

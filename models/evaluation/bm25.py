@@ -4,6 +4,7 @@ import bm25s
 import jieba
 import numpy as np
 
+from core.errors import CareError
 from core.text import document_text, normalize_text
 from core.types import Document
 from models.evaluation.beir import Run
@@ -17,6 +18,9 @@ class Bm25Index:
 
     Args:
         documents: The corpus.
+
+    Raises:
+        CareError: If no document has a word.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
@@ -26,6 +30,8 @@ class Bm25Index:
         for document in documents:
             self._ids.append(document.id)
             words.append(_words(document_text(document.title, document.text)))
+        if not any(words):
+            raise CareError("BM25 finds no word in any document")
         self._rows = {id_: row for row, id_ in enumerate(self._ids)}
         self._index = bm25s.BM25(k1=K1, b=B)
         self._index.index(words, show_progress=False)

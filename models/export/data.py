@@ -4,7 +4,7 @@ from pathlib import Path
 
 from core.errors import CareError
 from core.text import document_text, normalize_text
-from models.evaluation.beir import read_qrels, read_queries
+from models.evaluation.beir import check_judged, read_documents, read_qrels, read_queries
 from models.export.measurement import Judged
 from models.jsonl import read_jsonl
 
@@ -39,20 +39,12 @@ def read_judged(corpus: Path, queries: Path, qrels: Path) -> Judged:
     Raises:
         CareError: If a line is wrong, or a judged query or document does not exist.
     """
-    documents: dict[str, str] = {}
-    for number, record in read_jsonl(corpus):
-        where = f"{corpus} line {number}"
-        id_, title, text = record.get("_id"), record.get("title") or "", record.get("text")
-        if not isinstance(id_, str) or not isinstance(title, str) or not isinstance(text, str):
-            raise CareError(f"{where} has no _id and text")
-        if id_ in documents:
-            raise CareError(f"{where}: _id '{id_}' is a duplicate")
-        documents[id_] = document_text(title, text)
+    documents = {
+        document.id: document_text(document.title, document.text)
+        for document in read_documents(corpus)
+    }
     texts, grades = read_queries(queries), read_qrels(qrels)
-    if missing := grades.keys() - texts.keys():
-        raise CareError(f"{qrels} judges query '{min(missing)}', which {queries} lacks")
-    if missing := {id_ for found in grades.values() for id_ in found} - documents.keys():
-        raise CareError(f"{qrels} judges document '{min(missing)}', which {corpus} lacks")
+    check_judged(qrels, grades, texts, documents)
     if not grades:
         raise CareError(f"{qrels} judges no query")
     return Judged(documents, {id_: normalize_text(texts[id_]) for id_ in grades}, grades)

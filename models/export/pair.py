@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from core.errors import CareError
-from core.files import sha256_file, write_text, writing_in
+from core.files import sha256_file, write_text
 from core.types import EncoderSpec, Pair
 from models.encoders.loading import load_encoder
 from models.encoders.providers import ON_CPU, ProviderOptions
@@ -21,7 +21,7 @@ from models.export.onnx import OPSET
 from models.export.query_side import ENGINES, TOKENIZER, Exporter, QuerySide
 from models.export.report import Row, as_json, as_markdown
 from models.pairs import write_pair
-from models.training.folders import publish
+from models.training.folders import publish, writing
 
 PAIR, REPORT, FIGURES, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
 
@@ -81,7 +81,7 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
         report(f"encoding {len(judged.documents)} documents by {pair.document.model}")
         rankings = Rankings.of(judged, load_encoder(pair.document, pair.folder), side.encoder)
     reference = Reference.of(side.encoder, calibration, rankings)
-    with writing_in(out), _new_folder(out) as folder:
+    with writing(out), _new_folder(out) as folder:
         side.encoder.parts()[2].save(str(folder / TOKENIZER), pretty=False)
         exporter = Exporter(side, folder, reference, calibration, options.provider, options.threads)
         rows, specs = _export_query_side(exporter, options.precisions, report)

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from core.errors import CareError
+from core.errors import CareError, TrainingError
 from models.training.recipe import load_recipe
 
 _DEFAULT_OUT = Path("builds/training")
@@ -79,6 +79,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _phrases(arguments: argparse.Namespace) -> None:
+    if arguments.count < 1:
+        raise TrainingError(f"--count: {arguments.count} is less than 1")
     recipe = load_recipe(arguments.recipe, arguments.changes)
     from models.training.phrases import write
 

@@ -26,6 +26,7 @@ from models.pairs import load_pair
 from models.training.ablation_report import MAP, NDCG, ORDER, Scores, write_report
 from models.training.data import DevSet, read_dev
 from models.training.dev import search
+from models.training.folders import writing
 from models.training.recipe import Dev, EncoderStart, Prompts, Recipe, load_recipe
 from models.training.run import RESULT, Report, run
 from models.training.starts import prepare
@@ -84,20 +85,20 @@ def run_ablations(
         raise TrainingError(f"--seeds: {seeds} is less than 1")
     chosen = _load(recipes, data, only)
     test = read_test(data)
-    table = out / "table.md"
-    for seed in range(seeds):
-        for recipe in chosen:
-            report(f"{recipe.name}, seed {seed}")
-            folder = run(recipe, out, seed, report)
-            values = score_pair(folder / "pair.toml", test, out)
-            path = out / "scores" / f"{recipe.name}-seed{seed}.json"
-            path.parent.mkdir(exist_ok=True)
-            write_text(path, json.dumps(values) + "\n")
-            means = {name: round(float(np.mean(found)), 4) for name, found in values.items()}
-            report(f"{recipe.name}, seed {seed}: {means}")
-        titles = {recipe.name: recipe.description for recipe in _load(recipes, data, ())}
-        write_report(out, titles, read_scores(out), _facts(test, out))
-    return table
+    with writing(out):
+        for seed in range(seeds):
+            for recipe in chosen:
+                report(f"{recipe.name}, seed {seed}")
+                folder = run(recipe, out, seed, report)
+                values = score_pair(folder / "pair.toml", test, out)
+                path = out / "scores" / f"{recipe.name}-seed{seed}.json"
+                path.parent.mkdir(exist_ok=True)
+                write_text(path, json.dumps(values) + "\n")
+                means = {name: round(float(np.mean(found)), 4) for name, found in values.items()}
+                report(f"{recipe.name}, seed {seed}: {means}")
+            titles = {recipe.name: recipe.description for recipe in _load(recipes, data, ())}
+            write_report(out, titles, read_scores(out), _facts(test, out))
+    return out / "table.md"
 
 
 def read_test(data: Path, others: int = _OTHERS) -> TestSet:

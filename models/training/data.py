@@ -147,10 +147,7 @@ def read_dev(dev: Dev) -> DevSet:
         TrainingError: If no judged query is left.
     """
     folder = Path(dev.beir)
-    queries = {
-        id_: normalize_text(text)
-        for id_, text in read_queries(folder / f"{dev.split}.queries.jsonl").items()
-    }
+    queries = _beir_queries(folder, dev.split)
     corpus = _beir_documents(dev)
     qrels: Qrels = {}
     for query, judged in read_qrels(folder / f"{dev.split}.qrels.tsv").items():
@@ -250,7 +247,7 @@ def _pairs(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 
 def _beir_examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     folder = Path(entry.beir or "")
-    queries = read_queries(folder / f"{entry.split}.queries.jsonl")
+    queries = _beir_queries(folder, entry.split)
     qrels_path = folder / f"{entry.split}.qrels.tsv"
     corpus, every = _beir_documents(entry), _beir_ids(folder)
     for query, judged in read_qrels(qrels_path).items():
@@ -258,14 +255,16 @@ def _beir_examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
             raise TrainingError(f"{qrels_path}: query '{query}' is not among the queries")
         if missing := [id_ for id_ in judged if id_ not in every]:
             raise TrainingError(f"{qrels_path}: document '{missing[0]}' is not in the corpus")
-        text = normalize_text(queries[query])
-        if not text:
-            raise TrainingError(f"{folder / entry.split}.queries.jsonl: '{query}' has no text")
         found = [(corpus[id_], grade) for id_, grade in judged.items() if id_ in corpus]
         positives = tuple(text for text, grade in found if grade > 0)
         negatives = tuple(text for text, grade in found if grade <= 0)
         if positives:
-            yield Example(text, positives, negatives)
+            yield Example(queries[query], positives, negatives)
+
+
+def _beir_queries(folder: Path, split: str) -> dict[str, str]:
+    path = folder / f"{split}.queries.jsonl"
+    return {id_: _text(text, f"{path}: '{id_}'") for id_, text in read_queries(path).items()}
 
 
 def _beir_documents(entry: DataEntry | Dev) -> dict[str, str]:
@@ -273,14 +272,17 @@ def _beir_documents(entry: DataEntry | Dev) -> dict[str, str]:
     documents: dict[str, str] = {}
     for where, record in _read(path):
         metadata = record.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            raise TrainingError(f"{where}: metadata is no object")
         if any(metadata.get(field) != value for field, value in entry.where.items()):
             continue
         id_ = record.get("_id")
         if not isinstance(id_, str) or id_ in documents:
             raise TrainingError(f"{where}: _id is missing or a duplicate")
-        title = record.get("title") or ""
-        _text(record.get("text"), f"{where}: text")
-        documents[id_] = document_text(title, record["text"])
+        title, text = record.get("title") or "", record.get("text")
+        if not isinstance(title, str) or not isinstance(text, str) or not normalize_text(text):
+            raise TrainingError(f"{where}: title or text is no text, or the text is empty")
+        documents[id_] = document_text(title, text)
     if not documents:
         raise TrainingError(f"{path}: no document has {dict(entry.where)}")
     return documents

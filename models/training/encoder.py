@@ -136,7 +136,7 @@ class Encoder(nn.Module):
         gradient_checkpointing: Whether layers compute their activations anew for the gradients.
 
     Raises:
-        TrainingError: If the checkpoint or adapter does not load.
+        TrainingError: If the checkpoint does not load or reads fewer tokens than it shall.
     """
 
     def __init__(
@@ -151,6 +151,11 @@ class Encoder(nn.Module):
         self.side = side
         self.trainable = trainable
         self.model = _load_model(side, trainable)
+        longest = getattr(self.model.config, "max_position_embeddings", side.start.max_length)
+        if longest < side.start.max_length:
+            raise TrainingError(
+                f"{side.folder} reads {longest} tokens, not max_length {side.start.max_length}"
+            )
         dense = side.folder / PROJECTION
         self.projection = Dense.load(str(dense)) if dense.is_dir() else None
         width = self.model.config.hidden_size
@@ -297,8 +302,12 @@ def load_backbone(folder: Path, dtype: str = "float32") -> Any:
         TrainingError: If it does not load or lacks weights of its model.
     """
     try:
+        # Unless it is told, the library asks at the terminal whether to run a checkpoint's code.
         model, report = AutoModel.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True
+            folder,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
@@ -323,7 +332,7 @@ def end_texts(folder: Path) -> None:
 
     The encoders of this project do so by themselves where a tokenizer does not.
     """
-    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     backend, end = loaded.backend_tokenizer, loaded.eos_token
     if end is None or backend.encode("a").special_tokens_mask[-1]:
         return
@@ -370,7 +379,10 @@ def _with_adapter(model: Any, lora: Lora) -> Any:
         lora_dropout=lora.dropout,
         target_modules=lora.targets,
     )
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise TrainingError(f"lora.targets: {' '.join(str(error).split())}") from error
 
 
 def _freeze(model: Any, layers: int) -> None:

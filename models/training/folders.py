@@ -5,7 +5,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from core.errors import TrainingError
 from core.files import sync, writing_in
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says in one sentence where the disk failed, also of weights: theirs is no OSError.
+
+    Raises:
+        CareError: In place of any OSError or SafetensorError.
+    """
+    try:
+        with writing_in(folder):
+            yield
+    except SafetensorError as error:
+        raise TrainingError(f"{folder}: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
@@ -18,7 +35,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         CareError: If the disk fails.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
-    with writing_in(folder):
+    with writing(folder):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary

@@ -19,6 +19,10 @@ from core.types import Pooling, Role
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Positive = Annotated[int, Field(gt=0)]
+# What numpy's generators take.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+# Folders are named after stages.
+StageName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
 
 
 class Strict(BaseModel):
@@ -114,6 +118,10 @@ class DataEntry(Strict):
             raise ValueError(f"give one of {', '.join(SOURCES)}")
         if named[0] == "pairs" and len(self.fields) not in (0, 2):
             raise ValueError("pairs needs two fields")
+        for key, sources in _ONLY.items():
+            default = type(self).model_fields[key].get_default(call_default_factory=True)
+            if named[0] not in sources and getattr(self, key) != default:
+                raise ValueError(f"{key}: {named[0]} has none, only {' and '.join(sources)}")
         return self
 
     @property
@@ -123,6 +131,8 @@ class DataEntry(Strict):
 
 
 SOURCES = ("triples", "texts", "beir", "mined", "pairs")
+# Keys that some sources alone are read by: elsewhere they would be passed over in silence.
+_ONLY = {"fields": ("texts", "pairs"), "split": ("beir",), "where": ("beir",), "role": ("texts",)}
 Data = Annotated[list[DataEntry], Field(min_length=1)]
 
 
@@ -224,9 +234,9 @@ class Fit(Strict):
         seed: In place of the run's: runs with several seeds then share the stage.
     """
 
-    name: str = ""
+    name: StageName = ""
     data: Data
-    seed: int | None = None
+    seed: Seed | None = None
     learning_rate: float = Field(1e-4, gt=0)
     warmup: float = Field(0.05, ge=0, lt=1)
     batch: Positive = 640
@@ -317,7 +327,7 @@ class Teacher(Strict):
     """
 
     kind: Literal["teacher"]
-    name: str = ""
+    name: StageName = ""
     data: Data
     side: Role = "document"
     prompts: Prompts | None = None
@@ -342,7 +352,7 @@ class Mine(Strict):
     """
 
     kind: Literal["mine"]
-    name: str = ""
+    name: StageName = ""
     data: Data
     side: Role = "document"
     first: Positive = 10
@@ -392,6 +402,12 @@ class Align(Fit):
             raise ValueError("contrastive, mse and kl are all 0: there is no loss")
         return self
 
+    @model_validator(mode="after")
+    def _names_its_texts(self) -> Self:
+        if self.vectors and not self.data:
+            raise ValueError("vectors: name their texts as data")
+        return self
+
 
 class Derive(Strict):
     """An encoder cut from one that an earlier stage has trained.
@@ -409,7 +425,7 @@ class Derive(Strict):
     """
 
     kind: Literal["derive"]
-    name: str = ""
+    name: StageName = ""
     side: Role = "query"
     source: Role = "document"
     layers: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
@@ -473,6 +489,12 @@ class Distill(Fit):
     teacher_temperature: float = Field(0.02, gt=0)
     negatives: int = Field(1, ge=0)
 
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> Self:
+        if not self.kl and not self.contrastive:
+            raise ValueError("kl and contrastive are both 0: there is no loss")
+        return self
+
 
 Stage = Annotated[
     RetroMae | Unsupervised | Contrastive | Derive | Teacher | Mine | Align | Joint | Distill,
@@ -496,7 +518,7 @@ class Recipe(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    seeds: list[int] = Field(default=[0], min_length=1)
+    seeds: list[Seed] = Field(default=[0], min_length=1)
     variables: dict[str, str] = Field(default_factory=dict)
     query: EncoderStart | None = None
     document: EncoderStart | None = None
@@ -530,13 +552,18 @@ def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     data = _load(path, ())
     for change in changes:
         data = _merge(data, _as_mapping(change), "--set")
+    variables = data.get("variables")
     try:
-        return Recipe.model_validate(_substitute(data, data.get("variables") or {}, path))
+        return Recipe.model_validate(
+            _substitute(data, variables if isinstance(variables, dict) else {}, path)
+        )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = _key(first["loc"], data)
-        reason = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise TrainingError(f"{path}: {key}: {reason}") from error
+        errors = error.errors(include_url=False)
+        unknown = [found for found in errors if found["type"] == "extra_forbidden"]
+        # A key that is missing may be one that was misspelt.
+        first = (unknown or errors)[0]
+        reason = "unknown key" if unknown else first["msg"]
+        raise TrainingError(f"{path}: {_key(first['loc'], data)}: {reason}") from error
 
 
 def _key(location: Sequence[int | str], data: Any) -> str:
@@ -625,7 +652,7 @@ def _insert(entries: dict[str, Any], name: str, new: Any, where: str) -> dict[st
     if not isinstance(new, dict) or "before" not in new:
         raise TrainingError(f"{where}: there is none of that name to change")
     new = {"name": name} | new
-    next_name = new.pop("before")
+    next_name = str(new.pop("before"))
     if next_name not in entries:
         raise TrainingError(f"{where}.before: there is no '{next_name}'")
     inserted = {}

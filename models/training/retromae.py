@@ -96,7 +96,7 @@ class RetroMaeCollator:
     """
 
     def __init__(self, tokens: Tokens, encoder: Encoder, stage: RetroMae, seed: int) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(encoder.side.folder)
+        tokenizer = AutoTokenizer.from_pretrained(encoder.side.folder, trust_remote_code=False)
         mask = tokenizer.mask_token_id
         mask = tokenizer.unk_token_id if mask is None else mask
         if mask is None:

@@ -28,12 +28,12 @@ from typing import Any
 import yaml
 
 from core.errors import TrainingError
-from core.files import exclusive, sha256_file, write_text, writing_in
+from core.files import exclusive, sha256_file, write_text
 from core.types import Role
 from models.training.curves import draw
 from models.training.data import entry_files, read_dev
 from models.training.encoder import Side
-from models.training.folders import publish
+from models.training.folders import publish, writing
 from models.training.processes import processes
 from models.training.recipe import (
     SOURCES,
@@ -41,6 +41,7 @@ from models.training.recipe import (
     Derive,
     Distill,
     EncoderStart,
+    Fit,
     Mine,
     Recipe,
     Stage,
@@ -56,7 +57,7 @@ from models.training.stages import (
     teacher_name,
 )
 from models.training.starts import prepare
-from models.training.trainer import CHECKPOINTS
+from models.training.trainer import CHECKPOINTS, check_arguments
 
 Report = Callable[[str], None]
 
@@ -93,15 +94,19 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     Raises:
         CareError: If data, a start or a setting is wrong, or the disk fails.
     """
+    with writing(out):
+        return _run(recipe, out, seed, report)
+
+
+def _run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
+    _check(recipe)
     main = processes().is_main_process
-    starts = {"query": recipe.query, "document": recipe.document}
     sides: dict[Role, Side] = {}
     # One process makes what all read.
     with processes().main_process_first():
         (out / "stages").mkdir(parents=True, exist_ok=True)
-        for role in ("query", "document"):
-            if (start := starts[role]) is not None:
-                sides[role] = prepare(start, role, out / "starts")
+        for role, start in _starts(recipe).items():
+            sides[role] = prepare(start, role, out / "starts")
     dev_set = read_dev(recipe.dev) if recipe.dev else None
     held_out = frozenset(dev_set.queries.values() if dev_set else ())
     checksum = hashlib.sha256(json.dumps(sorted(held_out)).encode()).hexdigest()
@@ -109,9 +114,6 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     for stage in recipe.stages:
         name = stage_name(stage)
         stage = _with_teacher_data(stage, recipe)
-        for role in sides_read(stage):
-            if role not in progress.sides:
-                raise TrainingError(f"{role}: stage '{name}' needs this encoder")
         stage_seed = getattr(stage, "seed", None)
         stage_seed = seed if stage_seed is None else stage_seed
         key, inputs = _key(stage, stage_seed, recipe, checksum, progress)
@@ -139,6 +141,38 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     return _write_run(recipe, seed, progress, out) if main else out
 
 
+def _starts(recipe: Recipe) -> dict[Role, EncoderStart]:
+    starts: dict[Role, EncoderStart | None] = {"query": recipe.query, "document": recipe.document}
+    return {role: start for role, start in starts.items() if start is not None}
+
+
+def _check(recipe: Recipe) -> None:
+    """Says what a stage lacks before the stages ahead of it have been trained.
+
+    Raises:
+        TrainingError: If an encoder, a stage, a file or an argument that is named is not there.
+    """
+    vectors: dict[str, Path] = {}
+    mined: dict[str, Path] = {}
+    for stage in recipe.stages:
+        name = stage_name(stage)
+        for role in sides_read(stage):
+            if role not in _starts(recipe):
+                raise TrainingError(f"{role}: stage '{name}' needs this encoder")
+        if isinstance(stage, Distill) or (isinstance(stage, Align) and not stage.vectors):
+            teacher_name(stage, vectors)
+        if isinstance(stage, Fit):
+            check_arguments(stage)
+        for entry in stage.data:
+            files = entry_files(entry, mined)
+            if entry.mined is None:
+                _checksums(files)
+        if isinstance(stage, Teacher):
+            vectors[name] = Path()
+        if isinstance(stage, Mine):
+            mined[name] = Path()
+
+
 def _run_stage(
     context: Context,
     recipe: Recipe,
@@ -149,7 +183,7 @@ def _run_stage(
 ) -> None:
     state = processes()
     partial = context.folder
-    with writing_in(partial):
+    with writing(partial):
         partial.mkdir(exist_ok=True)
         if not state.is_main_process:
             run_stage(context)
@@ -256,12 +290,9 @@ def _with_teacher_data(stage: Stage, recipe: Recipe) -> Stage:
     if not isinstance(stage, Align) or stage.data:
         return stage
     before = recipe.stages[: [stage_name(s) for s in recipe.stages].index(stage_name(stage))]
-    teachers = [s for s in before if isinstance(s, Teacher)]
-    if stage.teacher:
-        teachers = [s for s in teachers if stage_name(s) == stage.teacher]
-    if stage.vectors or not teachers:
-        raise TrainingError(f"stages.{stage_name(stage)}.data: name the texts")
-    return stage.model_copy(update={"data": teachers[-1].data})
+    teachers = {stage_name(s): s for s in before if isinstance(s, Teacher)}
+    name = teacher_name(stage, teachers)
+    return stage.model_copy(update={"data": teachers[name].data})
 
 
 def _key(

@@ -118,8 +118,8 @@ def sides_read(stage: Stage) -> list[Role]:
     return [getattr(stage, "side")]  # noqa: B009 (the other kinds have it)
 
 
-def teacher_name(stage: Align | Distill, vectors: Mapping[str, Path]) -> str:
-    """Returns the teacher stage that a stage reads.
+def teacher_name(stage: Align | Distill, vectors: Mapping[str, object]) -> str:
+    """Returns the teacher stage that a stage reads, of those before it.
 
     Raises:
         TrainingError: If there is none.
@@ -128,7 +128,7 @@ def teacher_name(stage: Align | Distill, vectors: Mapping[str, Path]) -> str:
     if name not in vectors:
         raise TrainingError(
             f"stages.{stage_name(stage)}.teacher: no stage "
-            f"'{name or 'of kind teacher'}' computed vectors before this one"
+            f"{repr(name) if name else 'of kind teacher'} computed vectors before this one"
         )
     return name
 
@@ -322,7 +322,17 @@ def _fit_pairs(
     negatives: int,
     teacher: TeacherVectors | None = None,
 ) -> Outcome:
-    """Trains on examples; the texts of a side that is not trained are encoded once."""
+    """Trains on examples; the texts of a side that is not trained are encoded once.
+
+    Raises:
+        TrainingError: If the two encoders have different dimensions.
+    """
+    query, document = (context.sides[pair[role]].dimension for role in ("query", "document"))
+    if query != document:
+        raise TrainingError(
+            f"stages.{stage_name(context.stage)}: query has {query} dimensions, document "
+            f"{document}: set the dimension or projection of one"
+        )
     examples, dropped = read_examples(context.stage.data, context.held_out, context.mined)
     corpus = Corpus.of(examples)
     texts: dict[Role, Tokens | FloatArray] = {

@@ -20,6 +20,7 @@ from models.conversion.bert import build_bert
 from models.conversion.source import MODEL, REVISION, SHA256, load_source
 from models.conversion.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
+from models.encoders.transformers import modules
 from models.pairs import load_pair
 from models.training.data import read_texts
 from models.training.encoder import (
@@ -46,9 +47,14 @@ def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
 
     Raises:
         TrainingError: If the start does not load or cannot be cut as asked.
-        PairError: If a named pair or checkpoint is missing.
+        PairError: If a named pair or checkpoint is missing, or pools in another way.
     """
     source, adapter, identity = _source(start, key_name, out)
+    _, dense = modules(source, start.pooling)
+    if dense not in ([], [source / PROJECTION]):
+        raise TrainingError(
+            f"{key_name}: {dense[0]} is a Dense module, which training would leave out"
+        )
     changes = start.model_dump(include={"layers", "projection"}, exclude_none=True)
     kept = None
     if start.vocabulary is not None:
@@ -61,6 +67,8 @@ def prepare(start: EncoderStart, key_name: str, out: Path) -> Side:
     if changes:
         if adapter:
             raise TrainingError(f"{key_name}: {source} has an adapter: merge it before a cut")
+        if dense:
+            raise TrainingError(f"{key_name}: {source} has a projection, which a cut would lose")
         key = _digest({"source": identity, "changes": changes})
         folder = out / key[:12]
         _once(folder, lambda path: _cut(source, start, kept, path, key_name))
@@ -84,6 +92,11 @@ def _source(
     if start.pair is not None:
         pair = load_pair(start.pair)
         spec = getattr(pair, start.side)
+        if spec.format == "transformers" and spec.config:
+            raise TrainingError(
+                f"{key_name}: pair: {spec.model} is read with another configuration than its own: "
+                "write it into the config.json of a copy and name that as start"
+            )
         if spec.format == "transformers":
             adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
             folder = checkpoint_folder(spec, pair.folder)

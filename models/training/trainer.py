@@ -1,5 +1,6 @@
 """One stage's training loop: transformers' Trainer, with checkpoints of what is trained alone."""
 
+import dataclasses
 import math
 import os
 import shutil
@@ -12,13 +13,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import IntervalStrategy
 
 from core.errors import TrainingError
 from core.files import sync
 from models.training.batches import Batch, Item, Items, Plan
 from models.training.processes import processes
-from models.training.recipe import Dev, Fit
+from models.training.recipe import Dev, Fit, stage_name
 
 CHECKPOINTS = "checkpoints"
 _WEIGHTS = "trained.safetensors"
@@ -69,16 +72,32 @@ class StageTrainer(Trainer):
             train_dataset=self._items,
             eval_dataset=Items(1) if measure else None,
         )
+        if self.sharded:
+            # An encoder cannot be read by itself: nothing is measured.
+            self._measure = None
+            self.args.eval_strategy, self.args.eval_on_start = IntervalStrategy.NO, False
 
     def fit(self) -> None:
         """Trains from the last whole checkpoint, or from the start.
 
         Raises:
-            TrainingError: If the loss is not finite or a checkpoint cannot be written.
+            TrainingError: If loss or weights are not finite or a checkpoint cannot be written.
         """
         checkpoint = last_checkpoint(self._folder)
-        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if self._measure and not self.sharded and not self._measured_last():
+        if checkpoint and _step(checkpoint) >= self.args.max_steps and not self.sharded:
+            # The library would train one more step.
+            self._load_from_checkpoint(str(checkpoint))
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        else:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        # No loss is computed of what the last step left.
+        weights = () if self.sharded else self._objective.parameters()
+        if not all(value.isfinite().all() for value in weights):
+            raise TrainingError(
+                f"stage '{self._label}', step {self.state.global_step}: weights are not finite: "
+                "lower learning_rate, or set precision to bf16 or fp32"
+            )
+        if self._measure and not self._measured_last():
             self.evaluate()
 
     @property
@@ -138,13 +157,8 @@ class StageTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Measures the encoders.
-
-        Raises:
-            TrainingError: If weights are sharded: an encoder cannot be read by itself.
-        """
-        if self._measure is None or self.sharded:
-            raise TrainingError("dev: with sharded weights there is no measuring on the way")
+        """Measures the encoders."""
+        assert self._measure
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
         # Takes note that this step has been measured.
@@ -157,20 +171,18 @@ class StageTrainer(Trainer):
         folder = Path(output_dir) if output_dir else self._folder
         folder.mkdir(parents=True, exist_ok=True)
         state = self._objective.state_dict() if state_dict is None else state_dict
-        trained = {
-            name for name, value in self._objective.named_parameters() if value.requires_grad
-        }
+        trained = _trained(self._objective)
         save_file(
             {n: value.contiguous() for n, value in state.items() if n in trained},
             folder / _WEIGHTS,
         )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        state = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
-        trained = {
-            name for name, value in self._objective.named_parameters() if value.requires_grad
-        }
-        if set(state) != trained:
+        try:
+            state = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(f"{resume_from_checkpoint} is damaged: delete it") from error
+        if set(state) != _trained(self._objective):
             raise TrainingError(f"{resume_from_checkpoint} is of another model: delete it")
         self._objective.load_state_dict(state, strict=False)
 
@@ -189,8 +201,23 @@ class StageTrainer(Trainer):
             raise TrainingError(f"{folder}: the checkpoint cannot be written: {reason}") from error
 
 
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
 def _trained(objective: nn.Module) -> set[str]:
     return {name for name, value in objective.named_parameters() if value.requires_grad}
+
+
+def check_arguments(stage: Fit) -> None:
+    """Checks the names of what a stage passes on to transformers.
+
+    Raises:
+        TrainingError: If transformers has no such argument.
+    """
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    if unknown := sorted(stage.trainer.keys() - known):
+        raise TrainingError(f"stages.{stage_name(stage)}.trainer.{unknown[0]}: unknown key")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -198,7 +225,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     found: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
-            found[int(path.name.removeprefix("checkpoint-"))] = path
+            found[_step(path)] = path
         elif processes().is_main_process:
             shutil.rmtree(path)
     return found[max(found)] if found else None
@@ -213,7 +240,9 @@ def _arguments(
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()
     if stage.precision == "fp16" and not gpu:
-        raise TrainingError("precision: fp16 needs a GPU: use bf16 or fp32 on a processor")
+        raise TrainingError(
+            f"stages.{stage_name(stage)}.precision: fp16 needs a GPU: use bf16 or fp32 here"
+        )
     arguments = {
         "output_dir": str(folder),
         "max_steps": steps,
@@ -240,6 +269,8 @@ def _arguments(
         "eval_steps": dev and dev.every,
         "eval_on_start": bool(dev and dev.start),
         "report_to": ["tensorboard"],
+        # By default there are none where the library's own messages are silenced.
+        "disable_tqdm": False,
         "remove_unused_columns": False,
         "dataloader_pin_memory": gpu,
         "ddp_find_unused_parameters": False,
@@ -248,8 +279,9 @@ def _arguments(
     }
     try:
         made = TrainingArguments(**arguments | stage.trainer)
-    except (TypeError, ValueError) as error:
-        raise TrainingError(f"trainer: {' '.join(str(error).split())}") from error
+    except (TypeError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise TrainingError(f"stages.{stage_name(stage)}.trainer: {reason}") from error
     if world == 1:
         # Batches here hold examples that belong together: no DataParallel on many GPUs.
         made._n_gpu = min(made.n_gpu, 1)

@@ -33,7 +33,7 @@ def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
         TrainingError: If the tokenizer is of another kind than Unigram or WordPiece.
     """
     data = _read(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
     tokenizer.no_truncation()
     special = {token["id"] for token in data["added_tokens"]}
     vocabulary: dict[str, int] = tokenizer.get_vocab()

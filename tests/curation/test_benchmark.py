@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from core.errors import BudgetError, CareError
+from core.errors import BudgetError, CareError, LanguageModelError
+from core.types import Document
+from models.curation import prompts
 from models.curation.annotation import annotate
 from models.curation.audit import audit
-from models.curation.benchmark import build_benchmark
-from models.curation.config import AnnotationConfig, AuditConfig, BenchmarkConfig
+from models.curation.benchmark import build_benchmark, rerank_set
+from models.curation.config import AnnotationConfig, AuditConfig, BenchmarkConfig, Rerank
+from models.curation.judging import Judgement
 from models.curation.scripted import scripted_server
+from models.curation.work import Judged, sample_queries
 from models.evaluation.beir import read_qrels, read_queries
+from models.evaluation.cmedteb.data import read_reranking, read_retrieval
+from models.training.data import Example, read_examples
+from models.training.recipe import DataEntry
 from tests.conftest import write_jsonl
 from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.endpoints import Recorder, endpoint, grader
@@ -60,6 +67,9 @@ def test_a_benchmark_from_end_to_end(facts: dict[str, Any]) -> None:
     out = facts["output"]
     assert read_qrels(out / "retrieval/test.qrels.tsv") == {"q1": {"d1": 1}, "q2": {"d4": 1}}
     assert read_queries(out / "retrieval/test.queries.jsonl") == QUERIES
+    # As the benchmark's own tasks read them.
+    assert read_retrieval(out / "retrieval", "test").corpus == DOCUMENTS
+    assert list(read_reranking(out / "rerank/test.jsonl").queries) == ["q1"]
     assert {row["_id"]: row["text"] for row in lines(out / "retrieval/corpus.jsonl")} == DOCUMENTS
     rerank = {row["_id"]: row for row in lines(out / "rerank/test.jsonl")}
     assert rerank["q1"]["query"] == QUERIES["q1"]
@@ -120,6 +130,57 @@ def test_a_pool_from_a_run_file_and_a_pair(facts: dict[str, Any], data: Path) ->
     assert statistics["pool"]["queries"] == 2
 
 
+def test_the_rerank_set_is_a_sample_of_what_is_agreed() -> None:
+    verdicts = dict(zip((f"d{i}" for i in range(60)), "SBCSD." * 10, strict=True))
+    judgements = {
+        (query, id_): Judgement(query, id_, {"one": None if grade == "." else grade})  # type: ignore[arg-type]
+        for query in ("q1", "q2")
+        for id_, grade in verdicts.items()
+    }
+    judgements |= {("q3", "d1"): Judgement("q3", "d1", {"one": "B"})}
+    pools = {"q1": list(verdicts), "q2": list(verdicts), "q3": ["d1"]}
+    documents = [Document(id_, id_) for id_ in verdicts]
+    sizes, queries = Rerank(positives=3, negatives=5), dict.fromkeys(pools, "问")
+    first, again, other = (
+        rerank_set(Judged(pools, judgements), queries, documents, sizes, seed) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert [row["_id"] for row in first] == ["q1", "q2"]
+    for row in first:
+        assert [len(row[side]) for side in ("positives", "negatives")] == [3, 5]
+        assert {verdicts[id_] for id_ in row["positives"]} == {"S"}
+        assert {verdicts[id_] for id_ in row["negatives"]} <= set("BCD")
+    assert first[0]["negatives"] != first[1]["negatives"]
+
+
+def test_a_sample_of_queries_keeps_their_order() -> None:
+    queries = {f"q{i}": str(i) for i in range(20)}
+    first, other = (list(sample_queries(queries, 5, seed)) for seed in (0, 1))
+    assert len(first) == 5 and first == sorted(first, key=list(queries).index)
+    assert first != other
+    assert sample_queries(queries, None, 0) == queries
+
+
+def test_passages_of_the_rerank_set_have_their_titles(facts: dict[str, Any]) -> None:
+    title = "中药"
+    rows = [{"_id": id_, "title": title, "text": text} for id_, text in DOCUMENTS.items()]
+    write_jsonl(facts["corpus"], rows)
+    recorder = Recorder(grader(lambda _, query, text: "A" if "可以吃党参" in text else "D"))
+    with scripted_server(recorder) as url:
+        build_benchmark(BenchmarkConfig.model_validate(facts | {"judges": [endpoint(url)]}))
+    (row,) = lines(facts["output"] / "rerank/test.jsonl")
+    assert row["positives"] == [f"{title}\n{DOCUMENTS['d1']}"]
+    assert set(row["negatives"]) <= {f"{title}\n{text}" for text in DOCUMENTS.values()}
+
+
+def test_a_run_of_other_queries_is_refused(facts: dict[str, Any], data: Path) -> None:
+    path = data / "other.trec"
+    path.write_text("q1 Q0 gone 1 9.5 x\nq7 Q0 d1 1 9.5 x\n", encoding="utf-8")
+    retrievers = [{"kind": "run", "name": "other", "path": path}]
+    with pytest.raises(CareError, match=r"other.trec has no document of the corpus for any"):
+        run(BenchmarkConfig, build_benchmark, facts | {"retrievers": retrievers}, "first")
+
+
 def test_an_audit_finds_both_kinds_of_errors(facts: dict[str, Any], data: Path) -> None:
     facts |= {"qrels": data / "test.qrels.tsv"}
     statistics, _ = run(AuditConfig, audit, facts, "first", "second")
@@ -148,7 +209,7 @@ def test_an_audit_leaves_what_judges_dispute_open(facts: dict[str, Any], data: P
 def test_an_audit_names_what_the_corpus_lacks(facts: dict[str, Any], data: Path) -> None:
     path = data / "test.qrels.tsv"
     path.write_text("q1\td9\t1\n", encoding="utf-8")
-    with pytest.raises(CareError, match=r"test.qrels.tsv names 'd9', which .*corpus.jsonl lacks"):
+    with pytest.raises(CareError, match=r"test.qrels.tsv judges document 'd9', which is not there"):
         run(AuditConfig, audit, facts | {"qrels": path}, "first")
 
 
@@ -164,3 +225,34 @@ def test_annotation_makes_triples(facts: dict[str, Any], monkeypatch: pytest.Mon
     # BM25 finds nothing for q2 but its answer, and nothing answers q3.
     assert (statistics["no_negative"], statistics["no_positive"]) == (1, 1)
     assert (statistics["queries"], statistics["triples"], statistics["negatives"]) == (3, 1, 1)
+
+
+def test_training_reads_triples_of_a_corpus_that_says_things_twice(facts: dict[str, Any]) -> None:
+    texts = DOCUMENTS | {"d6": DOCUMENTS["d1"], "d7": DOCUMENTS["d2"]}
+    write_jsonl(facts["corpus"], [{"_id": id_, "text": text} for id_, text in texts.items()])
+
+    def respond(body: Any, *_: object) -> str:
+        """Calls the same text an answer once, and no answer the next time."""
+        _, passages = prompts.read_judge_question(body["messages"][1]["content"])
+        first = {text: name for name, text in reversed(passages.items())}
+        answers = first.get(DOCUMENTS["d1"])
+        return json.dumps({name: "A" if name == answers else "C" for name in passages})
+
+    with scripted_server(respond) as url:
+        facts |= {"judges": [endpoint(url)], "passages_per_call": 10}
+        annotate(AnnotationConfig.model_validate(facts))
+    path = facts["output"] / "triples.jsonl"
+    examples, _ = read_examples([DataEntry(triples=str(path))], frozenset(), {})
+    (example,) = examples
+    assert example.positives == (DOCUMENTS["d1"],)
+    assert set(example.negatives) == {DOCUMENTS["d2"], DOCUMENTS["d5"]}
+    (row,) = lines(path)
+    assert Example(row["query"], tuple(row["positives"]), tuple(row["negatives"])) == example
+
+
+def test_a_missing_key_shows_before_anything_is_encoded(facts: dict[str, Any]) -> None:
+    judges = [endpoint("http://localhost:9/v1", api_key_env="NO_SUCH_KEY")]
+    facts |= {"judges": judges, "retrievers": [{"kind": "pair", "pair": "care-mini"}]}
+    with pytest.raises(LanguageModelError, match="variable NO_SUCH_KEY, the key of judge, is not"):
+        build_benchmark(BenchmarkConfig.model_validate(facts))
+    assert not (facts["output"] / "cache" / "vectors").exists()

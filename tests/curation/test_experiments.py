@@ -7,6 +7,7 @@ from models.curation import near_duplicates, scale, voting
 from models.curation.diversity import RULES
 from models.curation.voting import Errors, expected_precision, scripted_grade
 from tests.conftest import write_jsonl
+from tests.curation.conftest import DOCUMENTS, QUERIES
 
 POSITIVE = "SA"
 
@@ -36,16 +37,21 @@ def test_expected_precision_by_hand() -> None:
 
 
 def test_votes_from_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"_id": id_, "title": "问答", "text": text} for id_, text in DOCUMENTS.items()]
+    write_jsonl(data / "corpus.jsonl", rows)
+    asked = QUERIES | {"q3": "骨折以后多久能走路"}
+    rows = [{"_id": id_, "text": text} for id_, text in asked.items()]
+    write_jsonl(data / "test.queries.jsonl", rows)
     liar, honest = Errors(0, 1, 0), Errors(0, 0, 0)
     monkeypatch.setattr(voting, "SCENARIOS", {"one liar": (liar, honest, honest)})
     options = {"split": "test", "queries": 10, "depth": 5, "seed": 0}
     result = voting.measure_voting(data, tmp_path / "out", **options, pair="care-mini", threads=1)  # type: ignore[arg-type]
     one, two, three = result["scenarios"][0]["votes"]
-    # All ten pairs are judged; three are relevant.
-    assert (one["pairs"], one["relevant"], one["positives"], one["precision"]) == (10, 3, 10, 0.3)
-    assert (two["positives"], two["precision"], two["dropped"]) == (3, 1.0, 7)
+    # All fifteen pairs are judged; three are relevant, none of the third question's.
+    assert (one["pairs"], one["relevant"], one["positives"], one["precision"]) == (15, 3, 15, 0.2)
+    assert (two["positives"], two["precision"], two["dropped"]) == (3, 1.0, 12)
     assert three["recall"] == 1.0
-    assert one["expected_precision"] == pytest.approx(0.3)
+    assert one["expected_precision"] == pytest.approx(0.2)
     assert "one liar" in (tmp_path / "out" / "voting.md").read_text("utf-8")
 
 

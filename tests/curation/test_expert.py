@@ -1,10 +1,12 @@
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 from openpyxl import load_workbook
 
 from core.errors import CareError
+from models.curation.__main__ import main
 from models.curation.expert import expert_agreement, expert_sample
 from models.jsonl import read_jsonl
 from tests.conftest import write_jsonl
@@ -29,6 +31,7 @@ def benchmark(tmp_path: Path) -> Path:
             for i, verdict in enumerate(verdicts)
         ],
     )
+    (folder / "statistics.json").write_text("{}", encoding="utf-8")
     return folder
 
 
@@ -47,10 +50,19 @@ def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: P
     assert "positive" not in everything and "d1" not in everything
     assert set(key(out).values()) == {"positive", "negative"}
     first = (out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()
-    expert_sample(benchmark, out, 20, seed=1)
-    assert ((out / "key.jsonl").read_bytes(), (out / "pairs.csv").read_bytes()) == first
-    expert_sample(benchmark, out, 20, seed=2)
-    assert (out / "key.jsonl").read_bytes() != first[0]
+    again, other = tmp_path / "again", tmp_path / "other"
+    expert_sample(benchmark, again, 20, seed=1)
+    assert ((again / "key.jsonl").read_bytes(), (again / "pairs.csv").read_bytes()) == first
+    expert_sample(benchmark, other, 20, seed=2)
+    assert (other / "key.jsonl").read_bytes() != first[0]
+
+
+def test_a_sample_that_may_be_labelled_is_not_written_over(benchmark: Path, tmp_path: Path) -> None:
+    expert_sample(benchmark, tmp_path, 5, seed=0)
+    (tmp_path / "pairs.csv").write_text("labelled", encoding="utf-8")
+    with pytest.raises(CareError, match=r"pairs\.csv is there already: choose another --output"):
+        expert_sample(benchmark, tmp_path, 5, seed=0)
+    assert (tmp_path / "pairs.csv").read_text(encoding="utf-8") == "labelled"
 
 
 def test_no_text_becomes_a_formula(benchmark: Path, tmp_path: Path) -> None:
@@ -120,3 +132,58 @@ def test_a_file_that_is_no_spreadsheet(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "key.jsonl", [])
     with pytest.raises(CareError, match=r"back.xlsx is no spreadsheet"):
         expert_agreement(path, tmp_path / "key.jsonl")
+
+
+def test_a_benchmark_that_is_not_whole_has_no_sample(benchmark: Path, tmp_path: Path) -> None:
+    (benchmark / "statistics.json").unlink()
+    with pytest.raises(CareError, match=r"benchmark has no statistics.json: let build-benchmark"):
+        expert_sample(benchmark, tmp_path / "out", 5, seed=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_is_another_file(benchmark: Path, tmp_path: Path) -> None:
+    path = tmp_path / "back.csv"
+    path.write_text("pair,label\n1,1\n", encoding="utf-8")
+    with pytest.raises(CareError, match=r"judgements.jsonl line 1 has no pair"):
+        expert_agreement(path, benchmark / "judgements.jsonl")
+
+
+def test_a_spreadsheet_with_a_sheet_of_notes_and_rows_left_out(
+    benchmark: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 100, seed=0)
+    labels = {pair: int(verdict == "positive") for pair, verdict in key(out).items()}
+    book = load_workbook(out / "pairs.xlsx")
+    for row in book.active.iter_rows(min_row=2):
+        row[3].value = labels[str(row[0].value)]
+    book.active.delete_rows(5, 10)
+    book.create_sheet("notes", 0)["A1"] = "seen on Monday"
+    book.active = 0
+    book.save(out / "pairs.xlsx")
+    result = expert_agreement(out / "pairs.xlsx", out / "key.jsonl")
+    assert (result["pairs"], result["labelled"], result["agreement"]) == (30, 20, 1.0)
+
+
+def test_numbers_with_a_point_are_labels_in_csv_too(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 100, seed=0)
+    truth = key(out)
+    rows = "".join(f"{pair}.0,{int(truth[pair] == 'positive')}.0,\r\n" for pair in reversed(truth))
+    path = tmp_path / "back.csv"
+    path.write_bytes(("\ufeffpair,label,comment\r\n" + rows + ",,\r\n").encode())
+    result = expert_agreement(path, out / "key.jsonl")
+    assert (result["labelled"], result["agreement"], result["cohen_kappa"]) == (30, 1.0, 1.0)
+
+
+def test_a_result_that_cannot_be_written(
+    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    expert_sample(benchmark, out, 5, seed=0)
+    words = ["expert-agreement", out / "pairs.csv", "--key", out / "key.jsonl"]
+    words += ["--output", tmp_path / "none" / "result.json"]
+    monkeypatch.setattr(sys, "argv", ["curation", *map(str, words)])
+    assert main() == 1
+    assert capsys.readouterr().err.endswith("result.json.tmp: No such file or directory\n")

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import cast
 
@@ -55,6 +56,9 @@ def test_the_schema_wants_each_passage_and_no_other() -> None:
 def test_prompts_hold_the_scale_and_the_shape_of_the_answer(language: prompts.Language) -> None:
     text = prompts.judge_prompt(language)
     assert '{"Passage-0": "A", "Passage-1": "D"}' in text
+    assert all(re.search(f"^{grade}[:：]", text, re.MULTILINE) for grade in "SABCD")
+    # A question of low quality.
+    assert re.search("质量低.*最高给 B|low quality.*B at most", text)
     rewrite = prompts.rewrite_prompt(language, 7, 13)
     assert "7" in rewrite and "13" in rewrite and "{" not in rewrite
     assert "{complaint}" in prompts.again(language)
@@ -146,6 +150,13 @@ def test_krippendorff_is_ordinal_and_takes_missing_grades() -> None:
     near, far = (agreement(judgements("SSDDB.", second)) for second in ("SADDBC", "SDDDBC"))
     assert near["krippendorff_alpha_ordinal"] > far["krippendorff_alpha_ordinal"]
     assert near["verdicts"]["incomplete"] == 1
+
+
+def test_krippendorff_as_published() -> None:
+    # Krippendorff, Computing Krippendorff's Alpha-Reliability (2011), C: 4 raters, 12 units.
+    raters = ["SABBASCSA...", "SABBAACSAD.B", ".BBBABCAADS.", "SABBACCSADS."]
+    alpha = agreement(judgements(*raters))["krippendorff_alpha_ordinal"]
+    assert alpha == pytest.approx(0.815, abs=5e-4)
 
 
 @pytest.mark.parametrize("rows", [["SABCD"], ["DDD", "DDD"], ["", ""]])

@@ -20,7 +20,7 @@ from core.errors import BudgetError, LanguageModelError
 from models.curation.config import Budget, Endpoint
 from models.curation.ledger import Ledger
 from models.curation.llm import LanguageModels, Question
-from models.curation.scripted import scripted_server, send_json
+from models.curation.scripted import completion, scripted_server, send_json
 from tests.curation.endpoints import Recorder, endpoint
 
 
@@ -209,6 +209,15 @@ def other_body(_: object, handler: Any, before: int) -> str | None:
     return None
 
 
+def other_content(body: Any, handler: Any, before: int) -> str | None:
+    if before:
+        return BLUE
+    answer = completion(body, "")
+    answer["choices"][0]["message"]["content"] = [{"type": "text", "text": BLUE}]
+    send_json(handler, 200, answer)
+    return None
+
+
 @pytest.mark.parametrize(
     ("respond", "lost"),
     [
@@ -217,8 +226,9 @@ def other_body(_: object, handler: Any, before: int) -> str | None:
         (hang, 1),
         (cut, 1),
         (other_body, 1),
+        (other_content, 1),
     ],
-    ids=["429", "503", "hang", "cut", "other body"],
+    ids=["429", "503", "hang", "cut", "other body", "other content"],
 )
 def test_a_passing_fault_is_repeated(
     serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
@@ -283,6 +293,22 @@ def test_one_question_that_is_refused_is_set_aside(serve: Any, tmp_path: Path) -
             assert "too long" in llm.set_aside[0].tried[0]["complaint"]
     assert [answer is None for answer in answers] == [False, True, False]
     assert len(recorder.bodies) == 3
+
+
+def test_a_refusal_after_a_kill_is_of_the_question(serve: Any, tmp_path: Path) -> None:
+    """What was answered before the kill shows that the endpoint can be used."""
+
+    def respond(body: Any, handler: Any, _: int) -> str | None:
+        if body["messages"][1]["content"] != "long":
+            return BLUE
+        send_json(handler, 400, {"error": {"message": "too long"}})
+        return None
+
+    _, url = serve(respond)
+    for texts in (["a"], ["a", "long"]):
+        with models(tmp_path, endpoint(url, concurrency=1)) as llm:
+            answers = llm.ask({"judge": [question(text) for text in texts]}, "test")["judge"]
+    assert [answer is None for answer in answers] == [False, True]
 
 
 def test_a_key_is_read_from_the_environment(

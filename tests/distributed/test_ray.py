@@ -61,6 +61,8 @@ def cluster(s3: S3) -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         # By default workers give way to whatever else the machine does.
         patch.setenv("RAY_worker_niceness", "0")
+        # A busy machine takes longer to start it than Ray waits by default.
+        patch.setenv("RAY_gcs_server_port_wait_time_s", "120")
         ray.init(
             address="local",
             num_cpus=ACTORS,

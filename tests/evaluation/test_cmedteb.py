@@ -6,15 +6,18 @@ import mteb
 import numpy as np
 import pytest
 
+from core.errors import CareError
 from core.types import EncoderSpec, Encoding, Pair
 from models.encoders.cached import encode_cached
 from models.evaluation.cmedteb import __main__ as command
 from models.evaluation.cmedteb.evaluate import evaluate_task
+from models.evaluation.cmedteb.report import html_report
 from models.evaluation.cmedteb.results import read_score, read_scores, score_path
 from models.evaluation.cmedteb.systems import Bm25Model, PairModel, with_instruction
 from models.evaluation.cmedteb.tasks import PAPER_COLUMNS, RankingTask, find_tasks, task
+from models.evaluation.cmedteb.tradeoff import is_asymmetric
 from models.evaluation.trec import read_run
-from models.pairs import load_pair
+from models.pairs import load_pair, write_pair
 from tests.evaluation.test_data import write_lines
 
 TOPICS = ["高血压少盐饮食", "骨折固定患肢", "儿童发热多饮水", "糖尿病监测血糖", "哮喘吸入药物"]
@@ -214,9 +217,93 @@ def test_the_picture_is_drawn_of_measured_rates(
     assert "queries/s" in capsys.readouterr().out
     points = {p["name"]: p for p in json.loads((out / "tradeoff.json").read_text())["points"]}
     assert points["bm25"]["document_bytes"] is None
+    document = load_pair("care-mini").folder / "../care-mini/document.onnx"
+    assert points["care-mini"]["document_bytes"] == document.stat().st_size
     assert points["care-mini"]["queries_per_second"] > 0
     assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "tradeoff.svg").read_text("utf-8")
+
+
+def test_a_pair_of_two_models_is_asymmetric() -> None:
+    pairs = [load_pair(name) for name in ("care-0.3b-4b", "qwen3-embedding-4b", "care-mini")]
+    assert [is_asymmetric(pair) for pair in pairs] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("care-mini", "another system is named 'care-mini' too"), ("a/b", "cannot name a folder")],
+)
+def test_systems_need_names_of_their_own(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], name: str, message: str,
+) -> None:  # fmt: skip
+    path = tmp_path / "other.toml"
+    write_pair(load_pair("care-mini").model_copy(update={"name": name}), path)
+    status = run_command(
+        monkeypatch, "run", "--system", "care-mini", "--system", path,
+        "--data", data, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert status == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_id_that_no_run_can_hold_leaves_no_score(data: Path, tmp_path: Path) -> None:
+    for name in ("corpus.jsonl", "test.qrels.tsv"):
+        path = data / "retrieval" / name
+        path.write_text(path.read_text("utf-8").replace("d19", "d 19"), "utf-8")
+    retrieval, out = task("retrieval"), tmp_path / "out"
+    with pytest.raises(CareError, match="'d 19' cannot stand in a TREC run"):
+        evaluate_task(Bm25Model(), retrieval, find_tasks(str(data), "test")[retrieval], out)
+    assert not list(out.glob("*/*"))
+
+
+def test_a_system_that_finds_all_pairs_alike_has_no_correlation(
+    data: Path, tmp_path: Path, pair: Pair, encoders: Encoders
+) -> None:
+    same = [{"text1": text, "text2": text, "label": at % 2} for at, text in enumerate(TOPICS)]
+    write_lines(data / "sts.jsonl", [row | {"text1": "a", "text2": "a"} for row in same])
+    system = PairModel(pair, tmp_path / "cache", load=encoders.load)
+    sts, out = task("sts"), tmp_path / "out"
+    with pytest.raises(CareError, match="'care-mini' finds all pairs of 'sts' equally alike"):
+        evaluate_task(system, sts, find_tasks(str(data), "test")[sts], out)
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("a file")
+    words = ["run", "--system", "bm25", "--data", data, "--out", tmp_path / "out"]
+    assert run_command(monkeypatch, *words) == 1
+    assert f"error: {tmp_path / 'out'}" in capsys.readouterr().err
+
+
+def test_the_report_of_odd_data(data: Path, tmp_path: Path) -> None:
+    folder = data / "odd"
+    texts = {"d": "<script>头痛</script>", "e": "骨折"}
+    write_lines(folder / "corpus.jsonl", [{"_id": i, "text": t} for i, t in texts.items()])
+    write_lines(
+        folder / "test.queries.jsonl",
+        [{"_id": i, "text": t} for i, t in {"q": "头痛", "r": "<b>其他</b>", "s": "咳嗽"}.items()],
+    )
+    qrels = folder / "test.qrels.tsv"
+    qrels.write_text("q\td\t1\n", "utf-8")
+    retrieval, out = task("retrieval"), tmp_path / "out"
+    found = find_tasks(str(folder), "test")
+    evaluate_task(Bm25Model(), retrieval, found[retrieval], out)
+    assert "bm25: no query scores below 1" in html_report(out, found, failures=5)
+    # r finds what is not judged, s nothing at all.
+    qrels.write_text("q\td\t1\nr\te\t1\ns\te\t1\n", "utf-8")
+    found = find_tasks(str(folder), "test")
+    evaluate_task(Bm25Model(), retrieval, found[retrieval], out)
+    html = html_report(out, found, failures=5)
+    assert "&lt;b&gt;其他&lt;/b&gt;" in html and html.count("not found") == 2
+    assert "&lt;script&gt;头痛" in html and "<script>" not in html
+    with (out / "bm25" / "retrieval.trec").open("a") as run:
+        run.write("r Q0 gone 1 3.5 bm25\n")
+    with pytest.raises(CareError, match="run of 'bm25' on 'retrieval' names 'gone'"):
+        html_report(out, found, failures=5)
 
 
 def test_systems_scored_on_other_data_are_not_compared(

@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import CareError
 from models.evaluation.cmedteb.data import read_reranking, read_retrieval, read_sts
-from models.evaluation.cmedteb.tasks import find_tasks
+from models.evaluation.cmedteb.tasks import RankingTask, find_tasks, task
 
 
 def write_lines(path: Path, records: list[Any]) -> Path:
@@ -56,6 +56,32 @@ def test_judgements_of_what_is_not_there_are_refused(
         read_retrieval(write_beir(tmp_path, qrels), "test")
 
 
+def test_data_that_judge_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CareError, match=r"test.qrels.tsv judges no query"):
+        read_retrieval(write_beir(tmp_path, ""), "test")
+    with pytest.raises(CareError, match=r"rerank.jsonl holds no query"):
+        read_reranking(write_lines(tmp_path / "rerank.jsonl", []))
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("corpus.jsonl", {"_id": ["d"], "text": "a"}, "line 1: _id is missing or no string"),
+        ("corpus.jsonl", {"_id": "d", "text": 3}, "line 1: text is missing or no string"),
+        ("corpus.jsonl", {"_id": "d", "text": "a", "metadata": "x"}, "line 1: metadata is no obj"),
+        ("test.queries.jsonl", {"_id": "q1", "text": None}, "line 1 is not JSON with _id and text"),
+        ("test.queries.jsonl", {"_id": [], "text": "a"}, "line 1 is not JSON with _id and text"),
+    ],
+)
+def test_a_wrong_line_of_beir_is_named(
+    tmp_path: Path, name: str, record: dict[str, Any], message: str
+) -> None:
+    write_beir(tmp_path)
+    write_lines(tmp_path / name, [record])
+    with pytest.raises(CareError, match=f"{name} {message}"):
+        read_retrieval(tmp_path, "test")
+
+
 def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "rerank.jsonl",
@@ -77,7 +103,10 @@ def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"query": "a", "positives": ["b"]}, "line 1 has no query, positives and negatives"),
+        ({"query": "a", "positives": ["b"]}, "line 1: negatives is missing or no list of strings"),
+        ({"query": "a", "positives": "b", "negatives": []}, "line 1: positives is .* no list"),
+        ({"query": "a", "positives": [3], "negatives": []}, "line 1: positives is .* no list"),
+        ({"query": 3, "positives": ["b"], "negatives": []}, "line 1: query is missing or no str"),
         ({"query": "a", "positives": [], "negatives": ["b"]}, "line 1: positives is empty"),
         ({"query": "a", "positives": ["b"], "negatives": ["b "]}, "a positive is also a negative"),
         ([], "line 1 is no JSON object"),
@@ -92,8 +121,20 @@ def test_sts_needs_labels_that_differ(tmp_path: Path) -> None:
     pairs = [{"text1": "a", "text2": "b", "label": 1}, {"text1": "a", "text2": "c", "label": 1}]
     with pytest.raises(CareError, match="labels do not differ"):
         read_sts(write_lines(tmp_path / "sts.jsonl", pairs))
-    with pytest.raises(CareError, match="line 1 has no text1"):
-        read_sts(write_lines(tmp_path / "sts.jsonl", [{"text1": "a", "text2": "b"}]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text1": None}, "line 1: text1 is missing or no string"),
+        ({"label": None}, "line 1: label is missing or no number"),
+        ({"label": float("nan")}, "line 1: label is missing or no number"),
+    ],
+)
+def test_a_wrong_line_of_sts_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    record = {"text1": "a", "text2": "b", "label": 1} | change
+    with pytest.raises(CareError, match=message):
+        read_sts(write_lines(tmp_path / "sts.jsonl", [record]))
 
 
 def test_a_folder_holds_the_tasks_whose_files_are_there(tmp_path: Path) -> None:
@@ -103,6 +144,14 @@ def test_a_folder_holds_the_tasks_whose_files_are_there(tmp_path: Path) -> None:
     names = [known.name for known in find_tasks(str(tmp_path), "test")]
     assert names == ["retrieval", "rerank", "sts"]
     assert [t.name for t in find_tasks(str(tmp_path / "retrieval"), "test")] == ["retrieval"]
+
+
+def test_a_beir_folder_may_hold_other_tasks_too(tmp_path: Path) -> None:
+    write_lines(write_beir(tmp_path) / "sts.jsonl", [])
+    found = find_tasks(str(tmp_path), "test")
+    assert {known.name for known in found} == {"retrieval", "sts"}
+    retrieval = found[task("retrieval")]
+    assert isinstance(retrieval, RankingTask) and retrieval.ranking.qrels == {"q1": {"d1": 1}}
 
 
 def test_an_empty_folder_is_told_what_it_may_hold(tmp_path: Path) -> None:

@@ -112,9 +112,11 @@ def _work(job: Job, folder: Path, point: int | None, pipe: Connection | None) ->
         if event in _EVENTS and str(arguments[0]).startswith(str(folder)):
             seen += 1
             if seen == point:
-                if event == "open" and "w" in str(arguments[1]):
+                path = Path(str(arguments[0]))
+                # A file without a name is opened by the name of its folder.
+                if event == "open" and "w" in str(arguments[1]) and not path.is_dir():
                     # The worst moment: the file is emptied and nothing is written yet.
-                    Path(str(arguments[0])).write_bytes(b"")
+                    path.write_bytes(b"")
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(see)

@@ -168,6 +168,15 @@ def test_a_trial_encodes_some_texts_of_all_lengths(monkeypatch: pytest.MonkeyPat
     assert 2 * rate.tokens * 10 == pytest.approx(32 * 50.5, rel=0.15)
 
 
+def test_vectors_in_milvus_are_no_file_of_the_version(options: OptionsMaker) -> None:
+    estimate = estimated(options(make_records(30), store="milvus"))
+    lines = described(estimate, Rate(1000, "GPU", "as given"))
+    assert any("vectors in Milvus" in line and "(Flat)" in line for line in lines)
+    assert not any("vectors.faiss" in line for line in lines)
+    with pytest.raises(CareError, match="is not built in Milvus"):
+        estimated(options(make_records(30), store="milvus", factory="IVF1024,SQ8"))
+
+
 def test_what_cannot_be_estimated_is_said(options: OptionsMaker, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no record of the sample can be indexed"):
         estimated(options([{"_id": "bad"}]))

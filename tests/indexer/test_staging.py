@@ -128,6 +128,12 @@ def test_a_finished_pass_is_read_and_not_done_again(corpus: Path) -> None:
     assert run(corpus) == staged
 
 
+def test_a_damaged_summary_is_made_again(corpus: Path) -> None:
+    staged = run(write_jsonl(corpus, make_records(5)))
+    (corpus.parent / SUMMARY).write_text('{"checksum": "checksum", "documen')
+    assert run(corpus) == staged
+
+
 def test_a_pass_that_was_killed_is_done_again(corpus: Path) -> None:
     folder = corpus.parent
     staged = run(write_jsonl(corpus, make_records(5)))

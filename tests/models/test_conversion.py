@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 from transformers import BertModel
 
+from core.errors import CareError
 from models.conversion import source as source_module
 from models.conversion.bert import build_bert
 from models.conversion.convert import DOCUMENT_PROMPT, QUERY_PROMPT, convert
@@ -31,7 +32,7 @@ from models.conversion.vocabulary import (
 from models.encoders.onnx import OnnxEncoder
 from models.export.onnx import OUTPUT, export_encoder
 from models.export.quantization import block_quantize
-from models.pairs import load_pair
+from models.pairs import REGISTRY, load_pair
 
 MODELS = Path(__file__).parents[2] / "models"
 SHIPPED = MODELS / "care-mini"
@@ -160,6 +161,18 @@ def test_unquantised_pair_is_one_file_for_both_sides(tmp_path: Path) -> None:
     pair = tomllib.loads((tmp_path / "pair.toml").read_text(encoding="utf-8"))
     assert pair["query"]["weights"] == pair["document"]["weights"] == "fp32/encoder.onnx"
     assert any(line.startswith("encoder.onnx") and "sha256" in line for line in lines)
+
+
+def test_a_missing_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "PACKAGE", "no_such_package")
+    with pytest.raises(CareError, match=r"e5-small-q4\.bin is missing: install"):
+        load_source()
+
+
+def test_a_pair_in_onnx_is_not_converted_again(tmp_path: Path) -> None:
+    with pytest.raises(CareError, match=r"care-mini\.toml is no pair of checkpoints"):
+        convert_trained(REGISTRY / "care-mini.toml", tmp_path / "out", tmp_path / "x.toml", print)
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_source_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

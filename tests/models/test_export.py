@@ -278,6 +278,10 @@ def test_a_kept_adapter_has_the_same_vectors(
     ("arguments", "message"),
     [
         (["--qrels", "{none}"], "cannot be read: No such file"),
+        (
+            ["--queries", "{corpus}.numbers"],
+            "jsonl.numbers line 1 is not JSON with _id and text, both strings",
+        ),
         (["--calibration", "{corpus}.empty"], "corpus.jsonl.empty is empty"),
         (["--calibration", "{corpus}.bad"], "line 2: text is missing, empty or no text"),
         (["--out", "{data}"], "holds something else than an export"),
@@ -291,6 +295,8 @@ def test_bad_input_is_said_in_one_line(
     message: str,
 ) -> None:
     (tmp_path / "corpus.jsonl.empty").write_text("")
+    numbers = [{"_id": f"q{i}", "text": i} for i in range(len(TEXTS))]
+    write_jsonl(tmp_path / "corpus.jsonl.numbers", numbers)
     write_jsonl(tmp_path / "corpus.jsonl.bad", [{"text": "头痛"}, {"text": " "}])
     places = {"none": tmp_path / "no", "corpus": tmp_path / "corpus.jsonl", "data": tmp_path}
     assert command(tmp_path / "out", *(each.format(**places) for each in arguments)) == 1

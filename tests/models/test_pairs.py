@@ -112,6 +112,11 @@ def test_an_unknown_pair_is_refused_and_the_known_are_named() -> None:
     [
         ('name = "p"', "", "name is missing"),
         ("[document]", "[documents]", "document is missing"),
+        (
+            'prompt = ""',
+            'prompt = ""\nrole = "query"',
+            "query and document are tables, without role",
+        ),
         ('embedding_space = "space-1"', "", "embedding_space is missing"),
         ("dimension = 4", "dimension = 0", "dimension"),
         ('pooling = "cls"', 'pooling = "max"', "pooling"),

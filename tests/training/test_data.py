@@ -157,6 +157,29 @@ def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
         examples(beir=str(beir))
 
 
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("corpus", {"_id": "x", "text": 5}, "corpus.jsonl line 7: title or text is no text"),
+        ("corpus", {"_id": "x", "text": {"text": "a"}}, "corpus.jsonl line 7: title or text"),
+        ("corpus", {"_id": "x", "title": 5, "text": "a"}, "corpus.jsonl line 7: title or text"),
+        ("corpus", {"_id": "x", "text": " "}, "corpus.jsonl line 7: title or text is no text, or"),
+        ("corpus", {"_id": "x", "text": "a", "metadata": "b"}, "line 7: metadata is no object"),
+        ("train.queries", {"_id": "x", "text": 5}, "train.queries.jsonl line 5 is not JSON with"),
+        ("train.queries", {"_id": "x", "text": ""}, "train.queries.jsonl: 'x' is missing, empty"),
+    ],
+)
+def test_a_bad_line_of_a_beir_folder_is_named(
+    beir: Path, file: str, line: Any, message: str
+) -> None:
+    with (beir / f"{file}.jsonl").open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+    with pytest.raises(CareError, match=message):
+        examples(beir=str(beir))
+    with pytest.raises(CareError, match=message):
+        read_dev(Dev(beir=str(beir), split="train"))
+
+
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"query": "问", "positives": ["甲"]}])
     with pytest.raises(CareError, match=r"no example is left of .*x\.jsonl"):

@@ -9,17 +9,18 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from core.errors import TrainingError
+from core.errors import CareError, TrainingError
+from core.types import Pair
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
-from models.pairs import load_pair
+from models.pairs import load_pair, write_pair
 from models.training.batches import Corpus, PairCollator
 from models.training.data import Example
 from models.training.encoder import Encoder, Side, Tokens, encode, tokenizer
 from models.training.objectives import Contrast
 from models.training.recipe import EncoderStart, Lora
 from models.training.starts import prepare
-from tests.checkpoints import LONG, MAX_LENGTH, TEXTS, WIDTH
+from tests.checkpoints import LONG, MAX_LENGTH, TEXTS, WIDTH, add_dense, checkpoint_spec, write_gte
 from tests.conftest import write_jsonl
 
 EXAMPLES = [
@@ -217,3 +218,45 @@ def test_the_embedded_pair_begins_as_it_serves(tmp_path: Path) -> None:
 
 def test_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> None:
     check_parity(side_of(qwen3, tmp_path, pooling="last_token", layers=[1]), TEXTS)
+
+
+def test_a_dense_module_that_training_would_lose_is_refused(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dense"
+    shutil.copytree(bert, folder)
+    add_dense(folder, 24)
+    with pytest.raises(TrainingError, match=r"query: .*2_Dense is a Dense module, which"):
+        side_of(folder, tmp_path, pooling="mean")
+    with pytest.raises(CareError, match="pools by mean, not by the pair's pooling cls"):
+        side_of(folder, tmp_path)
+
+
+def test_a_projection_that_a_cut_would_lose_is_refused(bert: Path, tmp_path: Path) -> None:
+    side = side_of(bert, tmp_path, projection=24)
+    with pytest.raises(TrainingError, match="has a projection, which a cut would lose"):
+        side_of(side.folder, tmp_path, layers=[0])
+
+
+def test_a_pair_whose_configuration_is_changed_is_no_start(bert: Path, tmp_path: Path) -> None:
+    document = checkpoint_spec(bert, "cls", config={"is_causal": False})
+    query = document.model_copy(update={"role": "query"})
+    pair = Pair(name="x", description="d", folder=tmp_path, query=query, document=document)
+    write_pair(pair, tmp_path / "pair.toml")
+    start = EncoderStart(pair=str(tmp_path / "pair.toml"), max_length=MAX_LENGTH)
+    with pytest.raises(TrainingError, match="query: pair: tiny/bert is read with another config"):
+        prepare(start, "query", tmp_path)
+
+
+def test_code_that_a_checkpoint_brings_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    side = side_of(write_gte(tmp_path / "gte"), tmp_path)
+    with pytest.raises(TrainingError, match="gte does not load as a checkpoint") as raised:
+        Encoder(side, trainable=True)
+    assert "remote code was run" not in str(raised.value)
+
+
+def test_layers_that_an_adapter_does_not_find_are_named(bert: Path, tmp_path: Path) -> None:
+    side = side_of(bert, tmp_path, lora={"targets": ["nope"]})
+    with pytest.raises(TrainingError, match=r"lora\.targets: .*'nope'"):
+        Encoder(side, trainable=True)

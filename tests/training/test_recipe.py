@@ -5,7 +5,7 @@ import pytest
 
 from core.errors import TrainingError
 from models.training import recipe
-from models.training.recipe import Align, load_recipe
+from models.training.recipe import Align, Fit, load_recipe, stage_name
 
 RECIPES = Path(recipe.__file__).parent / "recipes"
 BASE = """
@@ -82,11 +82,35 @@ def test_the_command_line_changes_keys(base: Path) -> None:
         ("name: ${data}/x", "other.yaml: name: "),
         ("name: ${nothing}", r"other.yaml: '\$\{nothing\}' names an unknown variable"),
         ("[1, 2", "other.yaml is not valid YAML"),
+        ("stages: null\ncolour: red", "other.yaml: colour: unknown key"),
+        ("variables: [a]", r"other.yaml: '\$\{data\}/texts.jsonl' names an unknown variable"),
+        ("variables: {data: 5}", r"other.yaml: variables.data: .*valid string"),
+        ("seeds: [-1]", "other.yaml: seeds.0: "),
+        ("stages: {align: {seed: -1}}", "other.yaml: stages.align.seed: "),
+        ("stages: {align: {name: a/../b}}", r"other.yaml: stages.a/../b.name: "),
+        ("stages: {align: {vectors: folder}}", "stages.align: .*vectors: name their texts"),
+        (
+            "stages: {x: {kind: distill, kl: 0, contrastive: 0, data: [{beir: x}], before: joint}}",
+            "stages.x: .*both 0",
+        ),
+        ("stages: {x: {kind: derive, before: [joint]}}", r"stages.x.before: there is no '\["),
+        (
+            "stages: {joint: {data: [{triples: x, where: {source: a}}]}}",
+            "stages.joint.data.0: .*where: triples has none, only beir",
+        ),
+        ("stages: {joint: {data: [{beir: x, role: document}]}}", "role: beir has none, only texts"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_file(base: Path, text: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         load_recipe(extended(base, text))
+
+
+def test_an_unknown_key_is_named_before_one_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\nstagse: []\n")
+    with pytest.raises(TrainingError, match=r"x\.yaml: stagse: unknown key"):
+        load_recipe(path)
 
 
 def test_two_stages_of_one_name_are_refused(base: Path) -> None:
@@ -115,3 +139,35 @@ def test_a_wrong_change_is_named(base: Path, change: str) -> None:
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_committed_recipes_load(path: Path) -> None:
     assert load_recipe(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "dtype"),
+    [("care-0.3b-4b", "fp16", "float16"), ("care-0.3b-8b", "bf16", "bfloat16")],
+)
+def test_recipes_of_the_paper_have_its_settings(name: str, precision: str, dtype: str) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    assert recipe.query and recipe.document and recipe.document.lora
+    assert (recipe.query.pooling, recipe.document.pooling) == ("cls", "last_token")
+    assert recipe.query.max_length == recipe.document.max_length == 512
+    assert (recipe.document.lora.r, recipe.document.lora.alpha) == (32, 64)
+    assert (recipe.document.dimension, recipe.document.dtype) == (768, dtype)
+    trained = {stage_name(stage): stage for stage in recipe.stages if isinstance(stage, Fit)}
+    found = {n: (s.learning_rate, s.warmup, s.batch, s.epochs) for n, s in trained.items()}
+    assert found == {
+        "retromae": (2e-4, 0, 384, 3),
+        "unsupervised": (1e-4, 0.05, 19_200, 3),
+        "contrastive": (1e-4, 0.05, 640, 2),
+        "contrastive-large": (1e-4, 0.05, 640, 2),
+        "align": (1e-4, 0.05, 2_560, 1),
+        "joint": (1e-4, 0.05, 640, 1),
+    }
+    assert all(stage.gradient_checkpointing for stage in trained.values())
+    large = {"contrastive-large", "teacher", "joint"}
+    for stage in recipe.stages:
+        expected = precision if stage_name(stage) in large else "fp16"
+        assert getattr(stage, "precision", "") == expected
+    align: Any = trained["align"]
+    assert (align.contrastive, align.mse) == (1, 1)
+    joint: Any = trained["joint"]
+    assert joint.train == ["query", "document"] and joint.negatives

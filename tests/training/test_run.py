@@ -1,6 +1,8 @@
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import CareError, TrainingError
+from core.files import sha256_file
 from core.shards import whole_shards
 from models.encoders.transformers import TransformersEncoder
-from models.training.trainer import last_checkpoint
+from models.training import vectors
+from models.training.encoder import Encoder, encode
+from models.training.trainer import StageTrainer, last_checkpoint
 from tests.checkpoints import TEXTS, WIDTH
 from tests.conftest import write_jsonl
 from tests.training.conftest import (
@@ -90,7 +95,8 @@ def test_the_whole_method(base: dict[str, Any], run_recipe: RunRecipe, tmp_path:
         assert all(np.isfinite(entry["loss"]) for entry in history if "loss" in entry)
     result = json.loads((only(stages, "joint-*") / "result.json").read_text())
     assert result["seed"] == 0
-    assert [Path(name).name for name in result["inputs"]["data"]] == ["triples.jsonl"]
+    checksums = {Path(name).name: value for name, value in result["inputs"]["data"].items()}
+    assert checksums == {"triples.jsonl": sha256_file(Path(base["variables"]["triples"]))}
     assert set(result["sides"]) == {"query", "document"}
 
 
@@ -142,11 +148,13 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     base["stages"] = [stage]
     path = write_recipe(tmp_path / "killed.yaml", base)
     command = [sys.executable, "-m", "models.training", "run", str(path)]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")])
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=stderr)
     stages = tmp_path / "killed" / "stages"
     wait_for(lambda: any(stages.glob(".*/checkpoints/checkpoint-1[4-9]/complete")), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert "/120 [" in (tmp_path / "stderr").read_text("utf-8"), "there is no progress bar"
     assert list(stages.glob("contrastive-*")) == []
     kept = last_checkpoint(only(stages, ".*/checkpoints"))
     assert kept is not None
@@ -157,6 +165,50 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     assert [e["step"] for e in history] == [1, *range(10, 121, 10)]
     unbroken = pair_of(run_recipe(base, out="unbroken"))
     assert same(pair.folder / pair.query.weights, unbroken.folder / unbroken.query.weights)
+
+
+def test_a_run_that_was_cut_off_behind_its_last_step_trains_no_further(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    base["stages"] = [joint(train=["query"], epochs=4, max_steps=3, log_every=1)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Encoder, "save", full)
+        with pytest.raises(CareError, match="No space left on device"):
+            run_recipe(base, out="broken")
+    pairs = [pair_of(run_recipe(base, out=out)) for out in ("broken", "unbroken")]
+    logs = [history_of(tmp_path / out / "stages", "joint") for out in ("broken", "unbroken")]
+    assert [[entry["step"] for entry in log] for log in logs] == [[1, 2, 3], [1, 2, 3]]
+    first, second = pairs
+    assert same(first.folder / first.query.weights, second.folder / second.query.weights)
+
+
+def test_a_teacher_goes_on_behind_its_last_whole_shard(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base["stages"] = [teacher()]
+    full = "vectors, shard 1"
+    labels: list[str] = []
+
+    def recorded(*arguments: Any, label: str, **settings: Any) -> Any:
+        labels.append(label)
+        if label == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return encode(*arguments, label=label, **settings)
+
+    monkeypatch.setattr(vectors, "encode", recorded)
+    with pytest.raises(CareError, match="No space left on device"):
+        run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("teacher-*")) == []
+    full = ""
+    labels.clear()
+    run_recipe(base)
+    assert set(labels) == {"vectors, shard 1", "vectors, shard 2"}
+    run_recipe(base, out="unbroken")
+    shards = [only(tmp_path / out / "stages", "teacher-*") for out in ("out", "unbroken")]
+    assert whole_shards(shards[0]) == whole_shards(shards[1])
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -291,6 +343,99 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert list((tmp_path / "out" / "stages").glob("first-*")) == []
 
 
+def test_weights_that_are_not_finite_are_no_result(
+    base: dict[str, Any], run_recipe: RunRecipe, bert: Path, tmp_path: Path
+) -> None:
+    """The last position, which no text reaches, is not a number: all losses are finite."""
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    state = weights(folder)
+    state["embeddings.position_embeddings.weight"][-1] = torch.nan
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    base["query"]["start"] = str(folder)
+    base["stages"] = [joint(train=["query"], max_steps=1)]
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=r"stage 'joint', step 1: weights are not finite"):
+            run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
+
+
+def test_no_room_for_the_result_is_said_and_leaves_nothing(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [joint(trainer={"save_strategy": "no"})]
+    with files_of_at_most(64_000), pytest.raises(CareError, match=r"\.joint-\w+\.partial"):
+        run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
+    run_recipe(base)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": [align()]}, "stages.align.teacher: no stage of kind teacher"),
+        ({"stages": [align(data=DATA, teacher="x")]}, "stages.align.teacher: no stage 'x'"),
+        ({"stages": [joint(data=[{"mined": "x"}])]}, "no stage 'x' mined before this one"),
+        ({"stages": [joint(data=[{"triples": "no.jsonl"}])]}, "no.jsonl cannot be read: No such"),
+        ({"stages": [joint(trainer={"optimizer": 1})]}, "joint.trainer.optimizer: unknown key"),
+        ({"document": None, "stages": [joint()]}, "document: stage 'joint' needs this encoder"),
+    ],
+)
+def test_what_a_stage_lacks_is_said_before_any_is_trained(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    first = {"kind": "contrastive", "data": DATA, "batch": 3}
+    base |= changes | {"stages": [first, *changes["stages"]]}
+    with pytest.raises(TrainingError, match=message):
+        run_recipe(base)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"document": {"dimension": 32}}, "stages.joint: query has 64 dimensions, document 32"),
+        ({"query": {"max_length": 65}}, "reads 64 tokens, not max_length 65"),
+    ],
+)
+def test_encoders_that_do_not_fit_are_refused(
+    base: dict[str, Any], run_recipe: RunRecipe, changes: dict[str, Any], message: str
+) -> None:
+    for side, facts in changes.items():
+        base[side] |= facts
+    for train in (["query"], ["query", "document"]):
+        base["stages"] = [joint(train=train)]
+        with pytest.raises(TrainingError, match=message):
+            run_recipe(base)
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    base["stages"] = [joint()]
+    with pytest.raises(CareError, match=r"file/stages: Not a directory"):
+        run_recipe(base, out="file")
+
+
+def test_nothing_is_measured_while_weights_are_sharded(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    beir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StageTrainer, "sharded", True)
+    base["dev"] = {"beir": str(beir), "start": True, "every": 1}
+    base["stages"] = [joint()]
+    run_recipe(base)
+    history = history_of(tmp_path / "out" / "stages", "joint")
+    assert not [name for entry in history for name in entry if name.startswith("dev_")]
+
+
 def test_a_checkpoint_of_another_model_is_refused(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
@@ -302,6 +447,9 @@ def test_a_checkpoint_of_another_model_is_refused(
     save_file({"other": torch.zeros(1)}, folder / "trained.safetensors")
     (folder / "complete").touch()
     with pytest.raises(TrainingError, match="checkpoint-1 is of another model"):
+        run_recipe(base)
+    (folder / "trained.safetensors").write_bytes(b"cut off")
+    with pytest.raises(TrainingError, match="checkpoint-1 is damaged"):
         run_recipe(base)
 
 
@@ -346,15 +494,20 @@ def test_retromae_and_distillation_run(
     assert losses[-1] < losses[0]
 
 
-def test_dev_questions_are_measured_and_never_trained_on(
-    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
-) -> None:
-    beir = tmp_path / "beir"
-    beir.mkdir()
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    folder = tmp_path / "beir"
+    folder.mkdir()
     documents = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
-    write_jsonl(beir / "corpus.jsonl", documents)
-    write_jsonl(beir / "dev.queries.jsonl", [{"_id": "q", "text": TEXTS[0]}])
-    (beir / "dev.qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+    write_jsonl(folder / "corpus.jsonl", documents)
+    write_jsonl(folder / "dev.queries.jsonl", [{"_id": "q", "text": TEXTS[0]}])
+    (folder / "dev.qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+    return folder
+
+
+def test_dev_questions_are_measured_and_never_trained_on(
+    base: dict[str, Any], run_recipe: RunRecipe, beir: Path, tmp_path: Path
+) -> None:
     base["dev"] = {"beir": str(beir), "start": True, "every": 1}
     base["stages"] = [teacher(), align(), joint(epochs=4, max_steps=2)]
     folder = run_recipe(base)

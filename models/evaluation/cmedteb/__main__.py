@@ -1,11 +1,13 @@
 """`python -m models.evaluation.cmedteb`: score systems on CMedTEB, compare and report."""
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from core.errors import CareError
-from core.files import write_text
+from core.files import write_text, writing_in
 from models.evaluation.cmedteb.evaluate import evaluate_task
 from models.evaluation.cmedteb.report import html_report
 from models.evaluation.cmedteb.results import read_scores
@@ -31,7 +33,8 @@ def main() -> int:
     """Runs the command; returns 1 for a user's error."""
     options = _parser().parse_args()
     try:
-        options.run(options)
+        with writing_in(options.out):
+            options.run(options)
     except CareError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -53,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _data_arguments(run)
     run.add_argument("--task", action="append", help="only this task, of those that are there")
     run.add_argument("--cache", type=Path, default=_CACHE, help="folder of vectors")
-    run.add_argument("--batch-size", type=int, default=32)
+    run.add_argument("--batch-size", type=_positive, default=32)
     run.set_defaults(run=_run)
 
     versus = commands.add_parser("compare", help="test the difference of two scored systems")
@@ -66,12 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     tradeoff.add_argument("--system", action="append", required=True)
     _data_arguments(tradeoff)
     tradeoff.add_argument("--cache", type=Path, default=_CACHE, help="folder of vectors")
-    tradeoff.add_argument("--batch-size", type=int, default=32)
+    tradeoff.add_argument("--batch-size", type=_positive, default=32)
     tradeoff.set_defaults(run=_tradeoff)
 
     report = commands.add_parser("report", help="write the HTML report of what was scored")
     _data_arguments(report)
-    report.add_argument("--failures", type=int, default=50, help="queries shown per task")
+    report.add_argument("--failures", type=_positive, default=50, help="queries shown per task")
     report.set_defaults(run=_report)
     return parser
 
@@ -83,6 +86,12 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of results")
 
 
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
+
+
 def _run(options: argparse.Namespace) -> None:
     found = find_tasks(options.data, options.split, options.hub)
     wanted = [task(name) for name in options.task] if options.task else list(found)
@@ -91,10 +100,9 @@ def _run(options: argparse.Namespace) -> None:
     absent = [known.name for known in TASKS if known not in found]
     if absent:
         print(f"not in {options.data}: {', '.join(absent)}")
-    for name in options.system or [DEFAULT_PAIR]:
-        system = _system(name, options)
+    for system in _systems(options.system or [DEFAULT_PAIR], options):
         for known in wanted:
-            print(f"{name}: {known.column} …", flush=True)
+            print(f"{system.name}: {known.column} …", flush=True)
             evaluate_task(system, known, found[known], options.out)
     table = markdown_table(read_scores(options.out))
     write_text(options.out / "table.md", table)
@@ -102,10 +110,22 @@ def _run(options: argparse.Namespace) -> None:
     print(f"written: {options.out / 'table.md'}, runs and scores in {options.out}/SYSTEM/")
 
 
-def _system(name: str, options: argparse.Namespace) -> PairModel | Bm25Model:
-    if name == BM25:
-        return Bm25Model()
-    return PairModel(load_pair(name), options.cache, batch_size=options.batch_size)
+def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairModel | Bm25Model]:
+    """Returns the systems; their names are those of folders."""
+    systems: list[PairModel | Bm25Model] = [
+        Bm25Model()
+        if name == BM25
+        else PairModel(load_pair(name), options.cache, batch_size=options.batch_size)
+        for name in names
+    ]
+    seen: set[str] = set()
+    for given, system in zip(names, systems, strict=True):
+        if not re.fullmatch(r"\w[\w.-]*", system.name):
+            raise CareError(f"{given}: '{system.name}' cannot name a folder of results")
+        if system.name in seen:
+            raise CareError(f"{given}: another system is named '{system.name}' too")
+        seen.add(system.name)
+    return systems
 
 
 def _tradeoff(options: argparse.Namespace) -> None:
@@ -114,16 +134,16 @@ def _tradeoff(options: argparse.Namespace) -> None:
     if not isinstance(data, RankingTask):
         raise CareError(f"{options.data} holds no retrieval task")
     scores, answers, pairs = {}, {}, {}
-    for name in options.system:
-        print(f"{name}: {retrieval.column} …", flush=True)
-        score = evaluate_task(_system(name, options), retrieval, data, options.out)
+    for system in _systems(options.system, options):
+        print(f"{system.name}: {retrieval.column} …", flush=True)
+        score = evaluate_task(system, retrieval, data, options.out)
         assert score is not None
-        scores[score.system] = Interval(score.value, score.low, score.high)
-        if name == BM25:
-            answers[BM25] = bm25_side(data.ranking.corpus)
+        scores[system.name] = Interval(score.value, score.low, score.high)
+        if isinstance(system, Bm25Model):
+            answers[system.name] = bm25_side(data.ranking.corpus)
         else:
-            pairs[score.system] = load_pair(name)
-            answers[score.system] = query_side(pairs[score.system], retrieval)
+            pairs[system.name] = system.pair
+            answers[system.name] = query_side(system.pair, retrieval)
     print("queries/s …", flush=True)
     rates = measure_rates(answers, list(data.ranking.queries.values()))
     points = [

@@ -1,13 +1,21 @@
 """What the tasks read: local folders and files, or data sets of the hub."""
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from core.errors import CareError
 from core.text import document_text, normalize_text
-from models.evaluation.beir import Qrels, read_qrels, read_queries
-from models.jsonl import read_jsonl
+from models.evaluation.beir import (
+    Qrels,
+    check_judged,
+    read_documents,
+    read_qrels,
+    read_queries,
+)
+from models.jsonl import read_jsonl, string
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +51,20 @@ def read_retrieval(folder: Path, split: str) -> RankingData:
     qrels/`split`.tsv or qrels.tsv. Only judged queries are kept.
 
     Raises:
-        CareError: If a file is missing, a line is wrong, or a judged id does not exist.
+        CareError: If a file is missing, a line is wrong, nothing is judged, or a judged id does
+            not exist.
     """
-    corpus = {}
-    path = folder / "corpus.jsonl"
-    for number, record in read_jsonl(path):
-        try:
-            id_, text = record["_id"], document_text(record.get("title") or "", record["text"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CareError(f"{path} line {number} has no _id and text") from error
-        if id_ in corpus:
-            raise CareError(f"{path} line {number}: _id '{id_}' is a duplicate")
-        corpus[id_] = text
+    documents = read_documents(folder / "corpus.jsonl")
+    corpus = {document.id: document_text(document.title, document.text) for document in documents}
     queries_path = _first(folder / f"{split}.queries.jsonl", folder / "queries.jsonl")
     qrels_path = _first(
         folder / f"{split}.qrels.tsv", folder / "qrels" / f"{split}.tsv", folder / "qrels.tsv"
     )
     queries = read_queries(queries_path)
     qrels = read_qrels(qrels_path)
-    if missing := qrels.keys() - queries.keys():
-        raise CareError(f"{qrels_path} judges query '{min(missing)}', which is not there")
-    if missing := {id_ for grades in qrels.values() for id_ in grades} - corpus.keys():
-        raise CareError(f"{qrels_path} judges document '{min(missing)}', which {path} lacks")
+    if not qrels:
+        raise CareError(f"{qrels_path} judges no query")
+    check_judged(qrels_path, qrels, queries, corpus)
     return RankingData(corpus, {id_: normalize_text(queries[id_]) for id_ in qrels}, qrels)
 
 
@@ -72,24 +72,18 @@ def read_reranking(path: Path) -> RankingData:
     """Reads JSONL with `query`, `positives` and `negatives`, all texts.
 
     Raises:
-        CareError: If a line is wrong, has no positive, or gives a text as both.
+        CareError: If there is no line, or one is wrong, has no positive, or gives a text as both.
     """
     corpus: dict[str, str] = {}
     queries: dict[str, str] = {}
     qrels: Qrels = {}
     candidates: dict[str, list[str]] = {}
     for number, record in read_jsonl(path):
-        try:
-            query = normalize_text(record["query"])
-            sides = [
-                {_id(text): text for text in map(normalize_text, record[side])}
-                for side in ("positives", "negatives")
-            ]
-        except (KeyError, TypeError) as error:
-            raise CareError(
-                f"{path} line {number} has no query, positives and negatives"
-            ) from error
-        positives, negatives = sides
+        query = normalize_text(string(path, number, record, "query"))
+        positives, negatives = (
+            {_id(text): text for text in _texts(path, number, record, side)}
+            for side in ("positives", "negatives")
+        )
         if not positives:
             raise CareError(f"{path} line {number}: positives is empty")
         if positives.keys() & negatives.keys():
@@ -101,6 +95,8 @@ def read_reranking(path: Path) -> RankingData:
         queries[id_] = query
         qrels[id_] = dict.fromkeys(positives, 1) | dict.fromkeys(negatives, 0)
         candidates[id_] = list(qrels[id_])
+    if not queries:
+        raise CareError(f"{path} holds no query")
     return RankingData(corpus, queries, qrels, candidates)
 
 
@@ -112,12 +108,12 @@ def read_sts(path: Path) -> PairData:
     """
     data = PairData()
     for number, record in read_jsonl(path):
-        try:
-            data.first.append(normalize_text(record["text1"]))
-            data.second.append(normalize_text(record["text2"]))
-            data.label.append(float(record["label"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CareError(f"{path} line {number} has no text1, text2 and label") from error
+        data.first.append(normalize_text(string(path, number, record, "text1")))
+        data.second.append(normalize_text(string(path, number, record, "text2")))
+        label = record.get("label")
+        if not isinstance(label, int | float) or not math.isfinite(label):
+            raise CareError(f"{path} line {number}: label is missing or no number")
+        data.label.append(float(label))
     if len(set(data.label)) < 2:
         raise CareError(f"{path}: labels do not differ, so that nothing correlates with them")
     return data
@@ -170,6 +166,13 @@ def _unavailable(repository: str, error: Exception) -> CareError:
         f"{repository} cannot be had from the hub ({type(error).__name__}): "
         "give a local folder as DATA"
     )
+
+
+def _texts(path: Path, number: int, record: dict[str, Any], name: str) -> list[str]:
+    texts = record.get(name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise CareError(f"{path} line {number}: {name} is missing or no list of strings")
+    return [normalize_text(text) for text in texts]
 
 
 def _first(*paths: Path) -> Path:

@@ -38,7 +38,7 @@ def evaluate_task(
         The score, or None if the system has no answer to such a task (BM25 to STS).
 
     Raises:
-        CareError: If the data are wrong.
+        CareError: If the data are wrong, or the system finds all pairs of STS equally alike.
     """
     if isinstance(task, StsTask) and isinstance(system, Bm25Model):
         return None
@@ -49,9 +49,9 @@ def evaluate_task(
         score = _score_sts(name, known, task, predictions["cosine_scores"])
     else:
         score = _score_ranking(name, known, task, predictions)
-    write_score(out, score)
     if isinstance(task, RankingTask):
         write_run(run_path(out, name, known.name), predictions, name)
+    write_score(out, score)
     return score
 
 
@@ -89,6 +89,8 @@ def _judged(qrels: Qrels, known: Task) -> Qrels:
 
 def _score_sts(name: str, known: Task, task: StsTask, similarities: list[float]) -> TaskScore:
     pairs = task.pairs
+    if len(set(similarities)) < 2:
+        raise CareError(f"'{name}' finds all pairs of '{known.name}' equally alike")
     interval = pearson_interval(pairs.label, similarities)
     items = {str(number): value for number, value in enumerate(similarities)}
     data = [pairs.first, pairs.second, pairs.label]

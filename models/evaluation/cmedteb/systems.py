@@ -43,7 +43,7 @@ class PairModel(AbsEncoder):
         self, pair: Pair, cache: Path, *, batch_size: int = 32, load: Load = load_encoder
     ) -> None:
         self.name = pair.name
-        self._pair = pair
+        self.pair = pair
         self._cache = cache
         self._batch_size = batch_size
         self._load = load
@@ -63,16 +63,16 @@ class PairModel(AbsEncoder):
         """Encodes the texts of a data loader; returns float32 [n, dimension]."""
         texts = [text for batch in inputs for text in batch["text"]]
         if prompt_type == PromptType.document:
-            spec = self._pair.document
+            spec = self.pair.document
         else:
-            spec = with_instruction(self._pair.query, task_metadata.prompt)
+            spec = with_instruction(self.pair.query, task_metadata.prompt)
         return encode_cached(
             lambda: self._encoder(spec),
             spec,
             texts,
             self._cache,
             batch_size=self._batch_size,
-            label=f"{self._pair.name} {spec.role}",
+            label=f"{self.pair.name} {spec.role}",
         )
 
     def _encoder(self, spec: EncoderSpec) -> Encoder:
@@ -84,7 +84,7 @@ class PairModel(AbsEncoder):
                 for other, encoder in self._loaded.items()
                 if encoder.spec.role != spec.role
             }
-            self._loaded[key] = self._load(spec, self._pair.folder)
+            self._loaded[key] = self._load(spec, self.pair.folder)
         return self._loaded[key]
 
 

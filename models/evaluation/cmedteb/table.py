@@ -7,6 +7,7 @@ from models.evaluation.cmedteb.results import TaskScore
 from models.evaluation.cmedteb.tasks import ASYMMETRIC_COLUMNS, PAPER_COLUMNS, TASKS, task
 from models.evaluation.statistics import (
     Difference,
+    Interval,
     paired_difference,
     pearson_difference,
     rank_correlation,
@@ -29,7 +30,7 @@ def markdown_table(scores: Scores) -> str:
     header = ["system", *(f"{t.column} ({t.measure})" for t in columns), "Avg", "Asym. Avg"]
     rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for system, tasks in scores.items():
-        cells = [_cell(tasks.get(t.name)) for t in columns]
+        cells = [percent(tasks[t.name]) if t.name in tasks else "–" for t in columns]
         averages = [_average(tasks, PAPER_COLUMNS), _average(tasks, ASYMMETRIC_COLUMNS)]
         rows.append([system, *cells, *averages])
     lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -70,9 +71,8 @@ def difference(first: TaskScore, second: TaskScore) -> Difference:
     return paired_difference(a, b)
 
 
-def _cell(score: TaskScore | None) -> str:
-    if score is None:
-        return "–"
+def percent(score: TaskScore | Interval) -> str:
+    """Returns a score and its interval, × 100."""
     return f"{100 * score.value:.2f} ({100 * score.low:.1f}–{100 * score.high:.1f})"
 
 

@@ -193,8 +193,8 @@ BenchmarkTask = RankingTask | StsTask
 def find_tasks(source: str, split: str, repository: str | None = None) -> dict[Task, BenchmarkTask]:
     """Returns the tasks that a source holds, by what they are.
 
-    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder that is
-    itself in the BEIR layout is the retrieval task.
+    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder with a
+    corpus.jsonl of its own is the retrieval task, beside what else is in it.
 
     Args:
         source: A local folder, or "hub".
@@ -213,15 +213,14 @@ def find_tasks(source: str, split: str, repository: str | None = None) -> dict[T
         }
         return {known: _from_hub(known, *place) for known, place in places.items()}
     root = Path(source)
-    if (root / "corpus.jsonl").is_file():
-        retrieval = task("retrieval")
-        return {retrieval: _from_folder(retrieval, root, split)}
     found = {
         known: _from_folder(known, path, split)
         for known in TASKS
         for path in (root / known.local, root / known.name / f"{split}.jsonl")
         if path.exists()
     }
+    if (root / "corpus.jsonl").is_file():
+        found[task("retrieval")] = _from_folder(task("retrieval"), root, split)
     if not found:
         wanted = ", ".join(known.local for known in TASKS)
         raise CareError(f"{root} holds no task: it may hold {wanted}, or be a BEIR folder")

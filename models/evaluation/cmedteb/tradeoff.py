@@ -15,9 +15,9 @@ from core.types import Document, Pair
 from models.encoders.loading import load_encoder
 from models.evaluation.bm25 import Bm25Index
 from models.evaluation.cmedteb.systems import with_instruction
+from models.evaluation.cmedteb.table import percent
 from models.evaluation.cmedteb.tasks import Task
 from models.evaluation.plots import SystemPoint, draw_tradeoff
-from models.evaluation.statistics import Interval
 
 ROUNDS = 5
 _WARM_UP = 20
@@ -90,7 +90,7 @@ def write_tradeoff(points: Sequence[SystemPoint], out: Path) -> str:
     for point in sorted(points, key=lambda p: -p.accuracy.value):
         size = f"{point.document_bytes / 1e6:.1f}" if point.document_bytes else "–"
         lines.append(
-            f"| {point.name} | {_percent(point.accuracy)} "
+            f"| {point.name} | {percent(point.accuracy)} "
             f"| {point.queries_per_second:,.0f} | {size} |"
         )
     machine = {"machine": platform.machine(), "processors": len(os.sched_getaffinity(0))}
@@ -100,7 +100,3 @@ def write_tradeoff(points: Sequence[SystemPoint], out: Path) -> str:
     result = {"points": [asdict(point) for point in points], **machine}
     write_text(out / "tradeoff.json", json.dumps(result, ensure_ascii=False, indent=1) + "\n")
     return table
-
-
-def _percent(value: Interval) -> str:
-    return f"{100 * value.value:.2f} ({100 * value.low:.1f}–{100 * value.high:.1f})"
