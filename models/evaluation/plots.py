@@ -123,14 +123,15 @@ def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> list[Path]:
 
 def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
     axes.set_xscale("log")
-    for number, (point, x) in enumerate(sorted(points, key=lambda at: at[1])):
+    order = sorted(x for _, x in points)
+    for point, x in points:
         value = point.accuracy
         (mark,) = axes.plot(
             x, value.value, "o", mfc=None if point.asymmetric else "white", ms=7, mew=1.5
         )
         axes.vlines(x, value.low, value.high, color=mark.get_color(), lw=1)
         # By turns above and below, so that neighbours can be read.
-        place = (7, -12 if number % 2 else 4)
+        place = (7, -12 if order.index(x) % 2 else 4)
         axes.annotate(
             point.name, (x, value.value), xytext=place, textcoords="offset points", fontsize=8
         )
