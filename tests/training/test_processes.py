@@ -39,11 +39,14 @@ def work(process: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(Model())
     model(*texts(process)).backward()
     torch.save(model.module.linear.weight.grad, f"{folder}/{process}.pt")
+    # The group must outlive the model: its last owner waits for the threads of gloo, and the
+    # model would do so without letting go of the interpreter, which those threads want.
+    del model
     distributed.destroy_process_group()
 
 
 def test_gradients_of_two_processes_are_those_of_one_with_all_texts(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2)
+    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2, daemon=True)
     model = Model()
     (q0, d0), (q1, d1) = texts(0), texts(1)
     found = unit(model.linear(torch.cat([d0, d1])))
