@@ -150,9 +150,10 @@ class StageTrainer(Trainer):
         return (loss, losses) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of the loss's parts since the last log."""
+        """Adds the means of the loss's parts since the last log, over all processes."""
         if "loss" in logs:
-            logs |= {n: float(value) / self._part_steps for n, value in self._parts.items()}
+            parts = self.accelerator.reduce(self._parts, reduction="mean")
+            logs |= {n: float(value) / self._part_steps for n, value in parts.items()}
             self._parts, self._part_steps = {}, 0
         super().log(logs, start_time)
 
