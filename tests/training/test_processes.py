@@ -76,8 +76,8 @@ def test_a_recipe_run_by_two_processes_gives_the_pair_of_one(
         joint(batch=len(TEXTS), negatives=0, mini_batch=2, **exact),
     ]
     recipe = write_recipe(tmp_path / "two.yaml", base)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "models.training", "run", str(recipe)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "2", "-m", "models.training", "run", str(recipe)]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "two")],
         capture_output=True,
