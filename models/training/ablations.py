@@ -1,10 +1,11 @@
 """Runs the ablations and baselines of CARE with several seeds, and scores what comes out.
 
 OUT/stages, runs, …          as `models.training.run` describes; recipes that begin alike share
-OUT/scores/<name>-seed<n>.json   scores of each question
+OUT/scores/<key>/<name>-seed<n>.json   scores of each question; the key is a checksum of the data
 OUT/table.md, scores.json, scores.png   what `models.training.ablation_report` makes of them
 """
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from core.errors import TrainingError
-from core.files import write_text
+from core.files import sha256_file, write_text
 from core.types import Document, FloatArray, Role
 from models.encoders.checkpoints import checkpoint_folder
 from models.evaluation.bm25 import Bm25Index
@@ -85,19 +86,20 @@ def run_ablations(
         raise TrainingError(f"--seeds: {seeds} is less than 1")
     chosen = _load(recipes, data, only)
     test = read_test(data)
+    scores = out / "scores" / _checksum(data)
     with writing(out):
         for seed in range(seeds):
             for recipe in chosen:
                 report(f"{recipe.name}, seed {seed}")
                 folder = run(recipe, out, seed, report)
                 values = score_pair(folder / "pair.toml", test, out)
-                path = out / "scores" / f"{recipe.name}-seed{seed}.json"
-                path.parent.mkdir(exist_ok=True)
+                path = scores / f"{recipe.name}-seed{seed}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps(values) + "\n")
                 means = {name: round(float(np.mean(found)), 4) for name, found in values.items()}
                 report(f"{recipe.name}, seed {seed}: {means}")
             titles = {recipe.name: recipe.description for recipe in _load(recipes, data, ())}
-            write_report(out, titles, read_scores(out), _facts(test, out))
+            write_report(out, titles, read_scores(scores), _facts(test, out))
     return out / "table.md"
 
 
@@ -149,13 +151,19 @@ def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
     }
 
 
-def read_scores(out: Path) -> Scores:
+def read_scores(folder: Path) -> Scores:
     """Returns measures of each question, by recipe, seed and measure, as far as they are there."""
     scores: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for path in sorted((out / "scores").glob("*-seed*.json")):
+    for path in sorted(folder.glob("*-seed*.json")):
         name, _, seed = path.stem.rpartition("-seed")
         scores.setdefault(name, {})[int(seed)] = json.loads(path.read_text(encoding="utf-8"))
     return scores
+
+
+def _checksum(data: Path) -> str:
+    files = [path for path in sorted(data.iterdir()) if path.is_file()]
+    facts = "".join(f"{path.name} {sha256_file(path)}\n" for path in files)
+    return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
 def _load(recipes: Path, data: Path, only: Sequence[str]) -> list[Recipe]:

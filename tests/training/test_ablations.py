@@ -337,7 +337,8 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
     only = ["care", "kale", "without-joint-fine-tuning"]
     lines: list[str] = []
     table = run_ablations(data, out, 2, only, lines.append, recipes)
-    scores = read_scores(out)
+    (of_data,) = (out / "scores").iterdir()
+    scores = read_scores(of_data)
     assert set(scores) == set(only)
     assert all(set(seeds) == {0, 1} for seeds in scores.values())
     assert all(len(found[NDCG]) == len(TEXTS) for s in scores.values() for found in s.values())
@@ -349,6 +350,11 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
     lines.clear()
     assert run_ablations(data, out, 2, only, lines.append, recipes).read_text("utf-8") == text
     assert sum(": reused " in line for line in lines) == 2 * (7 + 4 + 6)
+    # Scores of other data stay out of the table.
+    with (data / "corpus.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"_id": "new", "text": "新的段落", "metadata": {}}) + "\n")
+    table = run_ablations(data, out, 1, only[:1], lines.append, recipes)
+    assert "CARE above KALE: " not in table.read_text(encoding="utf-8")
 
 
 def test_unknown_recipe(data: Path, tmp_path: Path) -> None:
