@@ -97,6 +97,10 @@ export: $(TEST) ## Export a pair of checkpoints for the service, held to gates: 
 
 care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)
 	.venv-test/bin/python -m models.training phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
+	.venv-test/bin/python -m models.training phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl \
+	  --count 50000 --seed 1 --lengths 30 110
+	.venv-test/bin/python -m models.training phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl \
+	  --count 140000 --seed 2
 	.venv-test/bin/python -m models.training run $(CARE_MINI)
 	.venv-test/bin/python -m models.conversion --trained builds/training/runs/care-mini-seed0/pair.toml \
 	  --out models/care-mini --spec models/registry/care-mini.toml

@@ -39,6 +39,14 @@ def main() -> int:
     command.add_argument("--out", type=Path, required=True, help="a JSONL file of texts")
     command.add_argument("--count", type=int, default=140_000, help="how many (140000)")
     command.add_argument("--seed", type=int, default=0, help="of all that is drawn (0)")
+    command.add_argument(
+        "--lengths",
+        type=int,
+        nargs=2,
+        default=(4, 60),
+        metavar=("MIN", "MAX"),
+        help="characters of the shortest text and of the longest (4 60)",
+    )
     command.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     command.set_defaults(act=_phrases)
     command = commands.add_parser("ablations", help="run all ablations and baselines of CARE")
@@ -73,10 +81,19 @@ def _run(arguments: argparse.Namespace) -> None:
 def _phrases(arguments: argparse.Namespace) -> None:
     if arguments.count < 1:
         raise TrainingError(f"--count: {arguments.count} is less than 1")
+    shortest, longest = arguments.lengths
+    if not 1 <= shortest <= longest:
+        raise TrainingError(f"--lengths: {shortest} {longest}: give the shorter one first, from 1")
     recipe = load_recipe(arguments.recipe, arguments.changes)
     from models.training.phrases import write
 
-    write(recipe, arguments.out, count=arguments.count, seed=arguments.seed)
+    write(
+        recipe,
+        arguments.out,
+        count=arguments.count,
+        seed=arguments.seed,
+        lengths=(shortest, longest),
+    )
     print(f"wrote {arguments.out}", flush=True)
 
 

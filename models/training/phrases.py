@@ -67,11 +67,16 @@ class Phrases:
     Args:
         texts: Texts that parts are cut from.
         seed: Seed of all that is drawn.
+        lengths: Characters of the shortest text and of the longest. Where the shortest is longer
+            than a phrase, phrases are joined until they have a length that is drawn.
     """
 
-    def __init__(self, texts: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = (SHORTEST, LONGEST)
+    ) -> None:
         settings: dict[str, Any] = yaml.safe_load(_SETTINGS.read_text(encoding="utf-8"))
         self._rng = random.Random(seed)
+        self._shortest, self._longest = lengths
         self._texts = [text for text in texts if len(text) >= SHORTEST]
         self._forms = settings["forms"].splitlines()
         self._cases = settings["cases"].splitlines()
@@ -102,14 +107,22 @@ class Phrases:
         self._shares = list(settings["shares"].values())
 
     def __iter__(self) -> Iterator[str]:
-        """Yields texts of 4 to 60 characters, each once, without end."""
+        """Yields texts, each once, without end."""
         made: set[str] = set()
         while True:
-            (make,) = self._rng.choices(self._makers, self._shares)
-            text = normalize_text(make())[:LONGEST]
-            if len(text) >= SHORTEST and text not in made:
+            text = self._phrase()
+            if self._shortest > SHORTEST:
+                length = self._rng.randint(self._shortest, self._longest)
+                while len(text) < length:
+                    text = self._join(text, self._phrase())
+            text = normalize_text(text)[: self._longest]
+            if len(text) >= self._shortest and text not in made:
                 made.add(text)
                 yield text
+
+    def _phrase(self) -> str:
+        (make,) = self._rng.choices(self._makers, self._shares)
+        return make()
 
     def _counts(self) -> dict[str, int]:
         """Returns the words that are drawn and how often they occur."""
@@ -169,6 +182,9 @@ class Phrases:
         first = self._rng.choice((self._span, lambda: self._filled(self._cases)))()
         second = self._rng.choice((self._span, lambda: self._filled(self._forms)))()
         first = first[: self._rng.randint(SHORTEST, LONGEST)].rstrip("，。")
+        return self._join(first, second)
+
+    def _join(self, first: str, second: str) -> str:
         return self._rng.choice(("，", "，", "。", "？", " ", "")).join((first, second))
 
     def _replaced(self) -> str:
@@ -181,7 +197,14 @@ class Phrases:
         return "".join(words)
 
 
-def write(recipe: Recipe, path: Path, *, count: int, seed: int) -> None:
+def write(
+    recipe: Recipe,
+    path: Path,
+    *,
+    count: int,
+    seed: int,
+    lengths: tuple[int, int] = (SHORTEST, LONGEST),
+) -> None:
     """Writes texts made of the examples that a recipe trains on, as JSONL of `text`.
 
     Held-out queries and their documents are not among these examples; entries of single texts
@@ -192,6 +215,7 @@ def write(recipe: Recipe, path: Path, *, count: int, seed: int) -> None:
         path: The file.
         count: How many texts.
         seed: Seed of all that is drawn.
+        lengths: As for `Phrases`.
 
     Raises:
         CareError: If the data are wrong or the file cannot be written.
@@ -204,5 +228,5 @@ def write(recipe: Recipe, path: Path, *, count: int, seed: int) -> None:
     with writing_in(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for text in islice(Phrases(list(texts), seed), count):
+            for text in islice(Phrases(list(texts), seed, lengths), count):
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

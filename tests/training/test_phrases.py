@@ -28,6 +28,12 @@ def test_texts_are_short_and_no_two_are_equal() -> None:
     assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
 
 
+def test_texts_are_as_long_as_they_are_asked_for() -> None:
+    texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
+    assert {30 <= len(text) <= 110 for text in texts} == {True}
+    assert sum(len(text) > LONGEST for text in texts) > 100
+
+
 def test_no_form_is_left_unfilled() -> None:
     assert not [text for text in made(0, 2000) if "{" in text or "}" in text]
 
