@@ -43,8 +43,11 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_research_only_texts_train_nothing(data: Path) -> None:
-    (data / "phrases.jsonl").write_text('{"text": "头痛"}', encoding="utf-8")
-    changes = [f"variables.data={data}", f"variables.phrases={data / 'phrases.jsonl'}"]
+    changes = [f"variables.data={data}"]
+    for name in ("phrases", "long_phrases", "more_phrases"):
+        path = data / f"{name}.jsonl"
+        path.write_text('{"text": "头痛"}', encoding="utf-8")
+        changes.append(f"variables.{name}={path}")
     recipe = load_recipe(RECIPE, changes)
     read: set[str] = set()
     for stage in recipe.stages:
