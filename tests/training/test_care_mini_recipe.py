@@ -44,9 +44,9 @@ def data(tmp_path: Path) -> Path:
 
 def test_research_only_texts_train_nothing(data: Path) -> None:
     changes = [f"variables.data={data}"]
-    for name in ("phrases", "long_phrases", "more_phrases"):
+    for name, text in (("phrases", "头痛"), ("long_phrases", "咳嗽"), ("more_phrases", "腹泻")):
         path = data / f"{name}.jsonl"
-        path.write_text('{"text": "头痛"}', encoding="utf-8")
+        path.write_text(json.dumps({"text": text}), encoding="utf-8")
         changes.append(f"variables.{name}={path}")
     recipe = load_recipe(RECIPE, changes)
     read: set[str] = set()
@@ -56,7 +56,7 @@ def test_research_only_texts_train_nothing(data: Path) -> None:
         elif stage.data:
             for example in read_examples(stage.data, frozenset(), {})[0]:
                 read |= {example.query, *example.positives}
-    assert {"高血压吃什么？", "头痛", "清淡饮食，按时服用降压药。"} <= read
+    assert {"高血压吃什么？", "头痛", "咳嗽", "腹泻", "清淡饮食，按时服用降压药。"} <= read
     assert not any("手术" in text or "抗生素" in text or "这种病" in text for text in read)
 
 
