@@ -49,6 +49,8 @@ _ATTEMPTS = 3
 _TEXTS, _ATTEMPTS_FILE, _VECTORS = "texts", "attempts", "vectors"
 # Nothing but the numbers of shards passes through it.
 _OBJECT_STORE_BYTES = 200 * 2**20
+# Tries to start Ray.
+_STARTS = 3
 _CONNECT_SECONDS = 10
 
 _log = logging.getLogger(__name__)
@@ -168,7 +170,7 @@ class RayEngine:
         """Yields the seconds that the encoder took for each shard, in order."""
         if not shards:
             return
-        with _connected(self.address, self.actors * self.threads):
+        with connected(self.address, self.actors * self.threads):
             gpus = self.gpus if ray.cluster_resources().get("GPU") else 0
             dataset = ray.data.from_items(
                 [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
@@ -212,7 +214,7 @@ class RemoteEncoder:
 
 
 @contextmanager
-def _connected(address: str, processors: int) -> Generator[None]:
+def connected(address: str, processors: int) -> Generator[None]:
     """Connects to a cluster, or starts one that is as large as is asked for."""
     if ray.is_initialized():
         yield
@@ -225,12 +227,7 @@ def _connected(address: str, processors: int) -> Generator[None]:
     }
     try:
         _check(address)
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **(alone if address == LOCAL else {}),
-        )
+        _init(address, **(alone if address == LOCAL else {}))
     except (OSError, RuntimeError, ValueError) as error:
         raise ProviderError(f"no Ray cluster can be used at '{address}': {error}") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -238,6 +235,24 @@ def _connected(address: str, processors: int) -> Generator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _init(address: str, **settings: Any) -> None:
+    """Starts Ray or connects to it; tries again where a node never came up.
+
+    Now and then a node that is started together with its control service waits for ever for its
+    first answer. Ray gives it up after 30 seconds, with an exception of no class of its own.
+    """
+    for attempt in range(1, _STARTS + 1):
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **settings)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if type(error) is not Exception:
+                raise
+            if attempt == _STARTS:
+                raise RuntimeError(str(error)) from error
 
 
 def _check(address: str) -> None:

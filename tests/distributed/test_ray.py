@@ -1,6 +1,5 @@
 """Builds whose texts a local Ray with two actors encodes, beside the same builds without it."""
 
-import logging
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from core.types import Encoder, IndexManifest
 from core.versions import current_version, read_manifest
 from indexer.__main__ import main
 from indexer.build import BuildOptions, build
-from indexer.ray_encoding import RayEngine, RemoteEncoder
+from indexer.ray_encoding import LOCAL, RayEngine, RemoteEncoder, _init, connected
 from indexer.update import Changes, active_manifest, update
 from tests.conftest import make_records, write_jsonl
 from tests.distributed.encoders import (
@@ -61,18 +60,8 @@ def cluster(s3: S3) -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         # By default workers give way to whatever else the machine does.
         patch.setenv("RAY_worker_niceness", "0")
-        # A busy machine takes longer to start it than Ray waits by default.
-        patch.setenv("RAY_gcs_server_port_wait_time_s", "120")
-        ray.init(
-            address="local",
-            num_cpus=ACTORS,
-            include_dashboard=False,
-            object_store_memory=200 * 2**20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        yield
-        ray.shutdown()
+        with connected(LOCAL, ACTORS):
+            yield
 
 
 @pytest.fixture
@@ -329,3 +318,24 @@ def is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_node_that_never_comes_up_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    tries: list[str] = []
+
+    def start(address: str, **_: object) -> None:
+        tries.append(address)
+        if len(tries) <= failures:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    if failures == 3:
+        with pytest.raises(RuntimeError, match="timed out during startup"):
+            _init(LOCAL)
+    else:
+        _init(LOCAL)
+    assert tries == [LOCAL] * 3
