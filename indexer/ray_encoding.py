@@ -49,7 +49,6 @@ _ATTEMPTS = 3
 _TEXTS, _ATTEMPTS_FILE, _VECTORS = "texts", "attempts", "vectors"
 # Nothing but the numbers of shards passes through it.
 _OBJECT_STORE_BYTES = 200 * 2**20
-# Tries to start Ray.
 _STARTS = 3
 _CONNECT_SECONDS = 10
 
@@ -240,8 +239,8 @@ def connected(address: str, processors: int) -> Generator[None]:
 def _init(address: str, **settings: Any) -> None:
     """Starts Ray or connects to it; tries again where a node never came up.
 
-    Now and then a node that is started together with its control service waits for ever for its
-    first answer. Ray gives it up after 30 seconds, with an exception of no class of its own.
+    Now and then a node never registers with the control service that was started with it. Ray
+    gives it up after 30 seconds, with an exception of no class of its own.
     """
     for attempt in range(1, _STARTS + 1):
         try:
@@ -253,6 +252,7 @@ def _init(address: str, **settings: Any) -> None:
                 raise
             if attempt == _STARTS:
                 raise RuntimeError(str(error)) from error
+            _log.warning("Ray's node did not come up: starting it again")
 
 
 def _check(address: str) -> None:
