@@ -2,11 +2,7 @@
 #   docker run --rm -v care-indexes:/indexes IMAGE python -m indexer build --corpus … --index …
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY core core
-COPY models models
-COPY indexer indexer
-COPY service service
+COPY . .
 RUN python -m venv /opt/care \
     && /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[tracing]'
 

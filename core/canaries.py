@@ -11,8 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from core.encoders import Encoder
 from core.errors import EmbeddingSpaceError, IndexVersionError
-from core.types import Canary, Encoder, FloatArray
+from core.manifest import Canary
+from core.types import FloatArray
 
 MAX_CANARIES = 16
 # What the vectors themselves must find in an index of approximations.
@@ -60,7 +62,9 @@ def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
     try:
         return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
     except ValueError as error:
-        raise IndexVersionError(f"the index's canaries are damaged: {error}") from error
+        raise IndexVersionError(
+            f"the index's canaries are damaged: {error}", code="bad_canaries"
+        ) from error
 
 
 def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
@@ -73,7 +77,10 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
     if vectors.shape[1] != encoder.spec.dimension:
         raise EmbeddingSpaceError(
             f"the index has {vectors.shape[1]} dimensions, "
-            f"the query encoder {encoder.spec.dimension}"
+            f"the query encoder {encoder.spec.dimension}",
+            code="dimension_mismatch",
+            index=vectors.shape[1],
+            encoder=encoder.spec.dimension,
         )
     queries = np.concatenate([encoder.encode([canary.text]).vectors for canary in canaries])
     scores = queries @ vectors.T
@@ -82,7 +89,9 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
     if found < _MIN_SHARED:
         raise EmbeddingSpaceError(
             f"only {found:.0%} of the index's canaries are found by the query encoder "
-            f"{encoder.spec.model}: it does not share the index's embedding space"
+            f"{encoder.spec.model}: it does not share the index's embedding space",
+            code="canaries_not_found",
+            found=found,
         )
 
 

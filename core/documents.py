@@ -94,11 +94,11 @@ class DocumentReader:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (OSError, pa.ArrowInvalid) as error:
-            raise IndexVersionError(f"{path} is not a readable Arrow file") from error
+            raise _unreadable(path, "is not a readable Arrow file") from error
         if reader.schema not in (_SCHEMA, _CHUNK_SCHEMA):
-            raise IndexVersionError(f"{path} does not hold the columns {', '.join(_SCHEMA.names)}")
+            raise _unreadable(path, f"does not hold the columns {', '.join(_SCHEMA.names)}")
         if any(len(batch) != _BATCH_ROWS for batch in batches[:-1]):
-            raise IndexVersionError(f"{path} is not cut into batches of {_BATCH_ROWS} rows")
+            raise _unreadable(path, f"is not in batches of {_BATCH_ROWS} rows")
         # Its columns: a batch makes them anew each time that they are asked for.
         self._batches = [batch.columns for batch in batches]
         self._count = sum(len(batch) for batch in batches)
@@ -109,7 +109,7 @@ class DocumentReader:
             is_last = self._chunks + 1 == _column(batches, "chunks")
             following = np.where(is_last, 0, self._chunks + 1)
             if following[-1] or (self._chunks != np.roll(following, 1)).any():
-                raise IndexVersionError(f"{path} does not hold the chunks of documents in order")
+                raise _unreadable(path, "does not hold the chunks of documents in order")
 
     def __len__(self) -> int:
         return self._count
@@ -136,6 +136,10 @@ class DocumentReader:
         if not 0 <= row < self._count:
             raise IndexError(f"row {row} of {self._count}")
         return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
+
+
+def _unreadable(path: Path, reason: str) -> IndexVersionError:
+    return IndexVersionError(f"{path} {reason}", code="unreadable_documents", path=path)
 
 
 def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -49,24 +50,26 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Holds a folder against other processes; the kernel lets go when the process ends.
+    """Locks a folder against other processes; the kernel unlocks it when the process ends.
 
     Raises:
-        CareError: If another process holds it.
+        CareError: If another process has locked it.
     """
     with (folder / ".lock").open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError as error:
             raise CareError(
-                f"another command is at work in {folder}: wait for it to end"
+                f"{folder} is locked by another process: wait until it ends",
+                code="locked",
+                path=folder,
             ) from error
         yield
 
 
 @contextmanager
 def writing_in(folder: Path) -> Iterator[None]:
-    """Says in one sentence where the disk failed; the errors of libraries name no file.
+    """Names the folder where writing failed; the errors of libraries do not.
 
     Raises:
         CareError: In place of any OSError.
@@ -75,4 +78,43 @@ def writing_in(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or f"a file cannot be written whole ({error})"
-        raise CareError(f"{error.filename or folder}: {reason}") from error
+        path = error.filename or folder
+        raise CareError(f"{path}: {reason}", code="input_output", path=path) from error
+
+
+@contextmanager
+def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields a hidden folder that becomes `folder` when the block succeeds.
+
+    After an error `folder` is what it was before.
+
+    Args:
+        folder: The folder.
+        replace: Whether it may exist and is replaced.
+
+    Raises:
+        CareError: If it exists and is not replaced; in place of any OSError.
+    """
+    if folder.exists() and not replace:
+        raise CareError.at(folder, "exists already: name another folder", "folder_exists")
+    temporary, earlier = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    with writing_in(folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            if replace and folder.exists():
+                shutil.rmtree(earlier, ignore_errors=True)
+                folder.rename(earlier)
+            publish(temporary, folder)
+            shutil.rmtree(earlier, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Renames a whole folder to its place, after its files have reached the disk."""
+    for path in (*temporary.rglob("*"), temporary):
+        sync(path)
+    temporary.rename(folder)
+    sync(folder.parent)

@@ -166,9 +166,15 @@ class FilterReader:
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowInvalid) as error:
-            raise IndexVersionError(f"{path} is not a readable Arrow file") from error
+            raise IndexVersionError(
+                f"{path} is not a readable Arrow file", code="unreadable_filters", path=path
+            ) from error
         if table.schema != _SCHEMA or len(table) != sum(fields.values()):
-            raise IndexVersionError(f"{path} does not hold the values that the manifest counts")
+            raise IndexVersionError(
+                f"{path} does not hold the values that the manifest counts",
+                code="unreadable_filters",
+                path=path,
+            )
         self._table = table
         self._starts: dict[str, int] = {}
         start = 0
@@ -187,7 +193,9 @@ class FilterReader:
             if field not in self.fields:
                 known = ", ".join(sorted(self.fields)) or "none"
                 raise QueryError(
-                    f"filter.{field[:64]}", f"unknown filter field; this index has: {known}"
+                    f"filter.{field[:64]}",
+                    f"unknown filter field; this index has: {known}",
+                    code="unknown_filter_field",
                 )
 
     def rows(self, filter_: Filter) -> RowArray | None:

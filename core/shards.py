@@ -8,6 +8,7 @@ journal.jsonl    a line for each whole shard, with its checksums
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,13 @@ from pydantic import BaseModel, ValidationError
 from core.files import atomic, sha256_file, write_text
 from core.types import FloatArray, RowArray
 
-_JOURNAL = "journal.jsonl"
+JOURNAL = "journal.jsonl"
 
 
 class ShardRecord(BaseModel):
     """A whole shard, as the journal describes it; reused rows have no tokens here.
 
-    `refused` has a reason for each row that cannot be encoded; its vector is zero.
+    `failed` has a reason for each row that cannot be encoded; its vector is zero.
     """
 
     shard: int
@@ -30,7 +31,7 @@ class ShardRecord(BaseModel):
     tokens: int
     truncated: int
     reused: int = 0
-    refused: dict[int, str] = {}
+    failed: dict[int, str] = {}
     vectors_sha256: str
     ids_sha256: str
 
@@ -54,7 +55,7 @@ def write_shard(
     tokens: int,
     truncated: int,
     reused: int = 0,
-    refused: Mapping[int, str] | None = None,
+    failed: Mapping[int, str] | None = None,
 ) -> ShardRecord:
     """Writes a shard whole and then its line in the journal."""
     path = vectors_path(folder, shard)
@@ -67,21 +68,30 @@ def write_shard(
         tokens=tokens,
         truncated=truncated,
         reused=reused,
-        refused=dict(refused or {}),
+        failed=dict(failed or {}),
         vectors_sha256=sha256_file(path),
         ids_sha256=sha256_file(ids_path(folder, shard)),
     )
-    with (folder / _JOURNAL).open("a", encoding="utf-8") as journal:
+    _append(folder, record)
+    return record
+
+
+def _append(folder: Path, record: ShardRecord) -> None:
+    with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
         # A kill or a full disk may have cut the line before off: begin a new one.
         journal.write(f"\n{record.model_dump_json()}\n")
         journal.flush()
         os.fsync(journal.fileno())
-    return record
+
+
+def has_shards(folder: Path) -> bool:
+    """Returns whether a build folder may hold shards; unlike `whole_shards` it reads none."""
+    return (folder / JOURNAL).exists()
 
 
 def whole_shards(folder: Path) -> list[ShardRecord]:
     """Returns the leading shards that are whole on disk; what follows must be encoded again."""
-    path = folder / _JOURNAL
+    path = folder / JOURNAL
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records: dict[int, ShardRecord] = {}
     for line in lines:
@@ -104,6 +114,20 @@ def _is_whole(folder: Path, record: ShardRecord) -> bool:
         and sha256_file(vectors) == record.vectors_sha256
         and sha256_file(ids) == record.ids_sha256
     )
+
+
+def link_shards(source: Path, folder: Path) -> int:
+    """Takes the whole shards of another build folder over, by hard links, and returns their number.
+
+    Shards are never changed in place, so both folders may be used and deleted independently.
+    """
+    records = whole_shards(source)
+    for record in records:
+        for path in (vectors_path(source, record.shard), ids_path(source, record.shard)):
+            with suppress(FileExistsError):
+                os.link(path, folder / path.name)
+        _append(folder, record)
+    return len(records)
 
 
 class ShardedVectors:

@@ -4,11 +4,14 @@ The indexer and the service call the same functions, so that a document and the
 query that asks for it are written alike.
 """
 
+import re
 import unicodedata
 
 # Controls, formatting marks (zero-width characters, byte order marks) and lone
 # surrogates carry no meaning for retrieval and upset tokenizers.
 _INVISIBLE = {"Cc", "Cf", "Cs"}
+# A full stop is not among them: it may be that of a number.
+_SENTENCE_END = re.compile(r"[。！？!?；;]")
 
 
 def _keep(character: str) -> bool:
@@ -35,3 +38,9 @@ def document_text(title: str, text: str) -> str:
 def with_prompt(prompt: str, text: str) -> str:
     """Returns `text` behind the encoder's prompt."""
     return prompt + text
+
+
+def first_sentence(text: str) -> str:
+    """Returns a text up to the end of its first sentence, the mark included."""
+    end = _SENTENCE_END.search(text)
+    return (text[: end.end()] if end else text).strip()

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from core.encoders import Pooling
 from core.errors import VectorError
-from core.types import FloatArray, Pooling
+from core.types import FloatArray
 
 
 def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> FloatArray:
@@ -23,7 +24,7 @@ def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> Flo
     """
     lengths = mask.sum(axis=1)
     if not (lengths > 0).all():
-        raise VectorError("a text without tokens has no vector")
+        raise VectorError("a text without tokens has no vector", code="no_tokens")
     if pooling == "cls":
         return np.ascontiguousarray(tokens[:, 0])
     if pooling == "last_token":
@@ -50,12 +51,19 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
         VectorError: If the vectors are too short, hold NaN or infinity, or are zero.
     """
     if vectors.ndim != 2 or vectors.shape[1] < dimension:
-        raise VectorError(f"vectors of shape {vectors.shape} cannot be cut to {dimension}")
+        raise VectorError(
+            f"vectors of shape {vectors.shape} cannot be truncated to {dimension} dimensions",
+            code="too_few_dimensions",
+            dimension=dimension,
+        )
     kept = np.ascontiguousarray(vectors[:, :dimension], dtype=np.float32)
     # In float32 the squares of a finite vector can overflow, or vanish.
     norms = np.linalg.norm(kept.astype(np.float64), axis=1, keepdims=True)
     bad = ~(np.isfinite(norms) & (norms > 0)).ravel()
     if bad.any():
-        raise VectorError(f"vector {int(bad.argmax())} of {len(bad)} is zero, NaN or infinite")
+        row = int(bad.argmax())
+        raise VectorError(
+            f"vector {row} of {len(bad)} is zero, NaN or infinite", code="not_finite", row=row
+        )
     unit: FloatArray = (kept / norms).astype(np.float32)
     return unit

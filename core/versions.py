@@ -1,30 +1,30 @@
 """Index versions on disk: immutable folders, and a file that names the active one.
 
 <root>/<name>/CURRENT                  the active version's id
-<root>/<name>/<version>/manifest.json  written last; a folder without it is no version
+<root>/<name>/<version>/manifest.json  written last; a folder without it is not a version
 """
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from core.errors import IndexVersionError
 from core.files import sha256_file, write_text
-from core.types import SCHEMA_VERSION, IndexManifest
+from core.manifest import (
+    OLDEST_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    IndexManifest,
+    upgrade_manifest,
+)
 
 MANIFEST = "manifest.json"
-VECTORS = "vectors.faiss"
 
 _CURRENT = "CURRENT"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class _Schema(BaseModel):
-    """What manifests of every schema version have; read before the rest."""
-
-    schema_version: int
 
 
 def index_folder(root: Path, name: str) -> Path:
@@ -35,7 +35,9 @@ def index_folder(root: Path, name: str) -> Path:
     """
     if not _NAME.fullmatch(name):
         raise IndexVersionError(
-            f"'{name}' is no index name: use up to 64 letters, digits, '.', '_' and '-'"
+            f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'",
+            code="bad_index_name",
+            name=name,
         )
     return root / name
 
@@ -58,10 +60,12 @@ def current_version(root: Path, name: str) -> str:
     except OSError as error:
         raise IndexVersionError(
             f"index '{name}' has no active version in {root}: build it with "
-            f"make build-index CORPUS=… INDEX={name}"
+            f"make build-index CORPUS=… INDEX={name}",
+            code="no_active_version",
+            index=name,
         ) from error
     if not _NAME.fullmatch(version):
-        raise IndexVersionError(f"{path} does not name a version")
+        raise IndexVersionError(f"{path} does not name a version", code="bad_current", path=path)
     return version
 
 
@@ -71,37 +75,59 @@ def set_current(root: Path, name: str, version: str) -> None:
     Raises:
         IndexVersionError: If there is no such version.
     """
-    if version not in list_versions(root, name):
-        raise IndexVersionError(f"index '{name}' has no version '{version}' in {root}")
+    if version not in (versions := list_versions(root, name)):
+        raise IndexVersionError(
+            f"index '{name}' has no version '{version}' in {root}; it has: "
+            f"{', '.join(versions) or 'none'}",
+            code="unknown_version",
+            version=version,
+        )
     write_text(index_folder(root, name) / _CURRENT, version + "\n")
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Reads the manifest of one version.
+    """Reads the manifest of one version, of this schema or the one before.
 
     Raises:
-        IndexVersionError: If it is missing, not valid, or of another schema version.
+        IndexVersionError: If it is missing, not valid, or of another schema.
     """
     path = folder / MANIFEST
     try:
-        content = path.read_bytes()
-        schema_version = _Schema.model_validate_json(content).schema_version
-        if schema_version != SCHEMA_VERSION:
+        content = json.loads(path.read_bytes())
+        schema = content["schema_version"]
+        if schema == OLDEST_SCHEMA_VERSION:
+            content = upgrade_manifest(content)
+        elif schema != SCHEMA_VERSION:
             raise IndexVersionError(
-                f"{path} has schema version {schema_version}; this program reads "
-                f"{SCHEMA_VERSION}: build the index again"
+                f"{path} has schema version {schema}; this program reads {OLDEST_SCHEMA_VERSION} "
+                f"and {SCHEMA_VERSION}: "
+                + ("build the index again" if _is_older(schema) else "update this program"),
+                code="unsupported_schema",
+                path=path,
+                schema=schema,
             )
-        return IndexManifest.model_validate_json(content)
+        return IndexManifest.model_validate_json(json.dumps(content))
     except OSError as error:
-        raise IndexVersionError(f"{path} is missing: {folder} is no index version") from error
+        raise IndexVersionError(
+            f"{path} is missing: {folder} is not an index version",
+            code="manifest_missing",
+            path=path,
+        ) from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        raise IndexVersionError(f"{path} is not valid: {field}: {first['msg']}") from error
+        raise _invalid(path, f"{field}: {first['msg']}", field) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _invalid(path, "it is not the JSON of a manifest", "") from error
+
+
+def schema_of(folder: Path) -> int:
+    """Returns the schema version in which the manifest of a version, which is valid, is written."""
+    return int(json.loads((folder / MANIFEST).read_bytes())["schema_version"])
 
 
 def verify_files(folder: Path, manifest: IndexManifest) -> None:
-    """Holds each file of a version against the manifest's sizes and checksums.
+    """Compares each file of a version with the manifest's sizes and checksums.
 
     Raises:
         IndexVersionError: At the first file that is missing, truncated or changed.
@@ -109,14 +135,29 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise IndexVersionError(f"{path} is missing")
+            raise IndexVersionError(f"{path} is missing", code="file_missing", path=path)
         size = path.stat().st_size
         if size != record.bytes:
-            raise IndexVersionError(f"{path} has {size} bytes instead of {record.bytes}")
+            raise IndexVersionError(
+                f"{path} has {size} bytes instead of {record.bytes}",
+                code="wrong_size",
+                path=path,
+            )
     with ThreadPoolExecutor() as pool:
         sums = pool.map(sha256_file, [folder / name for name in manifest.files])
     for (name, record), found in zip(manifest.files.items(), sums, strict=True):
         if found != record.sha256:
             raise IndexVersionError(
-                f"{folder / name} is corrupt: its checksum is not the manifest's"
+                f"{folder / name} is corrupt: its checksum is not the manifest's",
+                code="wrong_checksum",
+                path=folder / name,
             )
+
+
+def _is_older(schema: Any) -> bool:
+    return isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
+
+
+def _invalid(path: Path, reason: str, field: str) -> IndexVersionError:
+    message = f"{path} is not a valid manifest: {reason}"
+    return IndexVersionError(message, code="invalid_manifest", path=path, field=field)

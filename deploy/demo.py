@@ -2,68 +2,49 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
+from core.cli import run
+from core.errors import CareError
+from core.service_process import start_service
+
 CORPUS = Path("data/sample/corpus.jsonl")
 QUESTIONS = ("血压高的人平时吃饭要注意什么？", "孩子半夜发烧怎么办", "腰疼得直不起身是什么毛病？")
-READY_WITHIN = 60.0
 
 
-def main() -> int:
-    """Runs the demo; returns the exit status."""
-    port = int(os.environ["CARE_PORT"])
-    url = f"http://127.0.0.1:{port}"
-    if _taken(port):
-        print(f"error: port {port} is taken; choose another: make demo CARE_PORT={port + 1}")
-        return 1
-    build = subprocess.run(
-        [
-            *(sys.executable, "-m", "indexer", "build", "--reuse", "--corpus", str(CORPUS)),
-            *("--index", os.environ["CARE_INDEX"], "--pair", os.environ["CARE_PAIR"]),
-        ],
-        check=False,
-    )
-    if build.returncode:
-        return build.returncode
-    service = subprocess.Popen(
-        [sys.executable, "-m", "service"], env=os.environ | {"CARE_LOG_LEVEL": "warning"}
-    )
-    try:
-        if not _wait(url, service):
-            return 1
-        for question in QUESTIONS:
-            _ask(url, question)
-        _say_how_to_go_on(url)
-        return service.wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        service.terminate()
-        service.wait()
+def demo() -> None:
+    """Runs the demo until the service ends, or this process is told to.
 
-
-def _taken(port: int) -> bool:
+    Raises:
+        CareError: If the port is taken, or the index or the service fails.
+    """
+    # Ends like Ctrl-C, so that the service ends too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    port, index, pair = (os.environ[f"CARE_{name}"] for name in ("PORT", "INDEX", "PAIR"))
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _wait(url: str, service: "subprocess.Popen[bytes]") -> bool:
-    end = time.monotonic() + READY_WITHIN
-    while service.poll() is None and time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    if service.poll() is None:
-        print(f"error: the service is not ready after {READY_WITHIN:.0f} s")
-    return False
+        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+            raise CareError(
+                f"port {port} is taken: choose another, make demo CARE_PORT={int(port) + 1}",
+                code="address_unavailable",
+                port=port,
+            )
+    build = [sys.executable, "-m", "indexer", "build", "--reuse", "--corpus", str(CORPUS)]
+    if subprocess.run([*build, "--index", index, "--pair", pair], check=False).returncode:
+        raise CareError("the index was not built: the reason is above", code="build_failed")
+    service = start_service("indexes", index, {"PORT": port, "PAIR": pair})
+    try:
+        for question in QUESTIONS:
+            _ask(service.url, question)
+        _say_how_to_go_on(service.url)
+        if status := service.process.wait():
+            raise CareError("the service has ended", code="server_ended", status=status)
+    finally:
+        service.stop()
 
 
 def _ask(url: str, question: str) -> None:
@@ -91,4 +72,5 @@ def _say_how_to_go_on(url: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = run(demo, interrupted="")
+    sys.exit(0 if status == 130 else status)

@@ -1,0 +1,1 @@
+"""The offline plane: a corpus to vectors to a published, immutable index version."""

@@ -7,64 +7,54 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
+from core import cli
+from core.cli import fraction, positive_float, positive_int, whole_number
 from core.cpus import available_cpus
+from core.encoders import Encoder, Pair
 from core.errors import CareError, ProviderError
-from core.types import Chunking, Encoder, IndexManifest, Pair
+from core.manifest import Chunking, IndexManifest
 from core.versions import current_version, index_folder, list_versions, read_manifest
-from indexer.build import BuildOptions, Encoded, build, encode, up_to_date
+from indexer.build import DEFAULT_RECALL, FAILED, BuildOptions, Encoded, build, encode, up_to_date
 from indexer.chunking import Chunker
-from indexer.encoders import (
-    DTYPES,
-    ENCODERS,
-    EncoderOptions,
-    computation,
-    default_batch_size,
-    document_encoder,
-    encoder_name,
-    query_encoder,
-    token_counter,
-)
 from indexer.estimate import Rate, Sample, described, trial
 from indexer.staging import REJECTS
-from indexer.stores import STORES, MilvusAddress, store_of
 from indexer.update import Changes, active_manifest, kept_factory, update
-from indexer.verify import verify_version
-from indexer.versions import activate, prune, rollback
+from indexer.versions import activate, migrate, prune, rollback, verify_version
+from models.encoders.factory import (
+    BACKENDS,
+    DTYPES,
+    EncoderOptions,
+    default_batch_size,
+    document_encoder,
+    query_encoder,
+    resolve_backend,
+    token_counter,
+)
 from models.pairs import DEFAULT_PAIR, load_pair
+from stores.registry import STORES, MilvusAddress, VectorStores
 
 _DEFAULTS = BuildOptions(corpus="", name="")
 # What a server's encoder takes at once: enough for all connections, few enough to see progress.
 _SERVER_TEXTS = 1024
-# Options that say nothing but to some encoders, or to an engine.
+# Options that only some backends, or an executor, take.
 _ONLY_WITH = {
-    "dtype": ("encoder", ("transformers", "vllm")),
-    "engines": ("encoder", ("vllm",)),
-    "tensor_parallel": ("encoder", ("vllm",)),
-    "base_url": ("encoder", ("openai",)),
-    "model": ("encoder", ("openai",)),
-    "concurrency": ("encoder", ("openai",)),
-    "truncate": ("encoder", ("openai",)),
-    "ray_address": ("engine", ("ray",)),
-    "ray_actors": ("engine", ("ray",)),
-    "ray_storage": ("engine", ("ray",)),
+    "dtype": ("backend", ("transformers", "vllm")),
+    "replicas": ("backend", ("vllm",)),
+    "tensor_parallel": ("backend", ("vllm",)),
+    "base_url": ("backend", ("openai",)),
+    "model": ("backend", ("openai",)),
+    "concurrency": ("backend", ("openai",)),
+    "truncate": ("backend", ("openai",)),
+    "ray_address": ("executor", ("ray",)),
+    "ray_actors": ("executor", ("ray",)),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command and returns the exit status: 0, 1 for a user's error, 130 if interrupted."""
     options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except CareError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"error: {error.filename or 'disk'}: {error.strerror or error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
-        return 130
-    else:
-        return 0
-    return 1
+    again = "interrupted: the same command resumes where this one stopped"
+    return cli.run(lambda: options.run(options), interrupted=again)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
             )
             command.add_argument(
                 "--tokens-per-second",
-                type=_size,
+                type=positive_float,
                 help="what a GPU encodes, for --dry-run (default: a short trial)",
             )
         command.set_defaults(run=run)
@@ -101,18 +91,21 @@ def _parser() -> argparse.ArgumentParser:
         ("activate", _activate, "make a version the active one"),
         ("rollback", _rollback, "make the version before the active one active"),
         ("prune", _prune, "delete old versions and their shards"),
+        ("migrate", _migrate, "rewrite manifests in the current schema; nothing is encoded"),
     ):
         command = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
         command.add_argument("--index", required=name != "list", help="name of the index")
-        if name != "list":
+        if name not in ("list", "migrate"):
             _add_milvus(command)
         if name in ("verify", "activate"):
             command.add_argument("--version", required=name == "activate", help="id of a version")
         if name == "prune":
-            command.add_argument("--keep", type=_whole, default=3, help="newest versions to keep")
+            command.add_argument(
+                "--keep", type=whole_number, default=3, help="newest versions to keep"
+            )
             command.add_argument(
                 "--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept"
             )
@@ -132,8 +125,8 @@ def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
     add("--encode-all", action="store_true", help="encode again what has a vector")
     _add_build_options(command)
-    # Without --factory, --recall and --store the new version has those of the active one.
-    command.set_defaults(run=_update, corpus="", recall=None, store=None)
+    # Without these options the new version is built as the active one was.
+    command.set_defaults(run=_update, corpus="", store=None, backend=None, dtype=None)
 
 
 def _add_build_options(command: argparse.ArgumentParser) -> None:
@@ -145,42 +138,48 @@ def _add_build_options(command: argparse.ArgumentParser) -> None:
     add("--factory", help="FAISS factory: Flat, HNSW32, IVF1024,SQ8 … (default: by size)")
     add("--store", choices=STORES, default=_DEFAULTS.store, help="where the vectors are kept")
     _add_milvus(command)
-    add("--recall", type=_share, default=_DEFAULTS.recall, help="recall@10 to reach")
+    add(
+        "--recall",
+        type=fraction,
+        help=f"recall@10 to reach (default: {DEFAULT_RECALL}, or the best)",
+    )
     add("--queries", type=Path, help="held-out queries (JSONL) to measure recall with")
     add(
         "--max-reject-rate",
-        type=_share,
+        type=fraction,
         default=_DEFAULTS.max_reject_rate,
         help="share of records that may be rejected",
     )
-    add("--shard-size", type=_positive, default=_DEFAULTS.shard_size, help="texts in a shard")
-    add("--batch-size", type=_positive, help="texts in a batch (default: vLLM 1024, others 32)")
-    add("--chunk-tokens", type=_positive, help="cut longer documents at sentence ends")
-    add("--chunk-overlap", type=_whole, default=0, help="tokens that chunks share with the last")
-    add("--threads", type=_positive, default=available_cpus(), help="threads to use")
+    add("--shard-size", type=positive_int, default=_DEFAULTS.shard_size, help="texts in a shard")
+    add("--batch-size", type=positive_int, help="texts in a batch (default: vLLM 1024, others 32)")
+    add("--chunk-tokens", type=positive_int, help="cut longer documents at sentence ends")
+    add(
+        "--chunk-overlap",
+        type=whole_number,
+        default=0,
+        help="tokens that chunks share with the last",
+    )
+    add("--threads", type=positive_int, default=available_cpus(), help="threads to use")
     add(
         "--memory-gib",
-        type=_size,
+        type=positive_float,
         default=_DEFAULTS.memory_gib,
         help="memory for inverted lists in work; what does not fit is built in parts",
     )
-    add("--encoder", choices=ENCODERS, default="auto", help="what encodes the documents")
+    add("--backend", choices=BACKENDS, default="auto", help="what encodes the documents")
     add("--dtype", choices=DTYPES, default="auto", help="what a checkpoint computes in")
-    add("--engines", type=_positive, default=1, help="engines of vLLM that share the texts")
-    add("--tensor-parallel", type=_positive, default=1, help="GPUs that share an engine's model")
-    add("--engine", choices=("local", "ray"), default="local", help="what runs the encoder")
-    cluster = command.add_argument_group("--engine ray", "encoding on many machines")
+    add("--replicas", type=positive_int, default=1, help="engines of vLLM that share the texts")
+    add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share a replica's model")
+    add("--executor", choices=("local", "ray"), default="local", help="where the encoder runs")
+    cluster = command.add_argument_group("--executor ray", "encoding on many machines")
     cluster.add_argument("--ray-address", default="local", help="of the cluster: auto, host:port")
-    cluster.add_argument("--ray-actors", type=_positive, default=1, help="encoders at once")
-    cluster.add_argument(
-        "--ray-storage", help="folder or URL that all machines reach (default: the build folder)"
-    )
+    cluster.add_argument("--ray-actors", type=positive_int, default=1, help="encoders at once")
     server = command.add_argument_group(
-        "--encoder openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
+        "--backend openai", "a server with /v1/embeddings; its key is read from OPENAI_API_KEY"
     )
     server.add_argument("--base-url", help="address of the server")
     server.add_argument("--model", help="the server's name for the model (default: the pair's)")
-    server.add_argument("--concurrency", type=_positive, default=8, help="requests at once")
+    server.add_argument("--concurrency", type=positive_int, default=8, help="requests at once")
     server.add_argument(
         "--truncate", action="store_true", help="ask the server to cut long texts (vLLM can)"
     )
@@ -194,49 +193,17 @@ def _add_milvus(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _milvus(options: argparse.Namespace) -> MilvusAddress | None:
+def _stores(options: argparse.Namespace) -> VectorStores:
     uri: str | None = options.milvus_uri or os.environ.get("CARE_MILVUS_URI")
-    return MilvusAddress(uri, os.environ.get("CARE_MILVUS_TOKEN", "")) if uri else None
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _size(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return number
-
-
-def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return number
+    token = os.environ.get("CARE_MILVUS_TOKEN", "")
+    return VectorStores(MilvusAddress(uri, token) if uri else None)
 
 
 def _chunking(options: argparse.Namespace) -> Chunking | None:
     if options.chunk_tokens:
         return Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
     if options.chunk_overlap:
-        raise CareError("--chunk-overlap needs --chunk-tokens")
+        raise CareError("--chunk-overlap needs --chunk-tokens", code="option_not_taken")
     return None
 
 
@@ -252,27 +219,30 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         max_reject_rate=options.max_reject_rate,
         shard_size=options.shard_size,
         # A server forms its own batches: a build goes on where another size of requests ended.
-        batch_size=_SERVER_TEXTS if options.encoder == "openai" else options.batch_size,
+        batch_size=_SERVER_TEXTS if options.backend == "openai" else options.batch_size,
         threads=options.threads,
         chunking=_chunking(options),
         memory_gib=options.memory_gib,
         store=options.store,
-        milvus=_milvus(options),
-        computation=computation(options.encoder, options.dtype),
+        stores=_stores(options),
+        backend=options.backend,
+        dtype=options.dtype,
     )
 
 
 def _pair(options: argparse.Namespace) -> Pair:
     """Loads the pair, and settles what is left to its document encoder."""
     pair = load_pair(options.pair)
-    options.encoder = encoder_name(pair.document, options.encoder)
-    options.batch_size = options.batch_size or default_batch_size(options.encoder)
+    options.backend = resolve_backend(pair.document, options.backend)
+    options.batch_size = options.batch_size or default_batch_size(options.backend)
     for name, (what, able) in _ONLY_WITH.items():
         chosen = getattr(options, what)
         if getattr(options, name) != options.default_of(name) and chosen not in able:
+            flag = f"--{name.replace('_', '-')}"
             raise CareError(
-                f"--{name.replace('_', '-')} needs --{what} {' or '.join(able)}; "
-                f"here it is {chosen}"
+                f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}",
+                code="option_not_taken",
+                option=flag,
             )
     return pair
 
@@ -287,29 +257,32 @@ def _documents(
 ) -> tuple[BuildOptions, Encoder]:
     """Returns how to build and the document encoder, which Ray needs here to cut texts alone."""
     load = partial(document_encoder, pair, _encoder_options(options))
-    if options.engine == "local":
+    if options.executor == "local":
         return _options(options), load()
     try:
-        from indexer.ray_encoding import RayEngine, RemoteEncoder
+        from indexer.ray_executor import RayExecutor, RemoteEncoder
     except ModuleNotFoundError as error:
         raise ProviderError(
-            f"--engine ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+            f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'",
+            code="not_installed",
+            package=error.name,
         ) from error
-    on_gpus = pair.document.format != "onnx" and options.encoder != "openai"
-    engine = RayEngine(
+    on_gpus = pair.document.format != "onnx" and options.backend != "openai"
+    settings = _options(options)
+    executor = RayExecutor(
         load,
+        settings.batch_size,
         address=options.ray_address,
         actors=options.ray_actors,
         threads=options.threads,
-        gpus=options.engines * options.tensor_parallel if on_gpus else 0,
-        storage=options.ray_storage,
+        gpus=options.replicas * options.tensor_parallel if on_gpus else 0,
     )
     encoder = load() if cut else RemoteEncoder(pair.document)
-    return replace(_options(options), engine=engine), encoder
+    return replace(settings, executor=executor), encoder
 
 
 def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
-    return query_encoder(pair, EncoderOptions(options.encoder, options.threads))
+    return query_encoder(pair, EncoderOptions(options.backend, options.threads))
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -318,7 +291,7 @@ def _build(options: argparse.Namespace) -> None:
         _estimate(pair, options)
         return
     if options.tokens_per_second:
-        raise CareError("--tokens-per-second needs --dry-run")
+        raise CareError("--tokens-per-second needs --dry-run", code="option_not_taken")
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
@@ -344,21 +317,24 @@ def _estimate(pair: Pair, options: argparse.Namespace) -> None:
     if options.tokens_per_second or not encoder:
         rate = Rate(options.tokens_per_second, "GPU", "as given")
     else:
-        devices = options.engines * options.tensor_parallel if options.encoder == "vllm" else 1
-        name = f"{options.encoder} ({options.dtype})"
+        devices = options.replicas * options.tensor_parallel if options.backend == "vllm" else 1
+        name = f"{options.backend} ({options.dtype})"
         rate = trial(encoder, sample.texts, settings.batch_size, devices, name)
     for line in described(estimate, rate):
         print(line)
 
 
 def _update(options: argparse.Namespace) -> None:
-    base = active_manifest(options.indexes, options.index, _milvus(options))
-    options.store = options.store or store_of(base)
-    if options.store == store_of(base):
+    stores = _stores(options)
+    base = active_manifest(options.indexes, options.index, stores)
+    options.store = options.store or base.store
+    if options.store == base.store:
         options.factory = options.factory or kept_factory(base)
-    if options.recall is None:
+    if options.recall is None and base.recall.recall >= base.recall.target:
         options.recall = base.recall.target
+    options.backend = options.backend or (base.backend if base.backend in BACKENDS else "auto")
     pair = _pair(options)
+    options.dtype = options.dtype or (base.dtype if base.dtype in DTYPES else "auto")
     how, encoder = _documents(pair, options, cut=bool(base.chunking))
     updated = update(
         how,
@@ -396,21 +372,23 @@ def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     new = summary.new_texts
     chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
     print(
-        f"corpus  {staged.documents:,} documents{chunks}, {staged.unique_texts:,} different texts, "
-        f"{summary.tokens:,} tokens; {staged.rejected:,} rejected, "
+        f"corpus  {encoded.documents:,} documents{chunks}, "
+        f"{staged.unique_texts:,} different texts, "
+        f"{summary.tokens:,} tokens; {encoded.rejected:,} rejected, "
         f"{summary.truncated:,} cut at the encoder's length"
     )
     if summary.truncated and not staged.chunks:
         print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
-        print(f"        rejects are listed in {encoded.layout / REJECTS}")
-    if encoded.refused:
-        id_, reason = next(iter(encoded.refused.items()))
+        print(f"        rejects are listed in {encoded.folder / REJECTS}")
+    if encoded.reasons:
+        id_, reason = next(iter(encoded.reasons.items()))
         print(
-            f"        {len(encoded.refused):,} of them cannot be encoded, first '{id_}': {reason}"
+            f"        {len(encoded.reasons):,} documents cannot be encoded, first '{id_}': "
+            f"{reason}; all are listed in {encoded.folder / FAILED}"
         )
     if summary.resumed_texts:
-        print(f"        {summary.resumed_texts:,} vectors were there from an earlier run")
+        print(f"        {summary.resumed_texts:,} vectors are reused from an earlier run")
     if new:
         print(
             f"encode  {new:,} texts in {summary.seconds:.1f} s: "
@@ -431,7 +409,7 @@ def _print_version(manifest: IndexManifest) -> None:
 
 
 def _factory(manifest: IndexManifest) -> str:
-    return manifest.factory + (" in Milvus" if store_of(manifest) == "milvus" else "")
+    return manifest.factory + (" in Milvus" if manifest.store == "milvus" else "")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -457,18 +435,18 @@ def _list(options: argparse.Namespace) -> None:
 def _verify(options: argparse.Namespace) -> None:
     version = options.version or current_version(options.indexes, options.index)
     folder = index_folder(options.indexes, options.index) / version
-    manifest = verify_version(folder, _milvus(options))
+    manifest = verify_version(folder, _stores(options))
     _print_version(manifest)
-    print(f"whole   {version}")
+    print(f"verified {version}")
 
 
 def _activate(options: argparse.Namespace) -> None:
-    activate(options.indexes, options.index, options.version, _milvus(options))
+    activate(options.indexes, options.index, options.version, _stores(options))
     print(f"active  {options.version}: reload the service to search it")
 
 
 def _rollback(options: argparse.Namespace) -> None:
-    version = rollback(options.indexes, options.index, _milvus(options))
+    version = rollback(options.indexes, options.index, _stores(options))
     print(f"active  {version}: reload the service to search it")
 
 
@@ -478,10 +456,18 @@ def _prune(options: argparse.Namespace) -> None:
         options.index,
         options.builds,
         keep=options.keep,
-        milvus=_milvus(options),
+        stores=_stores(options),
     )
     for version in deleted:
         print(f"deleted {version}")
+
+
+def _migrate(options: argparse.Namespace) -> None:
+    migrated = migrate(options.indexes, options.index)
+    for version in migrated:
+        print(f"migrated {version}")
+    if not migrated:
+        print(f"nothing to migrate: all versions of '{options.index}' have the current schema")
 
 
 if __name__ == "__main__":

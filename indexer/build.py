@@ -1,14 +1,13 @@
-"""The main job: corpus → vectors → FAISS → verified, published version."""
+"""The main job: corpus → staging → vectors → index → verified, published version."""
 
 import hashlib
 import json
-import shutil
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version as library_version
 from pathlib import Path
 
 import numpy as np
@@ -16,45 +15,49 @@ import numpy as np
 from core import documents, filters
 from core.canaries import canary_candidates, check_canaries, choose_canaries, make_canaries
 from core.documents import DocumentReader
+from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import exclusive, sha256_file, sync, write_text, writing_in
-from core.shards import ShardedVectors
-from core.text import document_text, normalize_text
-from core.types import (
+from core.filters import FilterReader
+from core.manifest import (
     SCHEMA_VERSION,
     Canary,
     Chunking,
     CorpusRecord,
-    Encoder,
-    EncoderSpec,
     FileRecord,
     IndexManifest,
     RecallReport,
-    RowArray,
 )
+from core.provenance import library_versions
+from core.records import write_jsonl
+from core.shards import ShardedVectors, has_shards, link_shards
+from core.text import document_text, first_sentence, normalize_text
+from core.types import FloatArray, RowArray
 from core.versions import MANIFEST, current_version, index_folder, read_manifest
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
-from indexer.encoding import EncodingSummary, Reuse, encode_corpus
-from indexer.recall import RECALL_K
-from indexer.refusals import max_refused, without_refused
-from indexer.staging import StagedCorpus, stage, unique_text_rows, vector_of_row
-from indexer.stores import (
-    MilvusAddress,
-    NewVersion,
-    Store,
-    check_factory,
-    check_store,
-    choose_factory,
-    store_of,
-    write_vectors,
+from indexer.encoding import EncodingSummary, Executor, LocalExecutor, Reuse, encode_corpus
+from indexer.failures import FAILURES, FailedDocuments, failed_documents, max_failed
+from indexer.staging import StagedCorpus, stage, unique_text_rows, write_version
+from indexer.versions import (
+    hidden_folder,
+    remove_hidden,
+    remove_incomplete,
+    switch,
+    verify_version,
 )
-from indexer.verify import verify_version
-from indexer.versions import clear_hidden, hidden_folder, remove_hidden, switch
+from stores.base import NewVectors, SearchChoice, StoreName
+from stores.recall import RECALL_K
+from stores.registry import FILES, VectorStores, check_factory, default_factory
 
+FAILED = "failed.jsonl"
+DEFAULT_RECALL = 0.99
+
+_log = logging.getLogger(__name__)
+
+# Part of the key of a build: another format of staging, shards or journal starts anew.
+_BUILD_FORMAT = 2
 _HELD_OUT_QUERIES = 200
-_LIBRARIES = ("numpy", "onnxruntime", "pyarrow", "tokenizers")
-_STORE_LIBRARIES: dict[Store, str] = {"faiss": "faiss-cpu", "milvus": "pymilvus"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,9 @@ class BuildOptions:
         name: The index.
         indexes: Where indexes are published.
         builds: Where builds keep what a resumed one reads.
-        factory: A FAISS factory string, or None to choose by size.
-        recall: The recall@10 that search parameters must reach.
+        factory: An index type, or None to choose by size.
+        recall: The recall@10 that search parameters must reach, or None for 0.99 or, if no
+            parameters reach it, the best there is, with a warning.
         queries: A JSONL file of held-out queries, or None to take first sentences.
         max_reject_rate: The share of records that may be rejected.
         shard_size: Texts in a shard.
@@ -76,10 +80,11 @@ class BuildOptions:
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
-        store: Where the vectors are kept.
-        milvus: Where Milvus is, or None if no version keeps its vectors there.
-        engine: Encodes what is staged, as `encode_corpus` does.
-        computation: What encodes and in which dtype, where the spec leaves it open.
+        store: Where the vectors of the new version are kept.
+        stores: All stores that versions of the index may use.
+        executor: Runs the document encoder, or None to run it here.
+        backend: What runs the document encoder.
+        dtype: The type that it computes in.
     """
 
     corpus: str
@@ -87,7 +92,7 @@ class BuildOptions:
     indexes: Path = Path("indexes")
     builds: Path = Path("builds")
     factory: str | None = None
-    recall: float = 0.99
+    recall: float | None = None
     queries: Path | None = None
     max_reject_rate: float = 0.01
     shard_size: int = 4096
@@ -96,10 +101,11 @@ class BuildOptions:
     memory_gib: float = 4.0
     progress: bool = True
     chunking: Chunking | None = None
-    store: Store = "faiss"
-    milvus: MilvusAddress | None = None
-    engine: Callable[..., EncodingSummary] = encode_corpus
-    computation: str = ""
+    store: StoreName = "faiss"
+    stores: VectorStores = FILES
+    executor: Executor | None = None
+    backend: str = "onnx"
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +114,15 @@ class Source:
 
     Attributes:
         checksum: Checksum of all that decides on the documents; part of the build's key.
-        stage: Lays the documents out in the build folder.
+        stage: Writes the documents by rows in the build folder.
         reuse: Finds vectors that need not be computed again, or None.
-        base: The version that must still be active when the new one is, or None.
+        base: The version that must still be active when the new one is published, or None.
     """
 
     checksum: str
     stage: Callable[[Path], StagedCorpus]
     reuse: Reuse | None = None
-    base: str | None = None
+    base: IndexManifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +130,31 @@ class Encoded:
     """A corpus that is staged and encoded.
 
     Attributes:
-        folder: The build folder, with the shards.
-        staged: What is indexed.
+        folder: The build folder.
+        staged: What the first pass found.
         summary: What the encoder did.
-        layout: Where documents, filters and rows lie: the build folder or, if texts cannot be
-            encoded, a folder in it without their documents.
-        refused: Of the documents left out for that, by id, the reasons.
+        failed: Documents that cannot be encoded, or None.
     """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
-    layout: Path
-    refused: Mapping[str, str]
+    failed: FailedDocuments | None
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why documents were left out, by id."""
+        return self.failed.reasons if self.failed else {}
+
+    @property
+    def documents(self) -> int:
+        """Documents that are indexed."""
+        return self.staged.documents - len(self.reasons)
+
+    @property
+    def rejected(self) -> int:
+        """Records and documents that were left out."""
+        return self.staged.rejected + len(self.reasons)
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
@@ -148,56 +166,68 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
     try:
         version = current_version(options.indexes, options.name)
         folder = index_folder(options.indexes, options.name) / version
-        if store_of(read_manifest(folder)) != options.store:
+        if read_manifest(folder).store != options.store:
             return None
-        manifest = verify_version(folder, options.milvus)
+        manifest = verify_version(folder, options.stores)
     except IndexVersionError:
         return None
-    factory = options.factory or choose_factory(options.store, manifest.count, spec.dimension)
+    factory = options.factory or default_factory(options.store, manifest.count, spec.dimension)
     same = (
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
         and manifest.encoder == spec
+        and (manifest.backend, manifest.dtype) == (options.backend, options.dtype)
         and manifest.factory == factory
-        and manifest.recall.target == options.recall
+        and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
     )
     return manifest if same else None
 
 
-def encode(options: BuildOptions, encoder: Encoder, source: Source | None = None) -> Encoded:
+def encode(
+    options: BuildOptions,
+    encoder: Encoder,
+    query_encoder: Encoder | None = None,
+    source: Source | None = None,
+) -> Encoded:
     """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
 
     Args:
         options: What to build.
         encoder: Encodes the documents.
+        query_encoder: Is checked to share the space, before anything is encoded, if it is given.
         source: What to encode instead of the corpus that the options name.
 
     Raises:
-        CareError: If the corpus or the vectors are bad, or another build is at work on them.
+        CareError: If the corpus or the vectors are bad, or another build works on them.
+        EmbeddingSpaceError: If the query encoder does not share the space.
     """
     index_folder(options.indexes, options.name)
     source = source or _corpus(options, encoder)
     folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
+    reuse = bool(source.reuse)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
-        summary = options.engine(
+        if not has_shards(folder):
+            _link_other_builds(options.builds, folder)
+        if query_encoder:
+            _check_space(folder, source.base, encoder, query_encoder)
+        summary = encode_corpus(
             folder,
-            encoder,
+            encoder.spec.dimension,
+            options.executor or LocalExecutor(encoder, options.batch_size),
             shard_size=options.shard_size,
-            batch_size=options.batch_size,
             progress=options.progress,
             reuse=source.reuse,
-            max_refused=max_refused(staged, options.max_reject_rate, reuse=bool(source.reuse)),
+            max_failed=max_failed(staged, options.max_reject_rate, reuse=reuse),
         )
-        layout, staged, refused = without_refused(
-            folder,
-            staged,
-            summary.refused,
-            max_reject_rate=options.max_reject_rate,
-            reuse=bool(source.reuse),
+        failed = failed_documents(
+            folder, staged, summary.failed, max_reject_rate=options.max_reject_rate, reuse=reuse
         )
-    return Encoded(folder, staged, summary, layout, refused)
+        if failed:
+            reasons = failed.reasons.items()
+            write_jsonl(folder / FAILED, ({"id": id_, "reason": why} for id_, why in reasons))
+    return Encoded(folder, staged, summary, failed)
 
 
 def build(
@@ -208,7 +238,7 @@ def build(
 ) -> tuple[IndexManifest, Encoded]:
     """Builds a version, verifies it and makes it the active one.
 
-    The active version stays what it was until the new one is whole and verified. No other
+    The active version stays what it was until the new one is complete and verified. No other
     command builds or prunes versions of the index meanwhile.
 
     Args:
@@ -220,105 +250,92 @@ def build(
     Raises:
         CareError: If anything fails; nothing is published then.
     """
+    started = time.perf_counter()
+    store = options.stores.get(options.store)
+    dimension = document_encoder.spec.dimension
     if options.factory:
-        check_factory(options.store, options.factory, document_encoder.spec.dimension)
-    check_store(options.store, options.milvus)
+        check_factory(options.store, options.factory, dimension)
     parent = index_folder(options.indexes, options.name)
     source = source or _corpus(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
         if options.store == "milvus":
-            clear_hidden(parent, options.milvus)
-        return _build(options, document_encoder, query_encoder, source)
-
-
-def _build(
-    options: BuildOptions, document_encoder: Encoder, query_encoder: Encoder, source: Source
-) -> tuple[IndexManifest, Encoded]:
-    started = time.perf_counter()
-    dimension = document_encoder.spec.dimension
-    # A bad file of queries is found before days of encoding.
-    asked = _read_queries(options.queries) if options.queries else []
-    encoded = encode(options, document_encoder, source)
-    layout = encoded.layout
-    reader = DocumentReader(layout / documents.FILE_NAME)
-    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of_row(layout))
-    factory = options.factory or choose_factory(options.store, len(vectors), dimension)
-    check_factory(options.store, factory, dimension, len(vectors))
-    canaries = _canaries(reader, vectors, unique_text_rows(layout))
-    check_canaries(query_encoder, canaries)
-    texts = asked or _first_sentences(reader, unique_text_rows(layout))
-    queries = np.concatenate([query_encoder.encode([normalize_text(t)]).vectors for t in texts])
-
-    version = _new_version(options.indexes, options.name, encoded.folder.name)
-    with _unpublished(options, version) as folder:
-        for name in (documents.FILE_NAME, filters.FILE_NAME):
-            shutil.copyfile(layout / name, folder / name)
-            sync(folder / name)
-        new = NewVersion(
-            name=options.name,
-            version=version,
-            folder=folder,
-            vectors=vectors,
-            filter_fields=encoded.staged.filter_fields,
-            factory=factory,
-            queries=queries,
-            recall=options.recall,
-            threads=options.threads,
-            memory=int(options.memory_gib * 2**30),
-            progress=options.progress,
-        )
-        choice = write_vectors(options.store, new, options.milvus)
-        manifest = IndexManifest(
-            schema_version=SCHEMA_VERSION,
-            name=options.name,
-            version=version,
-            encoder=document_encoder.spec,
-            metric="cosine",
-            factory=factory,
-            search_parameters=choice.parameters,
-            count=len(vectors),
-            filter_fields=encoded.staged.filter_fields,
-            files={path.name: _record(path) for path in sorted(folder.iterdir())},
-            corpus=CorpusRecord(
-                checksum=encoded.staged.checksum,
-                files=encoded.staged.files,
-                documents=encoded.staged.documents,
-                unique_texts=encoded.staged.unique_texts,
-                rejected=encoded.staged.rejected,
-                truncated=encoded.summary.truncated,
-                tokens=encoded.summary.tokens,
-                reused_texts=encoded.summary.reused_texts,
-                update=encoded.staged.update,
-                chunks=encoded.staged.chunks,
-            ),
-            recall=RecallReport(
-                k=RECALL_K,
-                queries=len(queries),
-                source=(
-                    options.queries.name if options.queries else "first sentences of documents"
-                ),
-                target=options.recall,
-                recall=choice.recall,
-                tried=choice.tried,
-            ),
-            canaries=canaries,
-            created_at=datetime.now(UTC),
-            build_seconds=round(time.perf_counter() - started, 3),
-            libraries={
-                name: library_version(name)
-                for name in (*_LIBRARIES, _STORE_LIBRARIES[options.store])
-            },
-            chunking=options.chunking,
-        )
-        write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
-        verify_version(folder, options.milvus)
-        if source.base and source.base != current_version(options.indexes, options.name):
-            raise IndexVersionError(
-                f"index '{options.name}' has another active version than {source.base}, which "
-                "this update began with: run it again"
+            remove_incomplete(parent, options.stores)
+        # A bad file of queries is found before days of encoding.
+        held_out = _read_queries(options.queries) if options.queries else []
+        encoded = encode(options, document_encoder, query_encoder, source)
+        version = _new_version(parent, encoded.folder.name)
+        with _unpublished(options, version) as folder:
+            keep = encoded.failed.keep if encoded.failed else None
+            vector_of, fields = write_version(encoded.folder, folder, keep)
+            fields = encoded.staged.filter_fields if fields is None else fields
+            reader = DocumentReader(folder / documents.FILE_NAME)
+            vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
+            text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
+            factory = options.factory or default_factory(options.store, len(vectors), dimension)
+            check_factory(options.store, factory, dimension, len(vectors))
+            canaries = _canaries(reader, text_rows, vectors.take)
+            check_canaries(query_encoder, canaries)
+            texts = held_out or _first_sentences(reader, text_rows)
+            queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
+            choice = store.build(
+                NewVectors(
+                    index=options.name,
+                    version=version,
+                    folder=folder,
+                    vectors=vectors,
+                    filters=FilterReader(folder / filters.FILE_NAME, fields),
+                    factory=factory,
+                    queries=np.concatenate(queries),
+                    recall=_target(options),
+                    threads=options.threads,
+                    memory=int(options.memory_gib * 2**30),
+                    progress=options.progress,
+                )
             )
-    switch(options.indexes, options.name, version, options.milvus)
+            _check_recall(choice, options)
+            manifest = IndexManifest(
+                schema_version=SCHEMA_VERSION,
+                name=options.name,
+                version=version,
+                parent=_active(options),
+                encoder=document_encoder.spec,
+                backend=options.backend,
+                dtype=options.dtype,
+                metric="cosine",
+                store=options.store,
+                factory=factory,
+                search_parameters=choice.parameters,
+                count=len(vectors),
+                filter_fields=fields,
+                files={path.name: _record(path) for path in sorted(folder.iterdir())},
+                corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
+                recall=RecallReport(
+                    k=RECALL_K,
+                    queries=len(queries),
+                    source=(
+                        options.queries.name if options.queries else "first sentences of documents"
+                    ),
+                    target=_target(options),
+                    recall=choice.recall,
+                    tried=choice.tried,
+                ),
+                canaries=canaries,
+                created_at=datetime.now(UTC),
+                build_seconds=round(time.perf_counter() - started, 3),
+                libraries=library_versions(),
+                chunking=options.chunking,
+            )
+            write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+            verify_version(folder, options.stores)
+            if source.base and source.base.version != _active(options):
+                raise IndexVersionError(
+                    f"index '{options.name}' has another active version than "
+                    f"{source.base.version}, which this update began with: run it again",
+                    code="base_not_active",
+                    version=source.base.version,
+                )
+        switch(options.indexes, options.name, version, options.stores)
     return manifest, encoded
 
 
@@ -327,7 +344,7 @@ def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
     files = corpus_files(options.corpus)
     checksum = corpus_checksum(files)
 
-    def lay_out(folder: Path) -> StagedCorpus:
+    def stage_files(folder: Path) -> StagedCorpus:
         return stage(
             files,
             checksum,
@@ -337,26 +354,103 @@ def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
             chunker=chunker,
         )
 
-    return Source(checksum, lay_out)
+    return Source(checksum, stage_files)
 
 
 def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
-    facts = [checksum, encoder.spec.model_dump(), options.shard_size, options.batch_size]
-    if options.chunking:
-        facts.append(options.chunking.model_dump())
-    if options.computation:
-        facts.append(options.computation)
+    facts = [
+        _BUILD_FORMAT,
+        checksum,
+        encoder.spec.model_dump(),
+        options.backend,
+        options.dtype,
+        options.shard_size,
+        options.batch_size,
+        options.chunking.model_dump() if options.chunking else None,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _link_other_builds(builds: Path, folder: Path) -> None:
+    """Takes over the shards that a build of the same key made under another index name."""
+    for other in sorted(builds.glob(f"*/{folder.name}/")):
+        if other != folder and link_shards(other, folder):
+            return
+
+
+def _check_space(
+    folder: Path, base: IndexManifest | None, encoder: Encoder, query_encoder: Encoder
+) -> None:
+    """Checks with 16 texts, before all are encoded, that both encoders share one space."""
+    if base:
+        check_canaries(query_encoder, base.canaries)
+        return
+    if has_shards(folder):
+        return
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    rows = unique_text_rows(folder)
+
+    def encoded(chosen: RowArray) -> FloatArray:
+        texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in chosen)]
+        return np.concatenate([encoder.encode([text]).vectors for text in texts])
+
+    with suppress(*FAILURES):  # encoding all finds the text at fault
+        check_canaries(query_encoder, _canaries(reader, rows, encoded))
+
+
+def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int) -> CorpusRecord:
+    staged, summary = encoded.staged, encoded.summary
+    changed = staged.update and encoded.failed
+    return CorpusRecord(
+        checksum=sha256_file(folder / documents.FILE_NAME) if changed else staged.checksum,
+        files=staged.files,
+        documents=encoded.documents,
+        unique_texts=unique_texts,
+        rejected=encoded.rejected,
+        truncated=summary.truncated,
+        tokens=summary.tokens,
+        reused_texts=summary.reused_texts,
+        update=staged.update,
+        chunks=rows if staged.chunks else None,
+    )
+
+
+def _active(options: BuildOptions) -> str | None:
+    """Returns the active version of the index, or None if there is none."""
+    try:
+        return current_version(options.indexes, options.name)
+    except IndexVersionError:
+        return None
+
+
+def _target(options: BuildOptions) -> float:
+    return DEFAULT_RECALL if options.recall is None else options.recall
+
+
+def _check_recall(choice: SearchChoice, options: BuildOptions) -> None:
+    if not choice.hint:
+        return
+    shortfall = (
+        f"recall@{RECALL_K} is {choice.recall:.4f} at most, below {_target(options)}: choose "
+        f"{choice.hint}"
+    )
+    if options.recall is not None:
+        raise IndexVersionError(
+            shortfall, code="recall_not_reached", recall=choice.recall, target=options.recall
+        )
+    _log.warning("%s; the index is published with it", shortfall)
 
 
 def _read_queries(path: Path) -> list[str]:
     texts = []
     for place, record in read_corpus(corpus_files(str(path))):
         if isinstance(record, Reject):
-            raise CorpusError(f"{place}: {record.reason}")
+            raise CorpusError(
+                f"{place}: {record.reason}", code="bad_query", path=place.file, line=place.line
+            )
         texts.append(record.text)
     if not texts:
-        raise CorpusError(f"{path} holds no queries")
+        raise CorpusError(f"{path} holds no queries", code="no_queries", path=path)
     return texts
 
 
@@ -364,26 +458,24 @@ def _first_sentences(reader: DocumentReader, rows: RowArray) -> list[str]:
     number = min(len(rows), _HELD_OUT_QUERIES)
     # Offset by half a step: not the rows that become canaries.
     sample = [int(rows[(2 * i + 1) * len(rows) // (2 * number)]) for i in range(number)]
-    return [_first_sentence(reader[row].text) for row in sample]
+    return [first_sentence(normalize_text(reader[row].text)) for row in sample]
 
 
-def _canaries(reader: DocumentReader, vectors: ShardedVectors, text_rows: RowArray) -> list[Canary]:
+def _canaries(
+    reader: DocumentReader, text_rows: RowArray, vectors: Callable[[RowArray], FloatArray]
+) -> list[Canary]:
     rows = text_rows[canary_candidates(len(text_rows))]
     texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in rows)]
     chosen = choose_canaries([len(text) for text in texts])
-    return make_canaries([texts[i] for i in chosen], vectors.take(rows[chosen]))
+    return make_canaries([texts[i] for i in chosen], vectors(rows[chosen]))
 
 
-def _first_sentence(text: str) -> str:
-    text = normalize_text(text)
-    ends = [at for mark in "。？！?!；;" if (at := text.find(mark)) > 0]
-    return text[: min(ends)] if ends else text
-
-
-def _new_version(indexes: Path, name: str, build_key: str) -> str:
+def _new_version(parent: Path, build_key: str) -> str:
     version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:8]}"
-    if (index_folder(indexes, name) / version).exists():
-        raise CareError(f"index '{name}' already has a version '{version}'")
+    if (parent / version).exists():
+        raise CareError(
+            f"index '{parent.name}' already has a version '{version}'", code="version_exists"
+        )
     return version
 
 
@@ -401,7 +493,7 @@ def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
             sync(parent)
         finally:
             with suppress(CareError, OSError):  # what stays is what the next build or prune removes
-                remove_hidden(folder, options.milvus)
+                remove_hidden(folder, options.stores)
 
 
 def _record(path: Path) -> FileRecord:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from core.encoders import Encoder, OffsetTokenizer
 from core.errors import CareError
+from core.manifest import Chunking
 from core.text import document_text, normalize_text
-from core.types import Chunking, Document, Encoder, OffsetTokenizer
+from core.types import Document
 from indexer.corpus import Reject
 
 Span = tuple[int, int]
@@ -43,24 +45,32 @@ class Chunker:
         if not isinstance(encoder, OffsetTokenizer):
             raise CareError(
                 f"chunks need a document encoder that shows its tokens: "
-                f"that of {encoder.spec.model} does not"
+                f"that of {encoder.spec.model} does not",
+                code="no_token_offsets",
             )
         try:
             # Some look for their tokenizer only now.
             encoder.token_offsets("")
         except CareError as error:
             raise CareError(
-                f"chunks need a document encoder that shows its tokens: {error}"
+                f"chunks need a document encoder that shows its tokens: {error}",
+                code="no_token_offsets",
             ) from error
         if chunking.tokens > encoder.spec.max_length:
             raise CareError(
                 f"chunks of {chunking.tokens} tokens are longer than the "
-                f"{encoder.spec.max_length} that {encoder.spec.model} reads"
+                f"{encoder.spec.max_length} that {encoder.spec.model} reads",
+                code="chunks_too_long",
+                tokens=chunking.tokens,
+                max_length=encoder.spec.max_length,
             )
         if chunking.overlap >= chunking.tokens:
             raise CareError(
                 f"an overlap of {chunking.overlap} tokens leaves no room for text in chunks "
-                f"of {chunking.tokens}"
+                f"of {chunking.tokens}",
+                code="overlap_too_long",
+                tokens=chunking.tokens,
+                overlap=chunking.overlap,
             )
         self._tokenizer: OffsetTokenizer = encoder
         self._chunking = chunking

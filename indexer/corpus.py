@@ -60,7 +60,7 @@ def corpus_files(corpus: str) -> list[Path]:
     """
     path = Path(corpus)
     if not corpus:
-        raise CorpusError("no corpus is named: give a file, a folder or a glob")
+        raise CorpusError("no corpus: name a file, a folder or a glob", code="no_corpus")
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
     elif path.is_file():
@@ -69,11 +69,15 @@ def corpus_files(corpus: str) -> list[Path]:
         files = sorted(p for p in _glob(corpus) if p.is_file())
     if not files:
         raise CorpusError(
-            f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet"
+            f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet",
+            code="corpus_missing",
+            path=corpus,
         )
     for file in files:
         if file.suffix not in _SUFFIXES:
-            raise CorpusError(f"{file} is neither .jsonl nor .parquet")
+            raise CorpusError(
+                f"{file} is neither .jsonl nor .parquet", code="unsupported_format", path=file
+            )
     return files
 
 
@@ -82,7 +86,7 @@ def _glob(pattern: str) -> Iterator[Path]:
     try:
         yield from Path(path.anchor).glob(str(path.relative_to(path.anchor)))
     except ValueError as error:
-        raise CorpusError(f"{pattern} is not a glob: {error}") from error
+        raise CorpusError(f"{pattern} is not a glob: {error}", code="bad_glob") from error
 
 
 def corpus_checksum(files: list[Path]) -> str:
@@ -108,7 +112,10 @@ def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[
             read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
             yield from read(file, max_chars)
         except UNREADABLE as error:
-            raise CorpusError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(error).split())
+            raise CorpusError(
+                f"{file} cannot be read: {reason}", code="unreadable", path=file
+            ) from error
 
 
 def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:

@@ -1,30 +1,35 @@
 """Second pass of a build: texts to vectors, shard by shard, resumable.
 
-The next shard is read, the next batch tokenised and the last shard written while the encoder
-works. Whatever the size of the corpus, three shards are in memory.
+The next shard is read and the last one written while an executor encodes; the local one also
+tokenises the next batch meanwhile. Whatever the size of the corpus, few shards are in memory.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from threading import Lock
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core import documents
 from core.documents import DocumentReader
+from core.encoders import Encoder, Encoding, QueryEncoder
 from core.errors import VectorError
+from core.progress import progress_bar
 from core.shards import ShardRecord, whole_shards, write_shard
 from core.text import document_text
-from core.types import Encoder, Encoding, FloatArray, QueryEncoder
-from indexer.isolation import FAILURES, Isolated, Isolator
-from indexer.pipeline import WorkClock, ahead
-from indexer.progress import progress_bar
+from core.types import FloatArray
+from indexer.failures import FAILURES, Isolated, Isolator
 from indexer.staging import unique_text_rows
+
+T = TypeVar("T")
 
 # For n texts: bool [n], which of them are known; and float32 [known, dimension], their vectors.
 Reuse = Callable[[Sequence[str]], tuple[NDArray[np.bool_], FloatArray]]
@@ -42,6 +47,48 @@ class PipelinedEncoder(QueryEncoder, Protocol):
     concurrent_calls: int
 
 
+@dataclass(slots=True)
+class Shard:
+    """Texts of the corpus and what has been encoded of them.
+
+    Attributes:
+        number: Its number, from 0.
+        ids: Of each text the id of the first document with it.
+        texts: The texts, after the text rules.
+        vectors: float32 [texts, dimension], zero where a text is not encoded.
+        new: Rows to encode, the longest text first; the vectors of the others are known.
+        tokens: Tokens that were encoded.
+        truncated: Texts that were longer than the encoder reads.
+        failed: Of rows that cannot be encoded, the reasons.
+    """
+
+    number: int
+    ids: list[str]
+    texts: list[str]
+    vectors: FloatArray
+    new: list[int]
+    tokens: int = 0
+    truncated: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+# Called with a shard whose failures may be new, and the texts and tokens encoded since.
+Report = Callable[[Shard, int, int], None]
+
+
+class Executor(Protocol):
+    """What runs the document encoder over shards."""
+
+    @property
+    def encoder_seconds(self) -> float:
+        """Time in which the encoder was running [s], of several its mean."""
+        ...
+
+    def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
+        """Yields the shards in order, encoded; batches depend on the shard alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EncodingSummary:
     """What the second pass did; all but new texts and seconds counts resumed shards too.
@@ -49,13 +96,13 @@ class EncodingSummary:
     Attributes:
         texts: Different texts of the corpus.
         new_texts: Texts that were encoded.
-        resumed_texts: Texts of shards that were there.
+        resumed_texts: Texts of shards that existed.
         reused_texts: Texts whose vectors were known.
         tokens: Tokens that were encoded.
         truncated: Texts that were longer than the encoder reads.
         seconds: Wall time of the pass.
         encoder_seconds: The part of it in which at least one call of the encoder was running.
-        refused: Of texts that cannot be encoded, by their number, the reasons.
+        failed: Of texts that cannot be encoded, by their number, the reasons.
     """
 
     texts: int
@@ -66,34 +113,33 @@ class EncodingSummary:
     truncated: int
     seconds: float
     encoder_seconds: float
-    refused: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 def encode_corpus(
     folder: Path,
-    encoder: Encoder,
+    dimension: int,
+    executor: Executor,
     *,
     shard_size: int,
-    batch_size: int,
     progress: bool,
     reuse: Reuse | None = None,
-    max_refused: int = 0,
+    max_failed: int = 0,
 ) -> EncodingSummary:
     """Encodes the unique texts of a staged corpus into shards, from the first missing one.
 
-    Inside a shard texts are sorted by length, so that batches hold little padding. Batches
-    depend on the shard alone: a resumed run computes what an unbroken one would have.
-    Texts that `reuse` knows are not encoded. A batch at which the encoder fails is encoded
-    again and, if it fails again, without the texts that it fails at; their rows are zero.
+    Inside a shard texts are encoded by length, so that batches hold little padding. Batches
+    depend on the shard alone: a resumed run computes what an uninterrupted one would have.
+    Texts that `reuse` knows are not encoded. Rows of texts that cannot be encoded are zero.
 
     Args:
         folder: The build folder.
-        encoder: Encodes the texts.
+        dimension: Dimensions of the vectors.
+        executor: Runs the encoder.
         shard_size: Texts in a shard.
-        batch_size: Texts in a batch.
         progress: Whether to show a bar.
         reuse: Finds vectors that need not be computed again, or None.
-        max_refused: Texts that the encoder may fail at.
+        max_failed: Texts that the encoder may fail at.
 
     Raises:
         CareError: If the encoder fails at any text.
@@ -104,79 +150,61 @@ def encode_corpus(
     records = whole_shards(folder)
     resumed = sum(record.rows for record in records)
     count = len(unique_text_rows(folder))
-    calls = encoder.concurrent_calls if isinstance(encoder, PipelinedEncoder) else 1
+    new_texts = tokens = 0
+
+    def report(shard: Shard, texts: int, more_tokens: int) -> None:
+        nonlocal tokens
+        tokens += more_tokens
+        bar.update(texts)
+        rate = tokens / (time.perf_counter() - started)
+        bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        failed = len(shard.failed) + sum(len(record.failed) for record in records)
+        if shard.failed and failed > max_failed:
+            row, reason = list(shard.failed.items())[-1]
+            raise VectorError(
+                f"document '{shard.ids[row]}': {reason}; texts that cannot be encoded: {failed}, "
+                f"allowed {max(max_failed, 0)} (--max-reject-rate)",
+                code="too_many_failures",
+                id=shard.ids[row],
+                count=failed,
+                allowed=max(max_failed, 0),
+            )
+
     with (
-        # The reader, the tokeniser, the writer, and calls of the encoder.
-        ThreadPoolExecutor(3 + calls) as pool,
+        # One reads shards, one writes them.
+        ThreadPoolExecutor(2) as pool,
         progress_bar("encode", show=progress, total=count, initial=resumed) as bar,
     ):
-        encoding = _Encoding(encoder, pool, calls)
-        writer = _Writer(folder, shard_size, records, pool)
-        shards = ahead(_read(folder, resumed, shard_size, encoder.spec.dimension, reuse), pool)
-        batches = ahead(_batches(shards, batch_size, encoder), pool)
-        for batch, found in encoding.results(batches):
-            _fill(batch, found)
-            shard = batch.shard
-            bar.update(len(batch.positions))
-            if found.refused:
-                check_refused(records, shard.ids, shard.refused, max_refused)
-            if batch.is_last:
-                bar.update(shard.reused)
-                writer.write(shard)
-            elapsed = time.perf_counter() - started
-            bar.set_postfix_str(f"{encoding.tokens / elapsed:,.0f} tokens/s", refresh=False)
-        writer.end()
+        writing: Future[ShardRecord] | None = None
+        shards = ahead(_read(folder, resumed, shard_size, dimension, reuse), pool)
+        for shard in executor.encode(shards, report):
+            bar.update(len(shard.texts) - len(shard.new))
+            new_texts += len(shard.new) - len(shard.failed)
+            if writing:
+                records.append(writing.result())
+            writing = pool.submit(_write, folder, shard)
+        if writing:
+            records.append(writing.result())
     return EncodingSummary(
         texts=count,
-        new_texts=encoding.texts,
+        new_texts=new_texts,
         resumed_texts=resumed,
         reused_texts=sum(record.reused for record in records),
         tokens=sum(record.tokens for record in records),
         truncated=sum(record.truncated for record in records),
         seconds=time.perf_counter() - started,
-        encoder_seconds=encoding.clock.seconds,
-        refused=refused_texts(records, shard_size),
+        encoder_seconds=executor.encoder_seconds,
+        failed={
+            record.shard * shard_size + row: reason
+            for record in records
+            for row, reason in record.failed.items()
+        },
     )
-
-
-def refused_texts(records: Sequence[ShardRecord], shard_size: int) -> dict[int, str]:
-    """Returns by the number of the text why it cannot be encoded."""
-    return {
-        record.shard * shard_size + row: reason
-        for record in records
-        for row, reason in record.refused.items()
-    }
-
-
-@dataclass(slots=True)
-class _Shard:
-    """A shard in work; vectors are float32 [texts, dimension], `order` are those to encode."""
-
-    start: int
-    ids: list[str]
-    texts: list[str]
-    vectors: FloatArray
-    order: list[int]
-    reused: int
-    tokens: int = 0
-    truncated: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Texts of a shard that are encoded together, none if the shard has no new ones."""
-
-    shard: _Shard
-    positions: list[int]
-    texts: list[str]
-    tokens: Sequence[Any] | None
-    is_last: bool
 
 
 def _read(
     folder: Path, resumed: int, shard_size: int, dimension: int, reuse: Reuse | None
-) -> Iterator[_Shard]:
+) -> Iterator[Shard]:
     reader = DocumentReader(folder / documents.FILE_NAME)
     rows = unique_text_rows(folder)
     for start in range(resumed, len(rows), shard_size):
@@ -187,47 +215,86 @@ def _read(
         if reuse:
             known, vectors_known = reuse(texts)
             vectors[known] = vectors_known
-        order = [int(i) for i in np.flatnonzero(~known)]
-        order.sort(key=lambda i: len(texts[i]), reverse=True)
-        yield _Shard(start, [d.id for d in found], texts, vectors, order, int(known.sum()))
+        new = [int(i) for i in np.flatnonzero(~known)]
+        new.sort(key=lambda i: len(texts[i]), reverse=True)
+        yield Shard(start // shard_size, [d.id for d in found], texts, vectors, new)
 
 
-def _batches(shards: Iterator[_Shard], size: int, encoder: Encoder) -> Iterator[_Batch]:
-    tokenize = encoder.tokenize if isinstance(encoder, PipelinedEncoder) else None
-    for shard in shards:
-        for at in range(0, len(shard.order), size) or (0,):
-            positions = shard.order[at : at + size]
-            texts = [shard.texts[i] for i in positions]
-            tokens = tokenize(texts) if tokenize and texts else None
-            yield _Batch(shard, positions, texts, tokens, at + size >= len(shard.order))
+def _write(folder: Path, shard: Shard) -> ShardRecord:
+    return write_shard(
+        folder,
+        shard.number,
+        shard.vectors,
+        shard.ids,
+        tokens=shard.tokens,
+        truncated=shard.truncated,
+        reused=len(shard.texts) - len(shard.new),
+        failed=shard.failed,
+    )
 
 
-class _Encoding:
-    """Calls of the encoder, several at once if that keeps it at work, and what they add up to."""
+@dataclass(slots=True)
+class _Batch:
+    """Rows of a shard that are encoded together, none if the shard has no new ones."""
 
-    def __init__(self, encoder: Encoder, pool: ThreadPoolExecutor, calls: int) -> None:
+    shard: Shard
+    rows: list[int]
+    texts: list[str]
+    tokens: Sequence[Any] | None
+    is_last: bool
+
+
+class LocalExecutor:
+    """Encodes in this process, batch by batch.
+
+    A batch at which the encoder fails is encoded again and, if it fails again, without the texts
+    that it fails at. Encoders that ask for it get several calls at once.
+
+    Args:
+        encoder: Encodes the texts.
+        batch_size: Texts in a batch.
+    """
+
+    def __init__(self, encoder: Encoder, batch_size: int) -> None:
         self._encoder = encoder
-        self._pool = pool
-        self._calls = calls
+        self._pipelined = encoder if isinstance(encoder, PipelinedEncoder) else None
+        self._calls = self._pipelined.concurrent_calls if self._pipelined else 1
+        self._batch_size = batch_size
         self._isolator = Isolator(self._encode)
-        self.clock = WorkClock()
-        self.texts = self.tokens = 0
+        self._clock = WorkClock()
 
-    def results(self, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, Isolated]]:
-        """Yields each batch, in order, with what became of its texts."""
-        pending: deque[tuple[_Batch, Future[Encoding] | None]] = deque()
-        for batch in batches:
-            pending.append((batch, self._start(batch)))
-            if len(pending) == self._calls:
-                yield self._end(pending)
-        while pending:
-            yield self._end(pending)
+    @property
+    def encoder_seconds(self) -> float:
+        """Time in which at least one call of the encoder was running [s]."""
+        return self._clock.seconds
 
-    def _start(self, batch: _Batch) -> "Future[Encoding] | None":
-        if not batch.positions:
+    def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
+        """Yields the shards in order, encoded; reports after each batch."""
+        # One tokenises, the others call the encoder.
+        with ThreadPoolExecutor(1 + self._calls) as pool:
+            pending: deque[tuple[_Batch, Future[Encoding] | None]] = deque()
+            batches = ahead(self._batches(shards), pool)
+            for batch in batches:
+                pending.append((batch, self._start(batch, pool)))
+                if len(pending) == self._calls:
+                    yield from self._end(pending, report)
+            while pending:
+                yield from self._end(pending, report)
+
+    def _batches(self, shards: Iterator[Shard]) -> Iterator[_Batch]:
+        size = self._batch_size
+        for shard in shards:
+            for at in range(0, len(shard.new), size) or (0,):
+                rows = shard.new[at : at + size]
+                texts = [shard.texts[row] for row in rows]
+                tokens = self._pipelined.tokenize(texts) if self._pipelined and texts else None
+                yield _Batch(shard, rows, texts, tokens, at + size >= len(shard.new))
+
+    def _start(self, batch: _Batch, pool: Threads) -> "Future[Encoding] | None":
+        if not batch.rows:
             return None
         if self._calls > 1:
-            return self._pool.submit(self._encode_batch, batch)
+            return pool.submit(self._encode_batch, batch)
         # In this thread, which an interrupt reaches.
         done: Future[Encoding] = Future()
         try:
@@ -237,113 +304,94 @@ class _Encoding:
         return done
 
     def _end(
-        self, pending: "deque[tuple[_Batch, Future[Encoding] | None]]"
-    ) -> tuple[_Batch, Isolated]:
+        self, pending: "deque[tuple[_Batch, Future[Encoding] | None]]", report: Report
+    ) -> Iterator[Shard]:
+        """Waits for the first batch and yields its shard if that is complete."""
         batch, future = pending.popleft()
-        if not future:
-            return batch, Isolated()
-        try:
-            found = Isolated([(list(range(len(batch.texts))), future.result())])
-            self._isolator.works()
-        except FAILURES as error:
-            # Another call could be what fails.
-            wait([other for _, other in pending if other])
-            found = self._isolator.encode(batch.texts, error)
-        self.texts += sum(len(positions) for positions, _ in found.parts)
-        self.tokens += sum(int(encoding.token_counts.sum()) for _, encoding in found.parts)
-        return batch, found
+        shard = batch.shard
+        if future:
+            try:
+                found = Isolated([(list(range(len(batch.texts))), future.result())])
+                self._isolator.succeeded()
+            except FAILURES as error:
+                # Another call could be what fails.
+                wait([other for _, other in pending if other])
+                found = self._isolator.encode(batch.texts, error)
+            before = shard.tokens
+            for positions, encoding in found.parts:
+                rows = [batch.rows[i] for i in positions]
+                _check(encoding.vectors, shard.vectors.shape[1], [shard.ids[row] for row in rows])
+                shard.vectors[rows] = encoding.vectors
+                shard.tokens += int(encoding.token_counts.sum())
+                shard.truncated += int(encoding.truncated.sum())
+            shard.failed |= {batch.rows[i]: reason for i, reason in found.failed.items()}
+            report(shard, len(batch.rows), shard.tokens - before)
+        if batch.is_last:
+            yield shard
 
     def _encode_batch(self, batch: _Batch) -> Encoding:
-        if batch.tokens is None or not isinstance(self._encoder, PipelinedEncoder):
+        if batch.tokens is None or not self._pipelined:
             return self._encode(batch.texts)
-        with self.clock.running():
-            return self._encoder.encode_tokens(batch.tokens)
+        with self._clock.running():
+            return self._pipelined.encode_tokens(batch.tokens)
 
     def _encode(self, texts: Sequence[str]) -> Encoding:
-        with self.clock.running():
+        with self._clock.running():
             return self._encoder.encode(texts)
-
-
-def _fill(batch: _Batch, found: Isolated) -> None:
-    """Puts what became of a batch into its shard."""
-    shard = batch.shard
-    for positions, encoding in found.parts:
-        rows = [batch.positions[i] for i in positions]
-        _check(encoding.vectors, shard.vectors.shape[1], [shard.ids[row] for row in rows])
-        shard.vectors[rows] = encoding.vectors
-        shard.tokens += int(encoding.token_counts.sum())
-        shard.truncated += int(encoding.truncated.sum())
-    for position, reason in found.refused.items():
-        shard.refused[batch.positions[position]] = reason
-
-
-def check_refused(
-    records: Sequence[ShardRecord], ids: Sequence[str], refused: Mapping[int, str], most: int
-) -> None:
-    """Checks how many texts cannot be encoded.
-
-    Args:
-        records: The whole shards.
-        ids: The documents of the shard in work.
-        refused: Of its rows that cannot be encoded, the reasons.
-        most: How many may be left out.
-
-    Raises:
-        VectorError: If there are more.
-    """
-    count = len(refused) + sum(len(record.refused) for record in records)
-    if refused and count > most:
-        row, reason = list(refused.items())[-1]
-        raise VectorError(
-            f"document '{ids[row]}': {reason}; texts that cannot be encoded: {count}, "
-            f"allowed {max(most, 0)} (--max-reject-rate)"
-        )
-
-
-class _Writer:
-    """Writes one shard at a time, in order, in a thread of the pool."""
-
-    def __init__(
-        self, folder: Path, size: int, records: list[ShardRecord], pool: ThreadPoolExecutor
-    ) -> None:
-        self._folder = folder
-        self._size = size
-        self._records = records
-        self._pool = pool
-        self._writing: Future[ShardRecord] | None = None
-
-    def write(self, shard: _Shard) -> None:
-        """Begins to write a shard, when the one before is whole."""
-        self.end()
-        self._writing = self._pool.submit(
-            write_shard,
-            self._folder,
-            shard.start // self._size,
-            shard.vectors,
-            shard.ids,
-            tokens=shard.tokens,
-            truncated=shard.truncated,
-            reused=shard.reused,
-            refused=shard.refused,
-        )
-
-    def end(self) -> None:
-        """Waits for the shard that is being written, and notes it."""
-        if self._writing:
-            self._records.append(self._writing.result())
-            self._writing = None
 
 
 def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     if vectors.shape != (len(ids), dimension):
         raise VectorError(
             f"the encoder returned an array of shape {vectors.shape} for {len(ids)} documents "
-            f"from '{ids[0]}' on, instead of {dimension} dimensions each"
+            f"from '{ids[0]}' on, instead of {dimension} dimensions each",
+            code="wrong_shape",
+            id=ids[0],
         )
     norms = np.linalg.norm(vectors, axis=1)
     bad = ~(np.abs(norms - 1) < 1e-3)
     if bad.any():
         raise VectorError(
             f"the encoder returned a vector of norm {norms[bad.argmax()]} "
-            f"for document '{ids[int(bad.argmax())]}'"
+            f"for document '{ids[int(bad.argmax())]}'",
+            code="not_unit_norm",
+            id=ids[int(bad.argmax())],
         )
+
+
+def ahead(items: Iterator[T], pool: Threads) -> Iterator[T]:
+    """Yields items, none of them None, each of which is made while the one before is in use.
+
+    Args:
+        items: Makes them; an error of it is raised at its item's turn.
+        pool: What makes them; the items of one iterator are made one at a time.
+    """
+    coming = pool.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = pool.submit(next, items, None)
+        yield item
+
+
+class WorkClock:
+    """The time in which at least one call was running; calls may come from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running = 0
+        self._since = 0.0
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the time of the block."""
+        with self._lock:
+            if not self._running:
+                self._since = time.perf_counter()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self.seconds += time.perf_counter() - self._since

@@ -1,22 +1,46 @@
-"""What a build would take, from a sample of its corpus: tokens, hours, disk and memory."""
+"""What a build would take, from a sample of its corpus: tokens, hours, disk and memory.
+
+JSONL is sampled by its bytes: the lines that begin in evenly spaced blocks. Parquet says how
+many rows it has, and is sampled by them. A small corpus is read whole.
+"""
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from core.encoders import Encoder
 from core.errors import CorpusError
 from core.text import document_text
-from core.types import Document, Encoder
+from core.types import Document
 from indexer.build import BuildOptions
 from indexer.chunking import Chunker
-from indexer.corpus import MAX_CHUNKED_TEXT_CHARS, MAX_TEXT_CHARS, Reject, corpus_files
-from indexer.encoders import TokenCounter
-from indexer.index_size import index_bytes
-from indexer.sample import Stratum, Total, sample, total
-from indexer.stores import Store, check_factory, choose_factory
+from indexer.corpus import (
+    MAX_CHUNKED_TEXT_CHARS,
+    MAX_TEXT_CHARS,
+    UNREADABLE,
+    Reject,
+    corpus_files,
+    read_part,
+    read_rows,
+)
+from models.encoders.factory import TokenCounter
+from stores.base import StoreName
+from stores.faiss.factory import index_bytes
+from stores.registry import check_factory, default_factory
+
+_BLOCK_BYTES = 64 * 1024
+_BLOCKS = 64
+_BLOCK_ROWS = 64
+_GROUPS = 32
+_GROUP_BLOCKS = 2
+# Its multiples, less their whole parts, lie evenly between 0 and 1 however many there are.
+_GOLDEN = 0.6180339887
 
 _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
@@ -28,6 +52,35 @@ _BASE_BYTES = 120e6
 _TRAINING_ROWS = 100_000
 # A shard that is read, one that is encoded, one that is written.
 _SHARDS = 3
+
+# What is counted in a block: documents, rows, tokens, truncated texts, bytes of text.
+_Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """An estimate; the true value lies within ± `spread` of it in 95 cases of 100."""
+
+    value: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """Blocks of records of the files of one kind, which have `units` bytes or rows in all.
+
+    Attributes:
+        units: Bytes of JSONL, or rows of Parquet.
+        blocks: The size of each block in these units, and its records, which follow each other.
+    """
+
+    units: int
+    blocks: list[tuple[int, list[Document | Reject]]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was read."""
+        return sum(size for size, _ in self.blocks) >= self.units
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +126,13 @@ class Estimate:
     rows: Total
     tokens: Total
     truncated: float
-    store: Store
+    store: StoreName
     factory: str
     shards: float
     documents_file: float
     vectors_file: float
     memory: float
     memory_of: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    documents: int
-    rows: int
-    tokens: int
-    truncated: int
-    text_bytes: int
 
 
 class Sample:
@@ -107,13 +151,15 @@ class Sample:
         self._chunker = chunker
         limit = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
         self._strata = sample(corpus_files(options.corpus), limit)
-        self._rows = {
-            id(block): [row for record in block.records for row in self._cut(record)]
-            for stratum in self._strata
-            for block in stratum.blocks
-        }
-        if not any(self._rows.values()):
-            raise CorpusError(f"{options.corpus}: no record of the sample can be indexed")
+        self._rows = [
+            [[row for record in records for row in self._cut(record)] for _, records in part.blocks]
+            for part in self._strata
+        ]
+        self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
+        if not self.texts:
+            raise CorpusError(
+                f"{options.corpus}: no record of the sample can be indexed", code="empty_corpus"
+            )
 
     def _cut(self, record: Document | Reject) -> list[Document]:
         if isinstance(record, Reject):
@@ -124,7 +170,7 @@ class Sample:
     @property
     def texts(self) -> list[str]:
         """The texts to encode, in the order of the corpus."""
-        return [_text(row) for rows in self._rows.values() for row in rows]
+        return [_text(row) for blocks in self._rows for rows in blocks for row in rows]
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
         """Estimates what a build would take.
@@ -136,50 +182,31 @@ class Sample:
         Raises:
             CareError: If the factory asked for cannot hold as many vectors.
         """
-        counts = {key: self._count(rows, count) for key, rows in self._rows.items()}
-
-        def all_of(value: Callable[[_Counts], float]) -> Total:
-            return total(self._strata, lambda block: value(counts[id(block)]))
-
-        documents, rows = all_of(lambda c: c.documents), all_of(lambda c: c.rows)
+        counts = [np.array([_counted(rows, count) for rows in blocks]) for blocks in self._rows]
+        documents, rows, tokens, _, text = totals(self._strata, counts)
+        sampled = np.sum([part.sum(axis=0) for part in counts], axis=0)
         number = round(rows.value)
         store = self._options.store
-        factory = self._options.factory or choose_factory(store, number, dimension)
+        factory = self._options.factory or default_factory(store, number, dimension)
         check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
-        text_bytes = all_of(lambda c: c.text_bytes).value
-        memory_of, memory = self._memory(factory, number, dimension, vectors_file, text_bytes)
-        sampled = sum(c.rows for c in counts.values())
+        memory_of, memory = self._memory(factory, number, dimension, vectors_file, text.value)
         return Estimate(
-            is_whole=documents.spread == 0 and all(map(_is_whole, self._strata)),
-            sampled=sum(c.documents for c in counts.values()),
-            rejected=sum(
-                len(block.records) - counts[id(block)].documents
-                for stratum in self._strata
-                for block in stratum.blocks
-            ),
+            is_whole=all(part.is_whole for part in self._strata),
+            sampled=int(sampled[0]),
+            rejected=self._records - int(sampled[0]),
             documents=documents,
             rows=rows,
-            tokens=all_of(lambda c: c.tokens),
-            truncated=sum(c.truncated for c in counts.values()) / sampled,
+            tokens=tokens,
+            truncated=float(sampled[3] / sampled[1]),
             store=store,
             factory=factory,
             shards=4.0 * number * dimension,
-            documents_file=text_bytes + row_bytes * number,
+            documents_file=text.value + row_bytes * number,
             vectors_file=vectors_file,
             memory=memory,
             memory_of=memory_of,
-        )
-
-    def _count(self, rows: Sequence[Document], count: TokenCounter) -> _Counts:
-        counted = count([_text(row) for row in rows]) if rows else []
-        return _Counts(
-            documents=len({row.parent or row.id for row in rows}),
-            rows=len(rows),
-            tokens=sum(tokens for tokens, _ in counted),
-            truncated=sum(truncated for _, truncated in counted),
-            text_bytes=sum(map(_stored_bytes, rows)),
         )
 
     def _memory(
@@ -201,6 +228,52 @@ class Sample:
         }
         phase = max(phases, key=phases.__getitem__)
         return phase, _BASE_BYTES + phases[phase]
+
+
+def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
+    """Reads a sample of at most 4 MiB of JSONL and 4096 rows of Parquet, or some more.
+
+    Args:
+        files: The corpus files.
+        max_chars: The longest text that is a document.
+
+    Raises:
+        CorpusError: If a file cannot be read.
+    """
+    lines = [file for file in files if file.suffix == ".jsonl"]
+    tables = [file for file in files if file.suffix == ".parquet"]
+    try:
+        strata = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise CorpusError(f"the corpus cannot be read: {reason}", code="unreadable") from error
+    return [stratum for stratum in strata if stratum.blocks]
+
+
+def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
+    """Estimates the sums of values over the whole corpus from those of each block.
+
+    The ratio estimator for clusters of unequal size, with its variance (Cochran, Sampling
+    Techniques, 3rd edition, 1977, equations 6.1 and 6.13); evenly spaced blocks are taken as
+    random ones. Of a corpus that was read whole it is the sum.
+
+    Args:
+        strata: The blocks.
+        counts: Of each stratum float64 [blocks, values].
+    """
+    sums, variances = np.zeros(counts[0].shape[1]), np.zeros(counts[0].shape[1])
+    for stratum, y in zip(strata, counts, strict=True):
+        u = np.array([size for size, _ in stratum.blocks])
+        ratio = y.sum(axis=0) / u.sum()
+        sums += ratio * stratum.units
+        unread = 1 - u.sum() / stratum.units
+        if unread > 0:
+            deviations = ((y - ratio * u[:, None]) ** 2).sum(axis=0)
+            blocks = len(u) * (len(u) - 1) * u.mean() ** 2
+            with np.errstate(divide="ignore", invalid="ignore"):
+                variances += stratum.units**2 * unread * np.divide(deviations, blocks)
+    spreads = 1.96 * np.sqrt(np.where(np.isnan(variances), np.inf, variances))
+    return [Total(float(v), float(s)) for v, s in zip(sums, spreads, strict=True)]
 
 
 def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int, name: str) -> Rate:
@@ -274,6 +347,17 @@ def _size(size: float) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
+def _counted(rows: Sequence[Document], count: TokenCounter) -> list[float]:
+    counted = count([_text(row) for row in rows]) if rows else []
+    return [
+        len({row.parent or row.id for row in rows}),
+        len(rows),
+        sum(tokens for tokens, _ in counted),
+        sum(truncated for _, truncated in counted),
+        sum(map(_stored_bytes, rows)),
+    ]
+
+
 def _text(row: Document) -> str:
     return document_text(row.title, row.text)
 
@@ -284,5 +368,53 @@ def _stored_bytes(row: Document) -> int:
     return sum(len(column.encode()) for column in columns)
 
 
-def _is_whole(stratum: Stratum) -> bool:
-    return sum(block.size for block in stratum.blocks) >= stratum.units
+def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
+    sizes = [file.stat().st_size for file in files]
+    ends = np.cumsum(sizes, dtype=np.int64)
+    units = int(ends[-1]) if files else 0
+    if units <= _BLOCKS * _BLOCK_BYTES:
+        starts = np.arange(0, units, _BLOCK_BYTES)
+    else:
+        starts = np.arange(_BLOCKS) * units // _BLOCKS
+    blocks = []
+    for start in starts:
+        end = min(int(start) + _BLOCK_BYTES, units)
+        records: list[Document | Reject] = []
+        # A block may lie in several files.
+        for at in range(int(np.searchsorted(ends, start, side="right")), len(files)):
+            base = int(ends[at]) - sizes[at]
+            if base >= end:
+                break
+            part = max(int(start) - base, 0), min(end - base, sizes[at])
+            records += read_part(files[at], *part, max_chars)
+        blocks.append((end - int(start), records))
+    return Stratum(units, blocks)
+
+
+def _sample_rows(files: Sequence[Path], max_chars: int) -> Stratum:
+    groups = []
+    for file in files:
+        metadata = pq.read_metadata(file)
+        groups += [
+            (file, group, metadata.row_group(group).num_rows)
+            for group in range(metadata.num_row_groups)
+        ]
+    units = sum(rows for _, _, rows in groups)
+    if units <= _GROUPS * _GROUP_BLOCKS * _BLOCK_ROWS:
+        chosen = [(file, group, slice(0, None)) for file, group, _ in groups]
+    else:
+        number = min(len(groups), _GROUPS)
+        most = _GROUPS * _GROUP_BLOCKS // number
+        chosen = []
+        for i in range(number):
+            file, group, rows = groups[(2 * i + 1) * len(groups) // (2 * number)]
+            # Spread over the group, in each from another place on.
+            step = -(-rows // (_BLOCK_ROWS * most))
+            start = int((i + 1) * _GOLDEN % 1 * step)
+            chosen.append((file, group, slice(start, None, step)))
+    blocks = [
+        (len(records), records)
+        for file, group, place in chosen
+        for records in read_rows(file, group, _BLOCK_ROWS, place, max_chars)
+    ]
+    return Stratum(units, blocks)

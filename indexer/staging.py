@@ -1,4 +1,4 @@
-"""First pass of a build: check the corpus and lay it out by rows.
+"""First pass of a build: the corpus is checked and its documents written by rows.
 
 corpus.json      what was read; written last
 documents.arrow  the documents or, if long ones are cut, their chunks, row by row
@@ -8,12 +8,15 @@ vectors.npy      int64 [rows], which unique text is the row's
 rejects.jsonl    file, line and reason of each record left out
 """
 
+import itertools
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from core import documents, filters
@@ -21,9 +24,11 @@ from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
 from core.files import sync, write_text
 from core.filters import FilterWriter
+from core.manifest import UpdateRecord
+from core.progress import progress_bar
 from core.scratch import Scratch, scratch
 from core.text import document_text
-from core.types import Document, RowArray, UpdateRecord
+from core.types import Document, RowArray
 from indexer.chunking import Chunker
 from indexer.corpus import (
     MAX_CHUNKED_TEXT_CHARS,
@@ -33,7 +38,6 @@ from indexer.corpus import (
     read_corpus,
 )
 from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
-from indexer.progress import progress_bar
 
 SUMMARY = "corpus.json"
 REJECTS = "rejects.jsonl"
@@ -42,7 +46,7 @@ _TEXTS = "texts.npy"
 _VECTORS = "vectors.npy"
 
 # The chunks of a document or, if it is not cut, the document alone.
-Cut = tuple[Place, list[Document] | Reject]
+Chunks = tuple[Place, list[Document] | Reject]
 
 
 class StagedCorpus(BaseModel):
@@ -66,9 +70,9 @@ def stage(
     max_reject_rate: float,
     progress: bool,
     chunker: Chunker | None = None,
-    cut: Iterable[Cut] | None = None,
+    chunks: Iterable[Chunks] | None = None,
 ) -> StagedCorpus:
-    """Checks a corpus and lays it out in `folder`, or reads what an earlier run laid out.
+    """Checks a corpus and writes its documents by rows, or reads what an earlier run wrote.
 
     Args:
         files: The corpus files, in order.
@@ -77,7 +81,7 @@ def stage(
         max_reject_rate: The share of records that may be left out.
         progress: Whether to show a bar.
         chunker: Cuts long documents, or None to keep them whole.
-        cut: What to lay out instead of what the files hold.
+        chunks: The documents, cut, instead of those that the files hold.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -100,7 +104,7 @@ def stage(
             (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
             progress_bar("read", show=progress) as bar,
         ):
-            for place, parts in _cut(files, chunker) if cut is None else cut:
+            for place, parts in _chunks(files, chunker) if chunks is None else chunks:
                 bar.update()
                 if isinstance(parts, Reject):
                     line = {"file": place.file, "line": place.line, "reason": parts.reason}
@@ -135,10 +139,7 @@ def stage(
 
 
 def write_staged(folder: Path, staged: StagedCorpus) -> None:
-    """Says in a build folder that its first pass has ended, and what it found.
-
-    What it laid out is forced to disk before.
-    """
+    """Writes down that the first pass has ended, once all that it wrote is on disk."""
     for name in (documents.FILE_NAME, filters.FILE_NAME, REJECTS, _TEXTS, _VECTORS):
         sync(folder / name)
     write_text(folder / SUMMARY, staged.model_dump_json(indent=2))
@@ -169,7 +170,42 @@ def vector_of_row(folder: Path) -> RowArray:
     return rows
 
 
-def _cut(files: list[Path], chunker: Chunker | None) -> Iterator[Cut]:
+def write_version(
+    folder: Path, target: Path, keep: NDArray[np.bool_] | None
+) -> tuple[RowArray, dict[str, int] | None]:
+    """Writes the documents and filters of a version.
+
+    Args:
+        folder: The build folder.
+        target: The version's folder.
+        keep: bool [staged rows], which rows are indexed, or None for all.
+
+    Returns:
+        int64 [rows], which unique text, and so which vector, is each row's; and the number of
+        values of each metadata field, or None if it is that of the staged corpus.
+    """
+    paths = [target / documents.FILE_NAME, target / filters.FILE_NAME]
+    vector_of, fields = vector_of_row(folder), None
+    if keep is None:
+        for path in paths:
+            shutil.copyfile(folder / path.name, path)
+    else:
+        vector_of = vector_of[keep]
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        with (
+            FilterWriter(target / filters.FILE_NAME) as by_value,
+            DocumentWriter(target / documents.FILE_NAME, chunked=reader.chunked) as writer,
+        ):
+            for row, document in enumerate(itertools.compress(reader, keep)):
+                by_value.add(row, document.metadata)
+                writer.write(document)
+        fields = by_value.fields()
+    for path in paths:
+        sync(path)
+    return vector_of, fields
+
+
+def _chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
     max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
     for place, record in read_corpus(files, max_chars):
         if isinstance(record, Reject):
@@ -213,10 +249,19 @@ class _Ids:
             own, chunk = (place_before, place) if cut else (place, place_before)
             raise CorpusError(
                 f"{own}: _id '{id_}' is also the id of a chunk of "
-                f"'{cut or cut_before}' ({chunk}): change one of them"
+                f"'{cut or cut_before}' ({chunk}): change one of them",
+                code="id_is_a_chunk",
+                path=own.file,
+                line=own.line,
+                id=id_,
             )
         raise CorpusError(
-            f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}"
+            f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}",
+            code="duplicate_id",
+            path=place.file,
+            line=place.line,
+            id=id_,
+            count=repeats,
         )
 
     def _describe(
@@ -245,10 +290,13 @@ class _Rejects:
     def check(self, accepted: int, file: Path, max_rate: float) -> None:
         total = self.count + accepted
         if not total:
-            raise CorpusError("the corpus is empty")
+            raise CorpusError("the corpus is empty", code="empty_corpus")
         rate = self.count / total
         if rate > max_rate or not accepted:
             raise CorpusError(
                 f"{self.count} of {total} records are rejected ({rate:.1%}, allowed "
-                f"{max_rate:.1%}); the first is {self._first}; all are listed in {file}"
+                f"{max_rate:.1%}); the first is {self._first}; all are listed in {file}",
+                code="too_many_rejects",
+                rejected=self.count,
+                total=total,
             )

@@ -11,17 +11,19 @@ from pathlib import Path
 
 from core import documents
 from core.documents import DocumentReader
+from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, EmbeddingSpaceError
 from core.files import exclusive, sha256_file, writing_in
-from core.types import Document, Encoder, EncoderSpec, IndexManifest, UpdateRecord
+from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
+from core.types import Document
 from core.versions import current_version, index_folder
 from indexer.build import BuildOptions, Encoded, Source, build
 from indexer.chunking import Chunker
 from indexer.corpus import Place, corpus_checksum, corpus_files
-from indexer.reuse import known_vectors
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
-from indexer.stores import MilvusAddress, choose_factory, store_of
-from indexer.verify import verify_version
+from indexer.vector_cache import version_vectors
+from indexer.versions import verify_version
+from stores.registry import FILES, VectorStores, default_factory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,19 @@ class Changes:
     encode_all: bool = False
 
 
-def active_manifest(indexes: Path, name: str, milvus: MilvusAddress | None = None) -> IndexManifest:
-    """Returns the active version's manifest; damage is found and never passed on.
+def active_manifest(indexes: Path, name: str, stores: VectorStores = FILES) -> IndexManifest:
+    """Returns the active version's manifest, after the version is verified.
 
     Raises:
-        CareError: If its vectors are in Milvus, which cannot be asked.
+        CareError: If its vectors are in a store that cannot be reached.
         IndexVersionError: If there is no active version or it is damaged.
     """
-    return verify_version(index_folder(indexes, name) / current_version(indexes, name), milvus)
+    return verify_version(index_folder(indexes, name) / current_version(indexes, name), stores)
 
 
 def kept_factory(manifest: IndexManifest) -> str | None:
-    """Returns the factory that was asked for, or None if it was chosen by size."""
-    default = choose_factory(store_of(manifest), manifest.count, manifest.encoder.dimension)
+    """Returns the index type that was asked for, or None if it was chosen by size."""
+    default = default_factory(manifest.store, manifest.count, manifest.encoder.dimension)
     return None if manifest.factory == default else manifest.factory
 
 
@@ -83,14 +85,15 @@ def update(
         CareError: If anything fails; nothing is published then.
     """
     if not changes.add and not changes.delete:
-        raise CorpusError("nothing is named to add or to delete")
-    _check_spec(base, document_encoder.spec)
+        raise CorpusError("nothing to update: name --add or --delete", code="no_changes")
+    _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
     builds = options.builds / options.name
     if options.chunking not in (None, base.chunking):
         raise CareError(
-            f"the documents of index '{base.name}' are cut otherwise: only a build of the whole "
-            "corpus cuts them anew"
+            f"the documents of index '{base.name}' are cut in other chunks: build the index from "
+            "its whole corpus to change that",
+            code="other_chunking",
         )
     options = replace(options, chunking=base.chunking)
     chunker = Chunker(document_encoder, base.chunking) if base.chunking else None
@@ -105,25 +108,29 @@ def update(
             raise CorpusError(
                 f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
                 f"'{base.name}'; ids without a document: {len(merged.missing)} (--missing-ok "
-                "passes over them)"
+                "ignores them)",
+                code="unknown_id",
+                path=changes.delete,
+                id=merged.missing[0],
+                count=len(merged.missing),
             )
         if merged.is_unchanged:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-            stage=lambda target: _lay_out(target, options, base, merged, added, chunker),
+            stage=lambda target: _stage(target, options, base, merged, added, chunker),
             reuse=None
             if changes.encode_all
-            else known_vectors(folder, base, builds, options.milvus),
-            base=base.version,
+            else version_vectors(folder, base, options.builds, options.stores),
+            base=base,
         )
         return build(options, document_encoder, query_encoder, source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What is added, laid out like a corpus in a folder of its own."""
+    """What is added, staged like a corpus in a folder of its own."""
 
     files: list[Path]
     folder: Path
@@ -182,7 +189,10 @@ class _Merged:
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
             raise CorpusError(
-                f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}"
+                f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}",
+                code="added_and_deleted",
+                id=both[0],
+                count=len(both),
             )
         found = set()
         self._met = set()
@@ -201,7 +211,7 @@ class _Merged:
         self.added = len(self._row_of) - len(self._met)
         self.deleted = len(found)
         if not self.added + self.replaced + self.unchanged:
-            raise CorpusError("the update would leave no document")
+            raise CorpusError("the update would leave no document", code="empty_corpus")
 
     @property
     def is_unchanged(self) -> bool:
@@ -230,7 +240,7 @@ def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
     return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
 
 
-def _lay_out(
+def _stage(
     folder: Path,
     options: BuildOptions,
     base: IndexManifest,
@@ -245,7 +255,9 @@ def _lay_out(
         max_reject_rate=options.max_reject_rate,
         progress=options.progress,
         chunker=chunker,
-        cut=((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
+        chunks=(
+            (Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)
+        ),
     )
     if added:
         shutil.copyfile(added.folder / REJECTS, folder / REJECTS)
@@ -271,15 +283,29 @@ def _read_ids(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig") as file:
             return [line.rstrip("\n") for line in file if line.strip()]
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8") from error
+        raise CorpusError(f"{path} is not UTF-8", code="not_utf8", path=path) from error
 
 
-def _check_spec(base: IndexManifest, spec: EncoderSpec) -> None:
+def _check_encoder(
+    base: IndexManifest, spec: EncoderSpec, options: BuildOptions, changes: Changes
+) -> None:
     ours, theirs = base.encoder.model_dump(), spec.model_dump()
     if differ := [field for field in ours if ours[field] != theirs[field]]:
         raise EmbeddingSpaceError(
             f"index '{base.name}' was encoded by {base.encoder.model} in the space "
             f"'{base.encoder.embedding_space}', the pair's encoder is {spec.model} in the space "
-            f"'{spec.embedding_space}' (other {', '.join(differ)}): update it with its own pair, "
-            "or build it anew"
+            f"'{spec.embedding_space}' (they differ in {', '.join(differ)}): update it with its "
+            "own pair, or build it again",
+            code="other_encoder",
+            differ=differ,
+        )
+    before, now = (base.backend, base.dtype), (options.backend, options.dtype)
+    if not changes.encode_all and UNKNOWN not in before and before != now:
+        raise EmbeddingSpaceError(
+            f"index '{base.name}' was encoded by {' '.join(before)} and this update would use "
+            f"{' '.join(now)}: its vectors would be of two kinds; use --backend {before[0]} "
+            f"--dtype {before[1]}, or encode all documents again (--encode-all)",
+            code="other_precision",
+            before=before,
+            now=now,
         )

@@ -1,8 +1,8 @@
 """Locust users that ask as applications of retrieval-augmented generation do.
 
-Locust's exit status is 1 where the budget is missed: requests per second that were answered well
-below `--min-rate`, or a share of failed requests above `--max-error-rate`. Every status but 2xx
-is a failure, so is 429, whatever its Retry-After says.
+Locust's exit status is 1 if the budget is missed: fewer successful requests per second than
+`--min-rate`, or a larger share of failed requests than `--max-error-rate`. Every status but 2xx
+is a failure, also 429, whatever its Retry-After says.
 
 `CARE_LOAD_KEY` holds the API key, if one is needed.
 """
@@ -17,8 +17,7 @@ from typing import Any
 from locust import FastHttpUser, constant, events, task
 from locust.runners import WorkerRunner
 
-from loadtest.queries import SAMPLE, Questions, read_texts
-from loadtest.traffic import Mix, Traffic, departments_of
+from loadtest.traffic import SAMPLE, Mix, Traffic, departments_of, read_texts
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +30,20 @@ def add_options(parser: ArgumentParser, **_: Any) -> None:
     group.add_argument("--repeated", type=float, default=Mix.repeated, help="share of questions")
     group.add_argument("--filtered", type=float, default=Mix.filtered, help="share of questions")
     group.add_argument("--batches", type=float, default=Mix.batches, help="share of requests")
-    group.add_argument("--min-rate", type=float, default=0, help="good answers per second")
-    group.add_argument("--max-error-rate", type=float, default=0.001, help="share of requests")
+    group.add_argument(
+        "--min-rate", type=float, default=0, help="least successful requests per second"
+    )
+    group.add_argument(
+        "--max-error-rate", type=float, default=0.001, help="most failed requests, as a share"
+    )
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
-def share_questions(environment: Any, **_: Any) -> None:
-    """Reads the questions once; all users draw from them, so no two ask the same fresh one."""
+def share_traffic(environment: Any, **_: Any) -> None:
+    """Reads the questions once; all users draw from them, so no two ask the same new one."""
     options = environment.parsed_options
-    RagApplication.questions = Questions(read_texts(options.queries), random.randrange(2**32))
-    RagApplication.mix = Mix(options.repeated, options.filtered, options.batches)
+    mix = Mix(options.repeated, options.filtered, options.batches)
+    RagApplication.traffic = Traffic(read_texts(options.queries), random.randrange(2**32), mix)
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -52,17 +55,20 @@ def judge(environment: Any, **_: Any) -> None:
     seconds = (total.last_request_timestamp or 0) - total.start_time
     good = total.num_requests - total.num_failures
     rate = good / seconds if seconds > 0 else 0.0
-    missed = []
+    missed = {}
     if not total.num_requests:
-        missed.append("no request was made")
+        missed["no_request"] = "no request was made"
     if rate < options.min_rate:
-        missed.append(f"{rate:.1f} good answers per second, {options.min_rate:g} wanted")
+        missed["low_rate"] = (
+            f"{rate:.1f} requests/s succeeded, at least {options.min_rate:g} wanted"
+        )
     if total.fail_ratio > options.max_error_rate:
-        missed.append(f"{total.fail_ratio:.3%} failed, {options.max_error_rate:.3%} allowed")
+        allowed = f"at most {options.max_error_rate:.3%} allowed"
+        missed["high_error_rate"] = f"{total.fail_ratio:.3%} of requests failed, {allowed}"
     if environment.runner.exceptions:
-        missed.append("a user raised an exception")
-    for reason in missed:
-        logger.error("Budget missed: %s", reason)
+        missed["user_failed"] = "a user raised an exception"
+    for code, reason in missed.items():
+        logger.error("error: budget missed: %s [%s]", reason, code)
     environment.process_exit_code = 1 if missed else 0
 
 
@@ -70,23 +76,17 @@ class RagApplication(FastHttpUser):
     """Asks the next question as soon as the last one is answered."""
 
     wait_time = constant(0)
-    questions: Questions
-    mix: Mix
+    traffic: Traffic
 
     def on_start(self) -> None:
-        """Learns the departments that searches can be filtered by."""
+        """Reads the departments that searches can be filtered by."""
         key = os.environ.get("CARE_LOAD_KEY")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         index = self.client.get("/index", headers=self.headers, name="/index").json()
-        self.traffic = Traffic(
-            self.questions,
-            self.mix,
-            departments_of(index),
-            random.randrange(2**32),
-        )
+        self.traffic.departments = departments_of(index)
 
     @task
     def ask(self) -> None:
         """One request."""
-        request = self.traffic.draw()
-        self.client.post(request.path, json=request.body, headers=self.headers, name=request.name)
+        name, path, body = self.traffic.draw()
+        self.client.post(path, json=body, headers=self.headers, name=name)

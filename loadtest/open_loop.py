@@ -8,167 +8,229 @@ Writes `open_loop.json` and `open_loop.png`. `CARE_LOAD_KEY` holds the API key, 
 
 import argparse
 import asyncio
-import hashlib
 import json
+import math
 import os
-import platform
 import random
 import sys
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
-from loadtest.capacity import Capacity, Grid, find_max
-from loadtest.connections import Client
-from loadtest.measurement import Measurement, measure
-from loadtest.plots import plot_latency
-from loadtest.queries import SAMPLE, Questions, read_texts
-from loadtest.traffic import Mix, Traffic, departments_of
+import uvloop
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from core.cli import positive_float, positive_int, run
+from core.errors import CareError
+from core.files import sha256_file
+from core.provenance import environment
+from core.records import write_json
+from loadtest.measurement import Client, Measurement, json_bytes, measure
+from loadtest.traffic import SAMPLE, Mix, Traffic, departments_of, read_texts
+
+_LIMITS = {
+    "service": "the next rate was too high for the service",
+    "driver": "at the next rate the driver fell behind; the service may sustain more",
+    "grid": "no higher rate was tried",
+}
 
 
-class Driver:
-    """Measures one service at one rate after another.
+@dataclass(frozen=True)
+class Capacity:
+    """The highest rate that a service sustains.
 
-    Args:
-        client: Sends the requests.
-        traffic: Composes them.
-        seconds: Length of each measurement.
-        pause: Rest before each, for what is left of the one before [s].
+    Attributes:
+        rate: The highest rate within the bounds [requests/s]; None if even the lowest was not.
+        limited_by: Why the next rate was not within them: `service`, or `driver` if that fell
+            behind its schedule, so that the service may sustain more; `grid` if there was none.
     """
 
-    def __init__(self, client: Client, traffic: Traffic, seconds: float, pause: float) -> None:
-        self._client = client
-        self._traffic = traffic
-        self._seconds = seconds
-        self._pause = pause
-        self.measurements: list[Measurement] = []
+    rate: float | None
+    limited_by: Literal["service", "driver", "grid"]
 
-    async def warm_up(self, rate: float, seconds: float) -> None:
-        """Sends requests that no measurement counts."""
-        if seconds > 0:
-            await measure(self._client.send, self._messages(rate, seconds), rate)
 
-    async def measure(self, rate: float) -> Measurement:
-        """Measures at a rate [requests/s], keeps and prints the result."""
-        messages = self._messages(rate, self._seconds)
-        await asyncio.sleep(self._pause)
-        measurement = await measure(self._client.send, messages, rate)
-        self.measurements.append(measurement)
-        print(_row(measurement), flush=True)
-        return measurement
+def grid(lowest: float, highest: float, step: float) -> list[float]:
+    """Returns rates from `lowest` to about `highest`, each `step` times the one before."""
+    count = math.floor(math.log(highest / lowest, step) + 1e-9) + 1
+    return [round(lowest * step**i, 1) for i in range(count)]
 
-    def _messages(self, rate: float, seconds: float) -> list[bytes]:
-        requests = (self._traffic.draw() for _ in range(max(1, round(rate * seconds))))
-        return [
-            self._client.message("POST", r.path, json.dumps(r.body, ensure_ascii=False).encode())
-            for r in requests
-        ]
+
+async def find_max(
+    measure: Callable[[float], Awaitable[Measurement]],
+    rates: Sequence[float],
+    bound_ms: float,
+    max_error_rate: float,
+    attempts: int = 2,
+) -> Capacity:
+    """Finds the highest rate whose p99 and errors are within their bounds.
+
+    The rate is doubled from the lowest until it is too high, then bisected: a service is never
+    sent much more than twice what it sustains.
+
+    Args:
+        measure: Measures at a rate [requests/s].
+        rates: The rates to try, ascending.
+        bound_ms: Highest p99 [ms].
+        max_error_rate: Highest share of requests not answered with 2xx.
+        attempts: Measurements out of the bounds after which a rate is too high; more than one, so
+            that a hiccup of the machine is not taken for the limit.
+    """
+    doubling = max(1, sum(rate < 2 * rates[0] for rate in rates))
+    limited_by: Literal["service", "driver", "grid"] = "grid"
+    # rates[good] is sustained, rates[bad] is not; one is before the grid, the other behind it.
+    good, bad, place = -1, len(rates), 0
+    while bad - good > 1:
+        failed: list[Measurement] = []
+        while len(failed) < attempts:
+            measurement = await measure(rates[place])
+            if measurement.within(bound_ms, max_error_rate):
+                good = place
+                break
+            failed.append(measurement)
+        else:
+            bad = place
+            limited_by = "service" if any(m.kept_schedule for m in failed) else "driver"
+        unbounded = bad == len(rates)
+        place = min(good + doubling, len(rates) - 1) if unbounded else (good + bad) // 2
+    return Capacity(rates[good] if good >= 0 else None, limited_by)
+
+
+def plot_latency(
+    measurements: Sequence[Measurement],
+    path: Path,
+    bound_ms: float | None = None,
+    capacity: float | None = None,
+) -> None:
+    """Draws latency against arrival rate as a PNG.
+
+    Each measurement is a dot, hollow where the driver fell behind; the lines join the last full
+    dot of each rate.
+
+    Args:
+        measurements: In any order.
+        path: The file.
+        bound_ms: The bound on p99, if there was one [ms].
+        capacity: The highest rate within it, if one was found [requests/s].
+    """
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    answered = sorted((m for m in measurements if m.latency_ms), key=lambda m: m.rate)
+    for color, name in (("C0", "p50"), ("C1", "p90"), ("C2", "p99")):
+        line = {m.rate: m.latency_ms[name] for m in answered if m.kept_schedule}
+        axes.plot(list(line), list(line.values()), color=color, label=name)
+        for m in answered:
+            fill = color if m.kept_schedule else "none"
+            axes.plot(m.rate, m.latency_ms[name], "o", color=color, markerfacecolor=fill)
+    if not all(m.kept_schedule for m in answered):
+        axes.plot([], [], "o", color="grey", markerfacecolor="none", label="driver behind")
+    if bound_ms is not None:
+        axes.axhline(bound_ms, color="grey", linestyle=":", label=f"bound {bound_ms:g} ms")
+    if capacity is not None:
+        axes.axvline(capacity, color="grey", linestyle="--", label=f"highest {capacity:g} /s")
+    axes.set(xlabel="requests per second, due", ylabel="latency [ms]")
+    if answered:
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+    else:
+        axes.set_title("no request was answered")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=150)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status, 1 if not even the lowest rate was sustained."""
     options = _parser().parse_args(arguments)
-    return asyncio.run(_run(options))
+    return run(lambda: uvloop.run(_measure(options)))
 
 
-async def _run(options: argparse.Namespace) -> int:
+async def _measure(options: argparse.Namespace) -> None:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     mix = Mix(options.repeated, options.filtered, options.batches)
-    grid = Grid(options.lowest, options.highest, options.step)
     key = os.environ.get("CARE_LOAD_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     started = datetime.now(UTC)
+    measurements: list[Measurement] = []
+    capacity = None
     async with Client(options.url, headers, options.connections, options.timeout) as client:
-        try:
-            status, body = await client.send(client.message("GET", "/index"))
-        except OSError as error:
-            print(f"{options.url} does not answer: {error}", file=sys.stderr)
-            return 2
-        if status != 200:
-            print(f"GET /index was answered with {status}", file=sys.stderr)
-            return 2
-        index = json.loads(body)
-        questions = Questions(read_texts(options.queries), seed)
-        traffic = Traffic(questions, mix, departments_of(index), seed)
-        driver = Driver(client, traffic, options.seconds, options.pause)
-        await driver.warm_up(
-            options.lowest if options.find_max else options.rates[0], options.warm_up
-        )
-        print(_HEAD, flush=True)
-        capacity = None
+        index = await _index(client, options.url)
+        traffic = Traffic(read_texts(options.queries), seed, mix, departments_of(index))
+
+        def messages(rate: float, seconds: float) -> list[bytes]:
+            requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
+            return [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+
+        async def at(rate: float) -> Measurement:
+            due = messages(rate, options.seconds)
+            await asyncio.sleep(options.pause)
+            measurements.append(await measure(client.send, due, rate))
+            print(_line(measurements[-1]), flush=True)
+            return measurements[-1]
+
+        if options.warm_up > 0:
+            first = options.lowest if options.find_max else options.rates[0]
+            await measure(client.send, messages(first, options.warm_up), first)
+        for rate in options.rates or []:
+            await at(rate)
         if options.find_max:
-            capacity = await find_max(
-                driver.measure, grid, options.bound_ms, options.max_error_rate, options.attempts
-            )
-        else:
-            for rate in options.rates:
-                await driver.measure(rate)
-    options.out.mkdir(parents=True, exist_ok=True)
+            rates = grid(options.lowest, options.highest, options.step)
+            bounds = options.bound_ms, options.max_error_rate
+            capacity = await find_max(at, rates, *bounds, options.attempts)
     result = {
         "started": started.isoformat(timespec="seconds"),
         "url": options.url,
         "index": {name: index[name] for name in ("name", "version", "pair") if name in index},
         "seed": seed,
         "mix": asdict(mix),
-        "queries": {
-            "file": str(options.queries),
-            "sha256": hashlib.sha256(options.queries.read_bytes()).hexdigest(),
-        },
-        "seconds": options.seconds,
-        "connections": options.connections,
-        "timeout": options.timeout,
-        "versions": {"python": platform.python_version(), "httptools": version("httptools")},
-        "measurements": [m.as_json() for m in driver.measurements],
+        "queries": {"file": str(options.queries), "sha256": sha256_file(options.queries)},
+        **{name: getattr(options, name) for name in ("seconds", "connections", "timeout")},
+        "environment": environment(),
+        "measurements": [m.as_json() for m in measurements],
     }
     if capacity:
-        result["find_max"] = {
-            "bound_ms": options.bound_ms,
-            "max_error_rate": options.max_error_rate,
-            "attempts": options.attempts,
-            "grid": asdict(grid),
-            **asdict(capacity),
-        }
-        print(_verdict(capacity, options.bound_ms))
+        names = ("bound_ms", "max_error_rate", "attempts", "lowest", "highest", "step")
+        result["find_max"] = {n: getattr(options, n) for n in names} | asdict(capacity)
+    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "open_loop.json"
-    path.write_text(json.dumps(result, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    plot_latency(
-        driver.measurements,
-        path.with_suffix(".png"),
-        options.bound_ms if capacity else None,
-        capacity.rate if capacity else None,
-    )
+    write_json(path, result)
+    bound, highest = (options.bound_ms, capacity.rate) if capacity else (None, None)
+    plot_latency(measurements, path.with_suffix(".png"), bound, highest)
     print(path)
-    return 1 if capacity and capacity.rate is None else 0
+    if capacity and capacity.rate is None:
+        message = f"not even the lowest rate was sustained within {options.bound_ms:g} ms"
+        raise CareError(message, code="no_capacity")
+    if capacity:
+        limit = _LIMITS[capacity.limited_by]
+        print(f"{capacity.rate:g} requests/s within p99 {options.bound_ms:g} ms: {limit}")
 
 
-_COLUMNS = ("rate", "good/s", "p50", "p90", "p99", "max ms", "lag p99", "late", "driver cpu")
-_HEAD = "".join(f"{column:>11}" for column in _COLUMNS) + "  statuses"
+async def _index(client: Client, url: str) -> dict[str, Any]:
+    """Returns the response of `GET /index`."""
+    try:
+        status, body = await client.send(client.message("GET", "/index"))
+    except OSError as error:
+        raise CareError(f"{url} does not answer: {error}", code="no_answer", url=url) from error
+    if status != 200:
+        message = f"GET {url}/index: status {status}; CARE_LOAD_KEY holds the key, if one is needed"
+        raise CareError(message, code="unexpected_status", url=url, status=status)
+    index: dict[str, Any] = json.loads(body)
+    return index
 
 
-def _row(m: Measurement) -> str:
-    numbers = [
-        f"{m.rate:.1f}",
-        f"{m.goodput:.1f}",
-        *(f"{m.latency_ms[q]:.1f}" if m.latency_ms else "-" for q in ("p50", "p90", "p99", "max")),
-        f"{m.lag_ms['p99']:.1f}",
-        f"{m.late}",
-        f"{m.driver_cpu:.0%}",
-    ]
+def _line(m: Measurement) -> str:
+    latency = " ".join(f"{name} {ms:.1f}" for name, ms in m.latency_ms.items()) or "-"
     statuses = " ".join(f"{status}:{count}" for status, count in m.statuses.items())
-    note = "" if m.kept_schedule else "  driver behind: not the service's"
-    return "".join(f"{number:>11}" for number in numbers) + f"  {statuses}{note}"
-
-
-def _verdict(capacity: Capacity, bound_ms: float) -> str:
-    if capacity.rate is None:
-        return f"Not even the lowest rate was sustained within {bound_ms:g} ms."
-    reason = {
-        "service": "the next rate was too high for the service",
-        "driver": "at the next rate the driver fell behind; the service may sustain more",
-        "grid": "no higher rate was tried",
-    }[capacity.limited_by]
-    return f"{capacity.rate:g} requests per second within p99 {bound_ms:g} ms: {reason}."
+    note = "" if m.kept_schedule else "; driver behind: not the service's"
+    return (
+        f"{m.rate:8.1f}/s due, {m.goodput:8.1f}/s answered; {latency} ms; {statuses}; "
+        f"driver: lag p99 {m.lag_ms['p99']:.1f} ms, {m.late} late, cpu {m.driver_cpu:.0%}{note}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,36 +243,29 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", required=True, help="http://host:port of the service")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--rates", type=_rates, help="requests per second, joined by commas")
-    what.add_argument("--find-max", action="store_true", help="seek the highest rate within bounds")
-    add("--bound-ms", type=_positive, default=100, help="highest p99, for --find-max")
+    what.add_argument("--find-max", action="store_true", help="find the highest rate within bounds")
+    add("--bound-ms", type=positive_float, default=100, help="highest p99, for --find-max")
     add("--max-error-rate", type=float, default=0.001, help="share of requests, for --find-max")
-    add("--lowest", type=_positive, default=Grid.low, help="first rate of --find-max")
-    add("--highest", type=_positive, default=Grid.high, help="last rate of --find-max")
-    add("--step", type=_positive, default=Grid.step, help="from a rate of --find-max to the next")
-    add("--attempts", type=int, default=2, help="failed measurements that make a rate too high")
-    add("--seconds", type=_positive, default=10, help="length of each measurement")
+    add("--lowest", type=positive_float, default=10, help="first rate of --find-max")
+    add("--highest", type=positive_float, default=10_000, help="last rate of --find-max")
+    add("--step", type=positive_float, default=1.1, help="ratio of rates of --find-max")
+    add("--attempts", type=positive_int, default=2, help="failures that make a rate too high")
+    add("--seconds", type=positive_float, default=10, help="length of each measurement")
     add("--warm-up", type=float, default=2, help="seconds before the first, not counted")
     add("--pause", type=float, default=1, help="seconds of rest before each measurement")
-    add("--timeout", type=_positive, default=10, help="seconds until a request is given up")
-    add("--connections", type=int, default=1000, help="most connections at once")
+    add("--timeout", type=positive_float, default=10, help="seconds until a request fails")
+    add("--connections", type=positive_int, default=1000, help="most connections at once")
     add("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
     add("--repeated", type=float, default=Mix.repeated, help="share of questions asked before")
     add("--filtered", type=float, default=Mix.filtered, help="share of questions with a filter")
     add("--batches", type=float, default=Mix.batches, help="share of requests that are batches")
-    add("--seed", type=int, help="of the traffic; another each time if none is given")
+    add("--seed", type=int, help="of the traffic (default: another each time)")
     add("--out", type=Path, default=Path("loadtest/results/open_loop"), help="folder of the result")
     return parser
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
-
-
 def _rates(text: str) -> list[float]:
-    return [_positive(rate) for rate in text.split(",")]
+    return [positive_float(rate) for rate in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Encoders, pairs of encoders and their registry, and the weights of the embedded pair."""

@@ -1,16 +1,16 @@
 """The registry of pairs: one TOML file each, in `models/registry/` or anywhere."""
 
-import json
 import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 
+from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
 from core.files import write_text
-from core.types import EncoderSpec, Pair, Role
 
 REGISTRY = Path(__file__).parent / "registry"
 DEFAULT_PAIR = "care-mini"
@@ -36,10 +36,12 @@ def load_pair(name: str) -> Pair:
     except OSError as error:
         known = ", ".join(list_pairs())
         raise PairError(
-            f"unknown pair '{name}': registered are {known}; or give the path of a .toml file"
+            f"unknown pair '{name}': registered are {known}; or give the path of a .toml file",
+            code="unknown_pair",
+            pair=name,
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PairError(f"{path} is not valid TOML: {error}") from error
+        raise PairError.at(path, f"is not valid TOML: {error}", "not_toml") from error
     try:
         return Pair(
             name=data["name"],
@@ -49,15 +51,16 @@ def load_pair(name: str) -> Pair:
             document=_spec(data, "document"),
         )
     except KeyError as error:
-        raise PairError(f"{path}: {error.args[0]} is missing") from error
+        field = error.args[0]
+        raise PairError.at(path, f"lacks {field}", "missing_field", field=field) from error
     except TypeError as error:
-        raise PairError(
-            f"{path}: query and document are tables, without role or embedding_space"
-        ) from error
+        reason = "must have query and document as tables, without role or embedding_space"
+        raise PairError.at(path, reason, "bad_table") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join([error.title, *map(str, first["loc"])])
-        raise PairError(f"{path}: {field}: {first['msg']}") from error
+        reason = f"has a wrong field {field}: {first['msg']}"
+        raise PairError.at(path, reason, "bad_field", field=field) from error
 
 
 def _spec(data: dict[str, Any], role: Role) -> EncoderSpec:
@@ -71,23 +74,17 @@ def write_pair(pair: Pair, path: Path) -> None:
         pair: The pair; paths in it are relative to its folder.
         path: The file to write.
     """
-    lines = [f"{key} = {_toml(getattr(pair, key))}" for key in ("name", "description")]
-    lines.append(f"embedding_space = {_toml(pair.embedding_space)}")
+    table: dict[str, Any] = {
+        "name": pair.name,
+        "description": pair.description,
+        "embedding_space": pair.embedding_space,
+    }
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:
             local = pair.folder / fields[key]
-            # What does not lie here as an adapter is the name of one on the hub.
+            # An adapter that does not lie here is named as on the hub.
             if key != "adapter" or local.is_dir():
                 fields[key] = Path(os.path.relpath(local, path.parent)).as_posix()
-        lines += ["", f"[{spec.role}]", *(f"{key} = {_toml(x)}" for key, x in fields.items())]
-    write_text(path, "\n".join([*lines, ""]))
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(x)}' for key, x in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    # What is left of JSON, strings and their escapes too, is TOML.
-    return json.dumps(value, ensure_ascii=False)
+        table[spec.role] = fields
+    write_text(path, tomli_w.dumps(table))

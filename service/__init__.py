@@ -1,0 +1,1 @@
+"""The online plane: answers queries over HTTP from one published index version."""

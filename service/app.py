@@ -1,3 +1,5 @@
+"""The application: what it is made of, put together at start."""
+
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
@@ -10,13 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Lifespan
 
+from core.breaker import Breaker
+from core.encoders import QueryEncoder
 from core.errors import PairError
-from core.types import QueryEncoder
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
 from service.api_keys import ApiKeys
-from service.breaker import Breaker
 from service.cache import QueryKeys
 from service.engine import Engine
 from service.logs import log_failure
@@ -24,16 +26,16 @@ from service.metrics import Metrics
 from service.middleware import Limits, RequestContext
 from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
-from service.routes import PAGE, hot_router, router
+from service.routes import PAGE, ROUTERS, State
 from service.settings import Settings
-from service.state import State
 from service.tracing import make_tracer
+from stores.base import VectorStore
+from stores.registry import MilvusAddress, VectorStores
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
 
 _PREFIX = "care:"
-_ROUTERS = (hot_router, router)
 
 
 def load_query_encoder(settings: Settings) -> OnnxEncoder:
@@ -48,8 +50,10 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     if pair.query.format != "onnx":
         raise PairError(
             f"the query side of '{pair.name}' is a checkpoint, and the service runs ONNX: export "
-            f"it by python -m models.export --pair {settings.pair} --out FOLDER, then set "
-            "CARE_PAIR=FOLDER/pair.toml"
+            f"it by python -m training.export --pair {settings.pair} --out FOLDER, then set "
+            "CARE_PAIR=FOLDER/pair.toml",
+            code="pair_not_exported",
+            pair=settings.pair,
         )
     provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
@@ -57,25 +61,30 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     return encoder
 
 
-def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
-    """Builds the application around an encoder, with the active index loaded and checked.
+def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastAPI:
+    """Builds the application, with the active index loaded and checked.
+
+    Settings are checked before anything that takes long.
+
+    Args:
+        settings: The service's settings.
+        encoder: The query encoder instead of that of the configured pair.
 
     Raises:
-        IndexVersionError: If the index cannot be served.
-        CareError: If a setting cannot be used.
+        CareError: If a setting cannot be used, the encoder cannot be loaded or the index cannot
+            be served.
     """
     metrics = Metrics()
     keys = ApiKeys.parse(settings.api_keys.get_secret_value() if settings.api_keys else "")
+    pair = load_pair(settings.pair)
     tracer = make_tracer()
     secret = settings.cache_secret.get_secret_value() if settings.cache_secret else None
     guard, redis = _redis(settings, metrics, secret)
-    engine = Engine(
-        settings,
-        encoder,
-        metrics,
-        QueryKeys(secret or secrets.token_hex(32), encoder.spec),
-        redis,
-    )
+    store = _open_store(settings)
+    store.active_version(settings.indexes, settings.index)
+    encoder = encoder or load_query_encoder(settings)
+    query_keys = QueryKeys(secret or secrets.token_hex(32), encoder.spec)
+    engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
     limiter = (
         RateLimiter(settings.rate_limit, settings.rate_burst, guard, f"{_PREFIX}rate:")
         if settings.rate_limit
@@ -84,8 +93,11 @@ def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(log_failure)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(log_failure)
+        watching = loop.create_task(engine.watch(settings.watch_seconds))
         yield
+        watching.cancel()
         await engine.close()
         if guard:
             await guard.close()
@@ -93,7 +105,7 @@ def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
             await asyncio.to_thread(tracer.close)
 
     app = _with_routes(lifespan)
-    app.state.service = State(settings, metrics, engine, keys, limiter)
+    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter)
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     add_problem_handlers(app)
     # The last one added is the outermost.
@@ -105,19 +117,13 @@ def create_app(settings: Settings, encoder: QueryEncoder) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
-    app.add_middleware(
-        Limits,
-        max_bytes=settings.max_body_bytes,
-        max_requests=settings.max_requests,
-        timeout=settings.timeout_ms / 1000,
-        metrics=metrics,
-    )
+    app.add_middleware(Limits, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, metrics=metrics, tracer=tracer)
     metrics.register_routes(
         {
             route.path: [route.status_code or 200, *(int(code) for code in route.responses)]
-            for part in _ROUTERS
-            for route in part.routes
+            for router in ROUTERS
+            for route in router.routes
             if isinstance(route, APIRoute)
         }
     )
@@ -137,8 +143,8 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    for part in _ROUTERS:
-        app.include_router(part)
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 
@@ -161,3 +167,10 @@ def _redis(
     if secret is None:
         return guard, None
     return guard, RedisCache(guard, secret.encode(), f"{_PREFIX}query:", settings.cache_ttl_seconds)
+
+
+def _open_store(settings: Settings) -> VectorStore:
+    secrets = (settings.milvus_uri, settings.milvus_token)
+    uri, token = (secret.get_secret_value() if secret else "" for secret in secrets)
+    milvus = MilvusAddress(uri, token, settings.milvus_timeout_ms / 1000)
+    return VectorStores(milvus).get(settings.store)

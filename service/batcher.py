@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock
 from typing import Any
 
-from core.types import FloatArray, QueryEncoder
+from core.encoders import QueryEncoder
+from core.types import FloatArray
 from service.metrics import Metrics
 
 # The oldest texts, among which a batch is chosen by length.
@@ -102,23 +103,19 @@ class Batcher:
 
     def _work_once(self) -> bool:
         """Encodes one batch; a thread that waits for the next holds nothing of the last."""
-        window: list[Job] = []
+        batch: list[Job] = []
+        outcome: FloatArray | Exception
         try:
             with self._forming:
-                window = self._oldest()
-                if not window:
+                batch = self._oldest()
+                if not batch:
                     return False
-                self._tokenize(window)
-                batch = self._form(window)
+                self._tokenize(batch)
+                batch = self._form(batch)
+            outcome = self._encode(batch)
         except Exception as error:  # whatever it is, every waiter must hear of it
-            self._encoded(window, error)
-            return True
-        try:
-            vectors = self._encode(batch)
-        except Exception as error:
-            self._encoded(batch, error)
-        else:
-            self._encoded(batch, vectors)
+            outcome = error
+        self._encoded(batch, outcome)
         return True
 
     def _oldest(self) -> list[Job]:

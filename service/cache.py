@@ -1,10 +1,15 @@
+"""The first cache, in memory, and the keys of queries in both caches."""
+
 import hashlib
 import json
 from collections import OrderedDict
-from dataclasses import asdict
+from dataclasses import fields
 
-from core.types import EncoderSpec, Query
-from service.vector_search import Found
+from core.encoders import EncoderSpec
+from core.types import Query
+from stores.base import ScoredRows
+
+_QUERY_FIELDS = [field.name for field in fields(Query)]
 
 
 class QueryKeys:
@@ -25,12 +30,13 @@ class QueryKeys:
 
     def key(self, query: Query, index: str) -> bytes:
         """Returns the key, 32 bytes, of a query to the index version of this identity."""
-        fields = json.dumps([self._encoder, index, asdict(query)], sort_keys=True)
-        return hashlib.blake2b(fields.encode(), key=self._secret, digest_size=32).digest()
+        values = [getattr(query, name) for name in _QUERY_FIELDS]
+        text = json.dumps([self._encoder, index, values], sort_keys=True)
+        return hashlib.blake2b(text.encode(), key=self._secret, digest_size=32).digest()
 
 
 class MemoryCache:
-    """Found rows of recent queries, least recently used out first; for one thread.
+    """Scored rows of recent queries, least recently used out first; for one thread.
 
     Args:
         entries: The number of queries kept; 0 keeps none.
@@ -38,16 +44,16 @@ class MemoryCache:
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._found: OrderedDict[bytes, Found] = OrderedDict()
+        self._found: OrderedDict[bytes, ScoredRows] = OrderedDict()
 
-    def get(self, key: bytes) -> Found | None:
+    def get(self, key: bytes) -> ScoredRows | None:
         """Returns what was found for a key, or None."""
         found = self._found.get(key)
         if found is not None:
             self._found.move_to_end(key)
         return found
 
-    def put(self, key: bytes, found: Found) -> None:
+    def put(self, key: bytes, found: ScoredRows) -> None:
         """Keeps what was found for a key."""
         self._found[key] = found
         self._found.move_to_end(key)

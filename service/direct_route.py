@@ -1,61 +1,119 @@
-"""Routes that read their request themselves; FastAPI documents them from their signatures."""
+"""Routes that read their requests themselves, by the declarations that FastAPI documents.
 
-from collections.abc import Awaitable, Callable, Coroutine
+FastAPI solves the parameters of a function anew for each request, which costs more than all
+that a search does on the event loop. Here they are worked out once, when the route is made.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 from starlette.responses import Response
 
-_NO_JSON = {"type": "json_invalid", "loc": ("body",), "msg": "is not valid JSON"}
+from service.problems import RequestError
+from service.schemas import FieldError
 
-Prepare = Callable[[Request], dict[str, Any]]
+_MAX_ERRORS = 16
+# What a function can declare to FastAPI besides the request.
+_DECLARED = (
+    *("path_params", "query_params", "header_params", "cookie_params", "body_params"),
+    *("dependencies", "websocket_param_name", "http_connection_param_name"),
+    *("response_param_name", "background_tasks_param_name", "security_scopes_param_name"),
+)
 
 
-def direct(prepare: Prepare) -> type[APIRoute]:
-    """Makes a class of routes that are called with a JSON body and what `prepare` returns.
+class DirectRoute(APIRoute):
+    """Calls its function with the request, its headers and its JSON body.
 
-    FastAPI solves the parameters of a function anew for each request, which costs more than
-    all that a search does on the event loop. Here the body is validated straight from its
-    bytes, and `prepare` reads the rest.
+    First the dependencies are called, those of the router too: each with the request alone, to
+    pass or to raise. Then headers are read, then the body. What the function returns is sent as
+    JSON.
 
-    Args:
-        prepare: Returns the function's arguments besides `request` and `body`; called
-            before the body is read.
+    Raises:
+        TypeError: If the function or a dependency declares what is not read here: it would be
+            documented and passed over.
     """
 
-    class DirectRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            endpoint: Callable[..., Awaitable[Response]] = self.endpoint
-            body_type: TypeAdapter[Any] = TypeAdapter(get_type_hints(endpoint)["body"])
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns what answers a request; FastAPI calls it once."""
+        endpoint, dependant = self.endpoint, self.dependant
+        _check(dependant, "header_params", "body_params", "dependencies")
+        dependencies = [_check(dependency) for dependency in dependant.dependencies]
+        hints = get_type_hints(endpoint, include_extras=True)
+        headers = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.header_params]
+        bodies = [(f.name, TypeAdapter(hints[f.name])) for f in dependant.body_params]
+        wants_request = dependant.request_param_name
 
-            async def handle(request: Request) -> Response:
-                arguments = prepare(request)
-                body = _read(body_type, request.headers, await request.body())
-                return await endpoint(request=request, body=body, **arguments)
+        async def handle(request: Request) -> Response:
+            for dependency in dependencies:
+                dependency(request)
+            arguments: dict[str, Any] = {wants_request: request} if wants_request else {}
+            for name, alias, type_ in headers:
+                if (value := request.headers.get(alias)) is not None:
+                    arguments[name] = _valid(type_.validate_python, value, alias)
+            for name, type_ in bodies:
+                arguments[name] = _read_body(type_, request.headers, await request.body())
+            answer = await endpoint(**arguments)
+            return answer if isinstance(answer, Response) else json_response(answer)
 
-            return handle
-
-    return DirectRoute
+        return handle
 
 
-def _read(body_type: TypeAdapter[Any], headers: Any, content: bytes) -> Any:
+def _check(dependant: Dependant, *read: str) -> Callable[..., Any]:
+    """Returns the function, which must declare nothing but the request and what is read."""
+    call = dependant.call
+    unread = [name for name in _DECLARED if name not in read and getattr(dependant, name)]
+    if len(dependant.body_params) > 1:
+        unread.append("a second body")
+    if not read and (
+        inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+    ):
+        unread.append("await")
+    if unread or call is None:
+        raise TypeError(f"{call} of a direct route declares what is not read: {unread}")
+    return call
+
+
+def json_response(content: Any) -> Response:
+    """Returns content, of JSON's types or models, as a response."""
+    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
+
+
+def _read_body(type_: TypeAdapter[Any], headers: Mapping[str, str], content: bytes) -> Any:
     media_type = headers.get("content-type", "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
-        error = {"type": "media_type", "loc": ("body",), "msg": "is not sent as application/json"}
-        raise RequestValidationError([error])
+        raise RequestError("unsupported_media_type", "the body is not sent as application/json")
     if not content:
-        raise RequestValidationError(
-            [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
-        )
+        raise _wrong("invalid_request", [{"type": "missing", "loc": (), "msg": "Field required"}])
+    return _valid(type_.validate_json, content)
+
+
+def _valid(validate: Callable[[Any], Any], value: Any, *place: str) -> Any:
     try:
-        return body_type.validate_json(content)
+        return validate(value)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RequestValidationError(
-            [{**fault, "loc": ("body", *fault["loc"])} for fault in faults]
-        ) from None
-    except ValueError:
-        raise RequestValidationError([_NO_JSON]) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    except ValueError:  # what the parser of JSON gives up on
+        found = []
+    if not found or found[0]["type"] == "json_invalid":
+        invalid = {"type": "invalid_json", "loc": (), "msg": "is not valid JSON"}
+        raise _wrong("invalid_json", [invalid])
+    raise _wrong("invalid_request", found[:_MAX_ERRORS], *place)
+
+
+def _wrong(code: str, found: Sequence[Mapping[str, Any]], *place: str) -> RequestError:
+    """Names fields at fault; the input itself, which may be a query, is left out."""
+    errors = [
+        FieldError(
+            field=".".join(str(part)[:64] for part in (*place, *fault["loc"])) or "body",
+            code=fault["type"],
+            message=fault["msg"],
+        )
+        for fault in found
+    ]
+    return RequestError(code, f"{errors[0].field}: {errors[0].message}", errors)

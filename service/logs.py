@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 import traceback
 from asyncio import AbstractEventLoop
 from datetime import UTC, datetime
@@ -33,10 +34,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Sends all logs to standard error, as JSON lines."""
+    """Sends all logs, warnings and unhandled errors to standard error, as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = lambda _, error, __: _LOG.critical("unhandled", exc_info=error)
+    threading.excepthook = lambda of: _LOG.error("unhandled in a thread", exc_info=of.exc_value)
     # Their messages at these levels quote keys, addresses or futures with their errors.
     for name in ("redis", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

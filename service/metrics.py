@@ -1,5 +1,6 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -12,7 +13,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -28,21 +29,17 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds that one query spent in each stage; tokenising and encoding are its batch's."""
+    """Time in each stage [ms]; texts that are tokenized and encoded together share these two."""
 
-    cache: float = 0.0
-    queue: float = 0.0
-    tokenize: float = 0.0
-    encode: float = 0.0
-    search: float = 0.0
-    fetch: float = 0.0
-    total: float = 0.0
-
-    def milliseconds(self) -> dict[str, float]:
-        """Returns the time in each stage [ms], in the order of the stages."""
-        return {stage: round(getattr(self, stage) * 1000, 3) for stage in STAGES}
+    cache: float
+    queue: float
+    tokenize: float
+    encode: float
+    search: float
+    fetch: float
+    total: float
 
 
 STAGES = tuple(stage.name for stage in fields(Timings))
@@ -57,31 +54,30 @@ class Metrics:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
-
-        self.requests = counter("care_http_requests_total", "Requests answered.", "route", "status")
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter(
+            "care_http_requests_total", "Requests answered.", ["route", "status"]
+        )
         self.request_seconds = histogram(
             "care_http_request_seconds",
             "Time from a request's arrival to its response.",
-            "route",
+            ["route"],
             buckets=_SECONDS,
         )
         self.in_flight = gauge("care_http_requests_in_flight", "Requests being answered.")
         self.rejections = counter(
-            "care_rejections_total", "Requests that were not answered, by reason.", "reason"
+            "care_rejections_total", "Requests that were not answered, by reason.", ["reason"]
         )
         self.stage_seconds = histogram(
-            "care_stage_seconds", "Time that a query spends in a stage.", "stage", buckets=_SECONDS
+            "care_stage_seconds",
+            "Time that a query spends in a stage.",
+            ["stage"],
+            buckets=_SECONDS,
         )
         self.cache_lookups = counter(
-            "care_cache_lookups_total", "Queries looked up in a cache.", "tier", "result"
+            "care_cache_lookups_total", "Queries looked up in a cache.", ["tier", "result"]
         )
         self.queue_queries = gauge(
             "care_queue_queries", "Queries admitted and not yet answered, cache hits left out."
@@ -98,13 +94,13 @@ class Metrics:
         self.redis_breaker = gauge(
             "care_redis_breaker_state", "Breaker before Redis: 0 closed, 1 half open, 2 open."
         )
-        self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", "kind")
+        self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "Whether the service takes requests.")
-        self.reloads = counter("care_index_reloads_total", "Index reloads.", "result")
+        self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
         self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",
-            *("index", "version", "pair", "embedding_space"),
+            ["index", "version", "pair", "embedding_space"],
         )
         self.index_documents = gauge(
             "care_index_documents", "Documents in the active index version."
@@ -153,7 +149,7 @@ class Metrics:
     def observe(self, timings: Timings, *, cached: bool) -> None:
         """Counts one answered query; a cached one was neither encoded nor searched."""
         for stage in _CACHED_STAGES if cached else STAGES:
-            self._stages[stage].observe(getattr(timings, stage))
+            self._stages[stage].observe(getattr(timings, stage) / 1000)
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Names the active index version."""

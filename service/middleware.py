@@ -7,12 +7,12 @@ import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import describe
-from service.metrics import DEPARTED, UNMATCHED, Metrics
-from service.problems import problem_response, retry_after
+from service.metrics import DEPARTED, STAGES, UNMATCHED, Metrics
+from service.problems import RequestError, problem_response
+from service.settings import Settings
 from service.tracing import Tracer
 
 _LOG = logging.getLogger("care.service")
@@ -28,8 +28,8 @@ _HEADERS = {
 }
 # Swagger's page loads its own script and style from elsewhere.
 _WITHOUT_POLICY = {"/docs"}
-# They must be answered also when nothing else is.
-_UNLIMITED = {"/health/live", "/health/ready", "/metrics"}
+# They must be answered also when nothing else is, and are asked every few seconds.
+_PROBES = {"/health/live", "/health/ready", "/metrics"}
 
 
 class RequestContext:
@@ -54,6 +54,7 @@ class RequestContext:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["path"] = path = scope["path"].removeprefix(scope.get("root_path", ""))
         state["arrived"] = asyncio.get_running_loop().time()
         status = 0
         departed = False
@@ -71,7 +72,7 @@ class RequestContext:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 for name, value in _HEADERS.items():
-                    if not (name == "Content-Security-Policy" and scope["path"] in _WITHOUT_POLICY):
+                    if not (name == "Content-Security-Policy" and path in _WITHOUT_POLICY):
                         headers.setdefault(name, value)
             await send(message)
 
@@ -91,7 +92,7 @@ class RequestContext:
                 )
                 if status:
                     raise
-                response = problem_response(500, "an unexpected error", request_id)
+                response = problem_response(error, scope)
                 await response(scope, receive, send_with_headers)
         self._report(scope, headers, DEPARTED if departed else str(status), started)
 
@@ -103,9 +104,10 @@ class RequestContext:
         if status == DEPARTED:
             self._metrics.rejections.labels("departed").inc()
         state = scope["state"]
-        stages = state["timings"].milliseconds() if "timings" in state else {}
-        stages.pop("total", None)
-        if _LOG.isEnabledFor(logging.INFO):
+        timings = state.get("timings")
+        stages = {n: getattr(timings, n) for n in STAGES if n != "total"} if timings else {}
+        level = logging.DEBUG if state["path"] in _PROBES else logging.INFO
+        if _LOG.isEnabledFor(level):
             fields = {
                 "request_id": state["request_id"],
                 "method": scope["method"],
@@ -115,7 +117,7 @@ class RequestContext:
                 "stages_ms": stages,
                 **({"key": state["key"]} if "key" in state else {}),
             }
-            _LOG.info("request", extra={"fields": fields})
+            _LOG.log(level, "request", extra={"fields": fields})
         if self._tracer:
             self._tracer.record(
                 route, headers, seconds, stages, state["request_id"], status=int(status)
@@ -125,37 +127,28 @@ class RequestContext:
 class Limits:
     """Bounds what requests may take before anything is done for them.
 
-    Args:
-        app: The application behind.
-        max_bytes: Longest body [bytes], whatever its headers say; over it comes 413.
-        max_requests: Requests at once; one more is answered with 503.
-        timeout: Time for a body to arrive [s]; past it comes 504.
-        metrics: Where rejections are counted.
+    A request beyond `max_requests` at once is answered with 503, a body of more than
+    `max_body_bytes`, whatever its headers say, with 413, one that has not arrived after
+    `timeout_ms` with 504.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_bytes: int, max_requests: int, timeout: float, metrics: Metrics
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._max_requests = max_requests
-        self._timeout = timeout
+        self._max_bytes = settings.max_body_bytes
+        self._max_requests = settings.max_requests
+        self._timeout = settings.timeout_ms / 1000
         self._metrics = metrics
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] != "http" or scope["path"] in _UNLIMITED:
+        if scope["type"] != "http" or scope["state"]["path"] in _PROBES:
             await self._app(scope, receive, send)
             return
         if self._requests == self._max_requests:
             self._metrics.rejections.labels("connections").inc()
-            detail, request_id = (
-                "too many requests at once: try again",
-                scope["state"]["request_id"],
-            )
-            response = problem_response(503, detail, request_id, headers=retry_after(1))
-            await response(scope, receive, send)
+            error = RequestError("too_many_requests", "too many requests at once: retry later")
+            await problem_response(error, scope)(scope, receive, send)
             return
         deadline = scope["state"]["arrived"] + self._timeout
         received = 0
@@ -169,12 +162,15 @@ class Limits:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError as error:
-                self._metrics.rejections.labels("deadline").inc()
-                raise HTTPException(504, "the body did not arrive in time") from error
+                raise RequestError(
+                    "deadline_exceeded", "the body did not arrive in time"
+                ) from error
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                raise HTTPException(413, f"the body is longer than {self._max_bytes} bytes")
+                limit = self._max_bytes
+                too_long = f"the body is longer than {limit} bytes"
+                raise RequestError("body_too_long", too_long, limit=limit)
             return message
 
         self._requests += 1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
-from service.breaker import UnavailableError
+from core.breaker import UnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -34,18 +34,6 @@ if full > now then
 end
 return 0
 """
-
-
-class RateLimitedError(Exception):
-    """A key asks more often than it may.
-
-    Attributes:
-        wait: Time after which the request would be admitted [s].
-    """
-
-    def __init__(self, wait: float) -> None:
-        super().__init__(f"ask again in {wait:.3f} s")
-        self.wait = wait
 
 
 class RateLimiter:

@@ -6,7 +6,7 @@ import hmac
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from redis.asyncio import ConnectionPool, Redis
@@ -14,11 +14,11 @@ from redis.asyncio.connection import parse_url
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
-from service.breaker import Breaker, UnavailableError
-from service.vector_search import Found
+from service.metrics import RedisError as ErrorKind
+from stores.base import ScoredRows
 
-ErrorKind = Literal["timeout", "connection", "value"]
 T = TypeVar("T")
 
 _CONNECTIONS = 16
@@ -127,13 +127,15 @@ def _make_pool(url: str, timeout: float, connections: int) -> ConnectionPool:
     except (ValueError, TypeError, RedisError):
         # Without its cause, which may quote the password.
         raise CareError(
-            "CARE_REDIS_URL is not an address of Redis, such as redis://:password@host:6379/0"
+            "CARE_REDIS_URL is not an address of Redis, such as redis://:password@host:6379/0",
+            code="invalid_setting",
+            name="CARE_REDIS_URL",
         ) from None
     return pool
 
 
 class RedisCache:
-    """Found rows of queries, shared by all processes that share a Redis and a secret.
+    """Scored rows of queries, shared by all processes that share a Redis and a secret.
 
     A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
     (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
@@ -152,7 +154,7 @@ class RedisCache:
         self._prefix = prefix
         self._ttl_seconds = ttl_seconds
 
-    async def get_many(self, keys: Sequence[bytes], count: int) -> list[Found | None]:
+    async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
         """Looks up keys, in one call.
 
         Args:
@@ -171,7 +173,7 @@ class RedisCache:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
-    async def put_many(self, items: Iterable[tuple[bytes, Found]]) -> None:
+    async def put_many(self, items: Iterable[tuple[bytes, ScoredRows]]) -> None:
         """Keeps what was found for keys, in one call; if Redis fails, they are not kept."""
         values = {self._name(key): self._encode(key, found) for key, found in items}
         if not values:
@@ -189,7 +191,7 @@ class RedisCache:
     def _name(self, key: bytes) -> str:
         return self._prefix + key.hex()
 
-    def _encode(self, key: bytes, found: Found) -> bytes:
+    def _encode(self, key: bytes, found: ScoredRows) -> bytes:
         scores, rows = found
         payload = b"".join(
             (
@@ -200,7 +202,7 @@ class RedisCache:
         )
         return payload + self._mac(key, payload)
 
-    def _read(self, key: bytes, value: bytes | str | None, count: int) -> Found | None:
+    def _read(self, key: bytes, value: bytes | str | None, count: int) -> ScoredRows | None:
         if value is None:
             return None
         found = self._decode(key, value, count) if isinstance(value, bytes) else None
@@ -208,7 +210,7 @@ class RedisCache:
             self._guard.on_error("value")
         return found
 
-    def _decode(self, key: bytes, value: bytes, count: int) -> Found | None:
+    def _decode(self, key: bytes, value: bytes, count: int) -> ScoredRows | None:
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(key, payload)):
             return None

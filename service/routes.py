@@ -1,29 +1,29 @@
+"""The routes, by who may ask them; FastAPI documents what `DirectRoute` reads."""
+
 import asyncio
 import base64
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic_core import to_json
-from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
 from core.errors import QueryError
 from core.types import FloatArray, Query
 from core.vectors import truncate_normalize
-from service.api_keys import Role
-from service.direct_route import direct
-from service.engine import Answer, Answers, check_text
-from service.loaded_index import LoadedIndex
-from service.metrics import STAGES, Timings
-from service.problems import MEDIA_TYPE
-from service.rate_limit import RateLimitedError
+from service.api_keys import ApiKeys, Role
+from service.direct_route import DirectRoute
+from service.engine import Engine, check_text
+from service.metrics import STAGES, Metrics, Timings
+from service.problems import MEDIA_TYPE, RequestError
+from service.rate_limit import RateLimiter
 from service.schemas import (
     BatchRequest,
     BatchResponse,
@@ -31,161 +31,159 @@ from service.schemas import (
     EmbeddingsResponse,
     Health,
     IndexResponse,
+    ModelsResponse,
+    OpenAIProblem,
     Problem,
     SearchRequest,
     SearchResponse,
 )
-from service.state import State
+from service.search import LoadedIndex, QueryResult
+from service.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
 
 _MAX_FILTER_VALUES = 100
-_TIMEOUT = "X-Request-Timeout-Ms"
-_MAX_TIMEOUT_MS = 60_000
-_CHALLENGE = {"WWW-Authenticate": "Bearer"}
-
-_bearer = HTTPBearer(auto_error=False, description="One of the keys in CARE_API_KEYS.")
+# What a browser sends with the requests of another page, and a proxy with all.
+_NOT_DIRECT = ("origin", "forwarded", "x-forwarded-for")
 
 
-async def _state(request: Request) -> State:
+@dataclass(frozen=True, slots=True)
+class State:
+    """What routes work with; one for each application.
+
+    Attributes:
+        pair: Name of the pair whose query side encodes.
+    """
+
+    settings: Settings
+    pair: str
+    metrics: Metrics
+    engine: Engine
+    keys: ApiKeys
+    limiter: RateLimiter | None
+
+
+def _state(request: Request) -> State:
     state: State = request.app.state.service
     return state
 
 
-StateOf = Annotated[State, Depends(_state)]
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+class _Allowed(HTTPBearer):
+    """Lets requests pass whose bearer key has a role, and documents that key.
+
+    Without any key in `CARE_API_KEYS` everybody may search, and whoever asks from this machine
+    may administrate a service that listens on loopback alone.
+    """
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(scheme_name="HTTPBearer", description="One of the keys in CARE_API_KEYS.")
+        self._role = role
+
+    def __call__(self, request: Request) -> None:  # type: ignore[override]
+        """Notes the name of the key.
+
+        Raises:
+            RequestError: If there is no key, none that is known, or one that lacks the role.
+        """
+        state = _state(request)
+        is_open = self._role == "search" or _is_local(request, state.settings.host)
+        if not state.keys and is_open:
+            return
+        if self._role == "admin" and not state.keys.has("admin"):
+            raise RequestError("no_admin_key", "closed: CARE_API_KEYS has no admin key")
+        scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+        key = state.keys.find(secret) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise RequestError("unauthorized", "the bearer key is missing or unknown")
+        if not key.allows(self._role):
+            message = f"the key '{key.name}' lacks the role {self._role}"
+            raise RequestError("forbidden", message, key=key.name, role=self._role)
+        request.state.key = key.name
+
+
+def _is_local(request: Request, host: str) -> bool:
+    """Returns whether a request comes from this machine, straight, to a loopback address."""
+    peer = request.client.host if request.client else ""
+    direct = not any(name in request.headers for name in _NOT_DIRECT)
+    return direct and _is_loopback(host) and _is_loopback(peer)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _problems(*statuses: int, model: type[Problem] = Problem) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": model, "content": {MEDIA_TYPE: {}}} for status in (*statuses, 500)}
+
+
+_ASKED = (400, 401, 403, 413, 415, 422, 429, 503, 504)
+
+# A route is closed unless it is put among the open ones.
+searching = APIRouter(route_class=DirectRoute, dependencies=[Depends(_Allowed("search"))])
+administrating = APIRouter(route_class=DirectRoute, dependencies=[Depends(_Allowed("admin"))])
+everybody = APIRouter(route_class=DirectRoute)
+ROUTERS = (searching, administrating, everybody)
+
 TimeoutMs = Annotated[
     int | None,
     Header(
-        alias=_TIMEOUT,
+        alias="X-Request-Timeout-Ms",
         ge=1,
-        le=_MAX_TIMEOUT_MS,
+        le=60_000,
         description="Time for the answer [ms]; past it comes 504.",
     ),
 ]
 
 
-def _allow(request: Request, role: Role) -> str:
-    """Returns the name of the key that a request carries, if it may do what a role does."""
-    keys = request.app.state.service.keys
-    if not keys.has(role):
-        if role == "search":
-            return "anonymous"
-        raise HTTPException(401, "closed: CARE_API_KEYS has no admin key", _CHALLENGE)
-    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
-    key = keys.find(secret) if scheme.lower() == "bearer" else None
-    if key is None:
-        raise HTTPException(401, "the bearer key is missing or unknown", _CHALLENGE)
-    if not key.allows(role):
-        raise HTTPException(403, f"the key '{key.name}' has not the role {role}")
-    request.state.key = key.name
-    return str(key.name)
-
-
-async def _searcher(request: Request, _: Credentials) -> str:
-    return _allow(request, "search")
-
-
-async def _administrator(request: Request, _: Credentials) -> str:
-    return _allow(request, "admin")
-
-
-Searcher = Annotated[str, Depends(_searcher)]
-_SEARCHER = [Depends(_searcher)]
-_ADMIN = [Depends(_administrator)]
-
-
-def _timeout_ms(request: Request) -> int | None:
-    given = request.headers.get(_TIMEOUT)
-    if given is None:
-        return None
-    if given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MAX_TIMEOUT_MS:
-        return int(given[:9])
-    message = f"is not a whole number from 1 to {_MAX_TIMEOUT_MS}"
-    raise RequestValidationError([{"type": "timeout", "loc": ("header", _TIMEOUT), "msg": message}])
-
-
-def _prepare(request: Request) -> dict[str, Any]:
-    return {
-        "state": request.app.state.service,
-        "key": _allow(request, "search"),
-        "timeout_ms": _timeout_ms(request),
-    }
-
-
-router = APIRouter()
-hot_router = APIRouter(route_class=direct(_prepare))
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, object]]:
-    return {status: {"model": Problem, "content": {MEDIA_TYPE: {}}} for status in (*statuses, 500)}
-
-
-_WORK = _problems(401, 403, 413, 422, 429, 503, 504)
-
-
-@hot_router.post("/search", response_model=SearchResponse, responses=_WORK)
-async def search(
-    request: Request,
-    body: SearchRequest,
-    state: StateOf,
-    key: Searcher,
-    timeout_ms: TimeoutMs = None,
-) -> Response:
+@searching.post("/search", response_model=SearchResponse, responses=_problems(*_ASKED))
+async def search(request: Request, body: SearchRequest, timeout_ms: TimeoutMs = None) -> Any:
     """Finds the documents nearest to a query."""
-    await _admit(state, key, 1)
-    async with _while_connected(request):
-        answers = await state.engine.search([_query(body)], _deadline(request, state, timeout_ms))
-    (answer,) = answers.answers
-    request.state.timings = answer.timings
-    return _json(_search_response(answers.index, answer, body))
+    async with _admitted(request, 1, timeout_ms) as deadline:
+        index, (found,) = await _state(request).engine.search([_query(body)], deadline)
+    request.state.timings = found[1]
+    return _search_response(index, *found, body)
 
 
-@hot_router.post("/search/batch", response_model=BatchResponse, responses=_WORK)
-async def search_batch(
-    request: Request,
-    body: BatchRequest,
-    state: StateOf,
-    key: Searcher,
-    timeout_ms: TimeoutMs = None,
-) -> Response:
+@searching.post("/search/batch", response_model=BatchResponse, responses=_problems(*_ASKED))
+async def search_batch(request: Request, body: BatchRequest, timeout_ms: TimeoutMs = None) -> Any:
     """Answers several queries from one index version, in order."""
-    _check_number(body.queries, state, "queries")
-    await _admit(state, key, len(body.queries))
-    async with _while_connected(request):
-        answers = await state.engine.search(
-            [_query(query) for query in body.queries],
-            _deadline(request, state, timeout_ms),
-            batch=True,
-        )
-    request.state.timings = _longest(answers)
-    results = [
-        _search_response(answers.index, answer, query)
-        for answer, query in zip(answers.answers, body.queries, strict=True)
-    ]
-    return _json({"results": results})
+    state = _state(request)
+    _check_number(len(body.queries), state, "queries")
+    async with _admitted(request, len(body.queries), timeout_ms) as deadline:
+        queries = [_query(query) for query in body.queries]
+        index, found = await state.engine.search(queries, deadline, batch=True)
+    request.state.timings = Timings(
+        *(max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
+    )
+    pairs = zip(found, body.queries, strict=True)
+    return {"results": [_search_response(index, *one, query) for one, query in pairs]}
 
 
-@hot_router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=_WORK)
+@searching.post(
+    "/v1/embeddings",
+    response_model=EmbeddingsResponse,
+    responses=_problems(*_ASKED, model=OpenAIProblem),
+)
 async def embeddings(
-    request: Request,
-    body: EmbeddingsRequest,
-    state: StateOf,
-    key: Searcher,
-    timeout_ms: TimeoutMs = None,
-) -> Response:
+    request: Request, body: EmbeddingsRequest, timeout_ms: TimeoutMs = None
+) -> Any:
     """Encodes texts as queries; the interface is OpenAI's."""
+    state = _state(request)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    settings, dimension = state.settings, state.engine.index.manifest.encoder.dimension
-    _check_number(texts, state, "input")
-    if body.model not in (None, settings.pair):
-        raise QueryError("model", f"is unknown; this service has '{settings.pair}'")
+    dimension = state.engine.index.manifest.encoder.dimension
+    _check_number(len(texts), state, "input")
+    if body.model not in (None, state.pair):
+        message = f"is unknown; this service has '{state.pair}'"
+        raise QueryError("model", message, code="unknown_model", model=state.pair)
     if body.dimensions and body.dimensions > dimension:
-        raise QueryError("dimensions", f"is {body.dimensions}; the encoder has {dimension}")
-    texts = [check_text(text, settings.max_query_chars, "input") for text in texts]
-    await _admit(state, key, len(texts))
-    async with _while_connected(request):
-        encoded = await state.engine.embed(texts, _deadline(request, state, timeout_ms))
+        message = f"is {body.dimensions}; the encoder has {dimension}"
+        raise QueryError("dimensions", message, code="too_many_dimensions", limit=dimension)
+    texts = [check_text(text, state.settings.max_query_chars, "input") for text in texts]
+    async with _admitted(request, len(texts), timeout_ms) as deadline:
+        encoded = await state.engine.embed(texts, deadline)
     tokens = sum(count for _, count in encoded)
     data = [
         {
@@ -196,49 +194,72 @@ async def embeddings(
         for i, (vector, _) in enumerate(encoded)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return _json({"object": "list", "data": data, "model": settings.pair, "usage": usage})
+    return {"object": "list", "data": data, "model": state.pair, "usage": usage}
 
 
-@router.get("/index", responses=_problems(401, 403, 503), dependencies=_SEARCHER)
-async def index(state: StateOf) -> IndexResponse:
+@searching.get(
+    "/v1/models",
+    response_model=ModelsResponse,
+    responses=_problems(401, 403, 503, model=OpenAIProblem),
+)
+async def models(request: Request) -> Any:
+    """Names the model of `/v1/embeddings`; the interface is OpenAI's."""
+    state = _state(request)
+    created = int(state.engine.index.manifest.created_at.timestamp())
+    model = {"id": state.pair, "object": "model", "created": created, "owned_by": "care"}
+    return {"object": "list", "data": [model]}
+
+
+@searching.get("/index", response_model=IndexResponse, responses=_problems(401, 403, 503))
+async def index(request: Request) -> Any:
     """Describes the active index version."""
+    state = _state(request)
     return _index_response(state.engine.index, state)
 
 
-@router.post("/index/reload", responses=_problems(401, 403, 503), dependencies=_ADMIN)
-async def reload_index(state: StateOf) -> IndexResponse:
+@administrating.post(
+    "/index/reload", response_model=IndexResponse, responses=_problems(401, 403, 503)
+)
+async def reload_index(request: Request) -> Any:
     """Loads the version that CURRENT names; if it is not sound, the old one keeps serving."""
+    state = _state(request)
     return _index_response(await state.engine.reload(), state)
 
 
-@router.get("/health/live", responses=_problems())
-async def live() -> Health:
+@everybody.get("/health/live", response_model=Health, responses=_problems())
+async def live() -> Any:
     """Answers as long as the process does."""
-    return Health(status="live")
+    return {"status": "live"}
 
 
-@router.get("/health/ready", responses=_problems(503))
-async def ready(state: StateOf) -> Health:
+@everybody.get("/health/ready", response_model=Health, responses=_problems(503))
+async def ready(request: Request) -> Any:
     """Answers once a real encode and search have succeeded."""
-    await state.engine.check()
-    return Health(status="ready")
+    await _state(request).engine.check()
+    return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response, responses=_problems())
-async def metrics(state: StateOf) -> Response:
+@everybody.get("/metrics", response_class=Response, responses=_problems())
+async def metrics(request: Request) -> Response:
     """Prometheus metrics."""
-    return Response(generate_latest(state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    registry = _state(request).metrics.registry
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/", include_in_schema=False)
+@everybody.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def page() -> FileResponse:
     """The search page."""
     return FileResponse(PAGE / "index.html")
 
 
 @asynccontextmanager
-async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancels what is inside once the client has gone."""
+async def _admitted(request: Request, queries: int, timeout_ms: int | None) -> AsyncIterator[float]:
+    """Charges the key for queries, then yields the deadline; ends the block if the client goes."""
+    state = _state(request)
+    key = getattr(request.state, "key", "anonymous")
+    if state.limiter and (wait := await state.limiter.admit(key, queries)):
+        message = f"rate limit exceeded: retry after {wait:.3f} s"
+        raise RequestError("rate_limited", message, retry_after=wait)
     work = asyncio.current_task()
     assert work
 
@@ -249,51 +270,34 @@ async def _while_connected(request: Request) -> AsyncIterator[None]:
 
     watching = asyncio.get_running_loop().create_task(watch())
     try:
-        yield
+        yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
     finally:
         watching.cancel()
 
 
-async def _admit(state: State, key: str, queries: int) -> None:
-    if state.limiter and (wait := await state.limiter.admit(key, queries)):
-        raise RateLimitedError(wait)
-
-
-def _deadline(request: Request, state: State, timeout_ms: int | None) -> float:
-    arrived: float = request.state.arrived
-    return arrived + (timeout_ms or state.settings.timeout_ms) / 1000
-
-
-def _check_number(items: list[Any], state: State, field: str) -> None:
+def _check_number(count: int, state: State, field: str) -> None:
     limit = state.settings.max_batch
-    if len(items) > limit:
-        raise QueryError(field, f"holds {len(items)} texts; the limit is {limit}")
+    if count > limit:
+        message = f"holds {count} texts; the limit is {limit}"
+        raise QueryError(field, message, code="batch_too_large", limit=limit)
 
 
 def _query(body: SearchRequest) -> Query:
     return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)
 
 
-def _json(content: Any) -> Response:
-    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
-
-
-def _search_response(index: LoadedIndex, answer: Answer, body: SearchRequest) -> dict[str, Any]:
+def _search_response(
+    index: LoadedIndex, result: QueryResult, timings: Timings, body: SearchRequest
+) -> dict[str, Any]:
     fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include))
     if index.documents.chunked:
         fields += ("parent", "chunk", "chunks")
     return {
-        "hits": [{name: getattr(hit, name) for name in fields} for hit in answer.hits],
+        "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
         "index": {"name": index.manifest.name, "version": index.manifest.version},
-        "timings_ms": answer.timings.milliseconds(),
-        "cached": answer.cached,
+        "timings_ms": timings,
+        "cached": result.cached,
     }
-
-
-def _longest(answers: Answers) -> Timings:
-    """Returns of each stage the longest time that a query spent in it."""
-    timings = [answer.timings for answer in answers.answers]
-    return Timings(*(max(getattr(t, stage) for t in timings) for stage in STAGES))
 
 
 def _embedding(vector: FloatArray, dimension: int, encoding: str) -> list[float] | str:
@@ -307,20 +311,13 @@ def _embedding(vector: FloatArray, dimension: int, encoding: str) -> list[float]
 def _index_response(loaded: LoadedIndex, state: State) -> IndexResponse:
     manifest = loaded.manifest
     return IndexResponse(
-        name=manifest.name,
-        version=manifest.version,
-        pair=state.settings.pair,
+        **dict(manifest),
+        pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
-        count=manifest.count,
         documents=manifest.corpus.documents,
-        chunking=manifest.chunking,
-        factory=manifest.factory,
-        search_parameters=manifest.search_parameters,
-        recall=manifest.recall,
         filters={
             field: loaded.filters.values(field, _MAX_FILTER_VALUES)
             for field in sorted(loaded.filters.fields)
         },
-        created_at=manifest.created_at,
     )

@@ -16,7 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from core.types import Chunking, RecallReport
+from core.manifest import Chunking, RecallReport
+from service.metrics import Timings
 
 Include = Literal["text", "metadata"]
 _INCLUDE: tuple[Include, ...] = ("text", "metadata")
@@ -92,18 +93,6 @@ class IndexReference(BaseModel):
     version: str
 
 
-class Timings(BaseModel):
-    """Time in each stage [ms]; texts that are tokenized and encoded together share these two."""
-
-    cache: float
-    queue: float
-    tokenize: float
-    encode: float
-    search: float
-    fetch: float
-    total: float
-
-
 class SearchResponse(BaseModel):
     """The hits for one query, best first."""
 
@@ -119,12 +108,23 @@ class BatchResponse(BaseModel):
     results: list[SearchResponse]
 
 
+def _check_input(value: object) -> object:
+    """Names the setting of a client that sends token ids, for which there is one error."""
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        raise PydanticCustomError(
+            "token_ids",
+            "holds no texts: token ids are those of another model; have the client send texts "
+            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)",
+        )
+    return value
+
+
 class EmbeddingsRequest(_Request):
     """Texts to encode as queries, in the words of OpenAI's interface."""
 
-    input: StrictStr | Annotated[list[StrictStr], Field(min_length=1)] = Field(
-        description="A text or several."
-    )
+    input: Annotated[
+        StrictStr | Annotated[list[StrictStr], Field(min_length=1)], BeforeValidator(_check_input)
+    ] = Field(description="A text or several.")
     model: StrictStr | None = Field(None, description="The pair's name, or nothing.")
     dimensions: StrictInt | None = Field(
         None, ge=1, description="First dimensions to keep; the rest is cut off, then normalized."
@@ -159,6 +159,22 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
+class ModelResponse(BaseModel):
+    """A model in the words of OpenAI's interface: the pair whose query side encodes texts."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="When the active index version was built [s since 1970].")
+    owned_by: str
+
+
+class ModelsResponse(BaseModel):
+    """The models of this service."""
+
+    object: Literal["list"]
+    data: list[ModelResponse]
+
+
 class IndexResponse(BaseModel):
     """The active index version."""
 
@@ -189,6 +205,7 @@ class FieldError(BaseModel):
     """What is wrong with one field of a request."""
 
     field: str
+    code: str = Field(description="Stable identifier of the error.")
     message: str
 
 
@@ -198,6 +215,22 @@ class Problem(BaseModel):
     type: str = "about:blank"
     title: str
     status: int
+    code: str = Field(description="Stable identifier of the error; messages may be reworded.")
     detail: str
     request_id: str
     errors: list[FieldError] = Field(default_factory=list)
+
+
+class OpenAIError(BaseModel):
+    """The error again, in the words of OpenAI's interface, where its clients look for it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIProblem(Problem):
+    """An error of a route of OpenAI's interface."""
+
+    error: OpenAIError

@@ -1,15 +1,28 @@
+"""The settings of the service: one `CARE_*` variable each, read and checked once, at start."""
+
+import os
+import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from core.cpus import available_cpus
+from core.errors import CareError
 from models.encoders.providers import ProviderName
 from models.pairs import DEFAULT_PAIR
 
 # Searches in Milvus at once.
 _WAITING_THREADS = 16
+# Variables of the same prefix that are no settings: the load test's, and those that Kubernetes
+# makes of Services named care and care-….
+_OTHERS = {"CARE_LOAD_KEY"}
+_OF_KUBERNETES = re.compile(
+    r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP)\w*=|PORT=(tcp|udp)://)"
+)
+_ORIGIN = re.compile(r"\*|https?://[^\s/?#@]+")
 
 
 class Settings(BaseSettings):
@@ -104,8 +117,8 @@ class Settings(BaseSettings):
     api_keys: SecretStr | None = Field(
         None,
         description="Keys that may ask, comma-separated name:role:sha256, with role search or "
-        "admin (python -m service key makes one). Without any, search is open and "
-        "POST /index/reload closed.",
+        "admin (python -m service key makes one). Without any, search is open, and POST "
+        "/index/reload to this machine if CARE_HOST is loopback.",
     )
     rate_limit: float = Field(
         0.0, ge=0, description="Queries per second that one key may ask; 0 sets no limit."
@@ -113,6 +126,17 @@ class Settings(BaseSettings):
     rate_burst: int = Field(100, ge=1, description="Queries that a key may ask at once.")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may call the service, comma-separated."
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[\w.~-]+)*$",
+        description="Path under which a proxy, which takes it away, serves: /care.",
+    )
+    watch_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="How often to look whether another version has become the active one, and "
+        "load it [s]; 0 leaves that to POST /index/reload.",
     )
     drain_seconds: float = Field(
         0.0,
@@ -144,20 +168,47 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+            if not all(map(_ORIGIN.fullmatch, value)):
+                raise ValueError(
+                    "is not a list of origins such as https://host or http://host:8080"
+                )
         return value
 
     @model_validator(mode="after")
-    def _milvus_has_an_address(self) -> Self:
+    def _has_what_others_need(self) -> Self:
         if self.store == "milvus" and not self.milvus_uri:
             raise ValueError("CARE_STORE=milvus needs CARE_MILVUS_URI")
-        return self
-
-    @model_validator(mode="after")
-    def _secret_goes_with_redis(self) -> Self:
         if self.redis_url and not self.cache_secret:
             raise ValueError(
                 "CARE_REDIS_URL needs CARE_CACHE_SECRET: a long random text, the same for all "
                 "replicas"
             )
         return self
+
+
+def read_settings() -> Settings:
+    """Reads the environment.
+
+    Raises:
+        CareError: If a variable is unknown or has a wrong value, which the message does not quote.
+    """
+    known = {f"CARE_{name}".upper() for name in Settings.model_fields}
+    for name in sorted(os.environ.keys() - known - _OTHERS):
+        if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
+            continue
+        nearest = next(iter(get_close_matches(name, known, 1, 0)))
+        raise CareError(
+            f"{name} is not a setting; the nearest is {nearest}",
+            code="unknown_setting",
+            name=name,
+            nearest=nearest,
+        )
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = "".join(f"CARE_{field}".upper() for field in first["loc"][:1])
+        message = first["msg"].removeprefix("Value error, ")
+        message = f"{name}: {message}" if name else message
+        raise CareError(message, code="invalid_setting", name=name) from None

@@ -31,7 +31,8 @@ class Tracer:
         except ImportError as error:
             raise CareError(
                 f"{ENDPOINT} is set and OpenTelemetry is not installed: "
-                "pip install 'care-retrieval[tracing]'"
+                "pip install 'care-retrieval[tracing]'",
+                code="missing_package",
             ) from error
         name = os.environ.get("OTEL_SERVICE_NAME", "care-retrieval")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))

@@ -33,7 +33,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from core.types import EncoderSpec, Pooling
+from core.encoders import EncoderSpec, Pooling
 
 WIDTH = 64
 MAX_LENGTH = 48

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 from indexer.build import BuildOptions, build
 from service.app import create_app
 from service.settings import Settings
@@ -79,7 +79,6 @@ def settings(tmp_path: Path) -> Settings:
         indexes=tmp_path / "indexes",
         index="test",
         threads=1,
-        api_keys=ADMIN_KEY,
     )
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.types import EncoderSpec, Encoding, FloatArray, Role
+from core.encoders import EncoderSpec, Encoding, Role
+from core.types import FloatArray
 from core.vectors import truncate_normalize
 
 DIMENSION = 64

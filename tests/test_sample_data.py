@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from models.evaluation.beir import read_qrels, read_queries
+from evaluation.beir import Qrels, beir_paths, read_qrels, read_queries
 
 SAMPLE = Path(__file__).parents[1] / "data" / "sample"
+
+
+def read_all_qrels() -> Qrels:
+    train, test = (read_qrels(beir_paths(SAMPLE, split).qrels) for split in ("train", "test"))
+    assert not train.keys() & test.keys()
+    return train | test
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def test_passages_have_80_to_250_characters(corpus: list[dict]) -> None:
 
 
 def test_every_question_has_a_passage_that_answers_it(corpus: list[dict]) -> None:
-    queries, qrels = read_queries(SAMPLE / "queries.jsonl"), read_qrels(SAMPLE / "qrels.tsv")
+    queries, qrels = read_queries(SAMPLE / "queries.jsonl"), read_all_qrels()
     assert len(queries) == 90
     assert len(set(queries.values())) == 90
     assert qrels.keys() == queries.keys()
@@ -41,6 +47,6 @@ def test_every_question_has_a_passage_that_answers_it(corpus: list[dict]) -> Non
 
 def test_every_judged_passage_exists(corpus: list[dict]) -> None:
     ids = {record["_id"] for record in corpus}
-    for grades in read_qrels(SAMPLE / "qrels.tsv").values():
+    for grades in read_all_qrels().values():
         assert grades.keys() <= ids
         assert set(grades.values()) <= {1, 2}

@@ -3,40 +3,41 @@
 python -m loadtest.bench.scale --vectors 1000000 --dimension 768 --threads 2 --out FOLDER
 
 Each engine is built in a process of its own, its index kept in the cache, and searched in
-a fresh process; an interrupted run goes on with the engine that it was at. A query is
+a fresh process; an interrupted run resumes with the engine that it was at. A query is
 searched alone on one thread, as the service does, and its speed is counted in processor
 time, so that other work on the machine disturbs less. All queries at once are searched on
 all threads and counted in wall-clock time.
 """
 
-import argparse
 import json
 import logging
+import re
 import resource
+import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
-from numpy.typing import NDArray
+import psutil
 
-from loadtest.bench import environment, report
-from loadtest.bench.curves import defaults, plot, read_results
-from loadtest.bench.engines import Engine, K, engines, exact_neighbours
+from core.cli import run as run_command
+from core.types import FloatArray, RowArray
+from loadtest.bench import results
+from loadtest.bench.engines import Engine, K, Parameters, Search, engines, faiss_engine
+from loadtest.bench.processes import in_process, options_json, parse_options
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
+from stores.exact import exact_search
 
-FloatArray = NDArray[np.float32]
-RowArray = NDArray[np.int64]
+TARGETS = (0.9, 0.95, 0.99)
 
+_COLUMNS = {"alone_per_second": "one query a call, 1 thread", "batch_per_second": "batch"}
 # A slow point is measured with as many queries as fit.
 _SECONDS_ALONE = 3.0
 _MIN_ALONE = 20
-_LOG_FORMAT = "%(message)s"
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Options:
         construction: efConstruction of each graph.
         seed: Seed of the vectors.
         engines: Only engines whose name holds one of these, or all.
+        factories: FAISS factory strings to measure instead of the engines.
         cache: Where vectors and indexes are kept.
         out: Where the results go.
     """
@@ -66,68 +68,47 @@ class Options:
     construction: int = 200
     seed: int = 0
     engines: tuple[str, ...] = ()
+    factories: tuple[str, ...] = ()
     cache: Path = Path("builds/bench")
     out: Path = Path("loadtest/results")
 
     @property
     def folder(self) -> Path:
         """The cache of these vectors and of the indexes over them."""
-        return self.cache / (
-            f"{self.vectors}x{self.dimension}-seed{self.seed}-M{self.links}-{self.construction}"
-        )
+        graph = f"M{self.links}-{self.construction}"
+        return self.cache / f"{self.vectors}x{self.dimension}-seed{self.seed}-{graph}"
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Measures the engines, writes `scale-<vectors>.json` and `scale.png`, returns the former.
+def run(options: Options) -> None:
+    """Measures the engines, writes `scale-<vectors>.json` and `scale.png`.
 
-    The file is written after each engine, so that an interrupted run leaves what it has.
+    The JSON is written after each engine, so that an interrupted run leaves what it has.
     """
-    started = time.perf_counter()
-
-    def progress(message: str, *arguments: object) -> None:
-        _log.info(f"%7.1f s  {message}", time.perf_counter() - started, *arguments)
-
     options.folder.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    progress("vectors and exact neighbours in %s", options.folder)
-    _in_process(_prepare, options)
+    _log.info("vectors and exact neighbours in %s", options.folder)
+    in_process(_prepare, options)
     result: dict[str, Any] = {
         "benchmark": "scale",
-        "environment": environment.describe([]),
-        "options": {
-            **asdict(options),
-            "engines": list(options.engines),
-            "cache": str(options.cache),
-            "out": str(options.out),
-        },
+        "environment": results.describe(),
+        "options": options_json(options),
         "k": K,
         "engines": [],
     }
-    path = options.out / f"scale-{options.vectors}.json"
     for engine in _chosen(options):
-        file = options.folder / engine.name.replace(" ", "-").replace(",", "-")
-        if not file.with_name(f"{file.name}.json").is_file():
-            progress("build   %s", engine.name)
-            build = _in_process(_build, engine, options, file)
-            file.with_name(f"{file.name}.json").write_text(json.dumps(build))
-        progress("search  %s", engine.name)
-        found = _in_process(_search, engine, options, file)
+        built = options.folder / f"{engine.file_name}.json"
+        if not built.is_file():
+            _log.info("build   %s", engine.name)
+            built.write_text(json.dumps(in_process(_build, engine, options)))
+        _log.info("search  %s", engine.name)
+        found = in_process(_search, engine, options)
         result["engines"].append(found)
         result["defaults"] = defaults(result["engines"])
-        tables = report.write(result, path)
-        best = found["points"][-1]
-        progress(
-            "        built in %.0f s, %.0f MB; recall %.4f at %s: %.0f queries/s alone, %.0f batch",
-            found["build"]["seconds"],
-            found["bytes"] / 1e6,
-            best["recall"],
-            best["parameters"],
-            best["alone_per_second"],
-            best["batch_per_second"],
+        results.write(result, options.out / f"scale-{options.vectors}.json")
+        _log.info(
+            "        built in %s s; at last %s", found["build"]["seconds"], found["points"][-1]
         )
-    plot(read_results(options.out), options.out / "scale.png")
-    progress("written %s", tables)
-    return result
+    plot(results.scale_results(options.out), options.out / "scale.png")
 
 
 def recall(found: RowArray, truth: RowArray) -> float:
@@ -136,21 +117,67 @@ def recall(found: RowArray, truth: RowArray) -> float:
     return hits / truth.size
 
 
-def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs in a fresh process: its memory is its own, and all given back."""
-    log = partial(logging.basicConfig, level=_log.getEffectiveLevel(), format=_LOG_FORMAT)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=log) as pool:
-        return pool.submit(work, *arguments).result()
+def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any]]:
+    """Returns the points that no other beats in both recall and `speed`, by ascending recall."""
+    best: list[dict[str, Any]] = []
+    for point in sorted(points, key=lambda p: (p["recall"], p[speed]), reverse=True):
+        if not best or point[speed] > best[-1][speed]:
+            best.append(point)
+    return best[::-1]
+
+
+def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns for each wanted recall the engines that reach it, the fastest alone first.
+
+    Each entry names the cheapest parameters that reach it, with speed, size [bytes] and
+    build time [s].
+    """
+    found: dict[str, list[dict[str, Any]]] = {str(target): [] for target in TARGETS}
+    for engine in measured:
+        size = {"bytes": engine["bytes"], "build_seconds": engine["build"]["seconds"]}
+        for target in TARGETS:
+            if points := [point for point in engine["points"] if point["recall"] >= target]:
+                best = max(points, key=lambda point: point["alone_per_second"])
+                found[str(target)].append({"engine": engine["engine"], **best, **size})
+    for ranked in found.values():
+        ranked.sort(key=lambda entry: entry["alone_per_second"], reverse=True)
+    return found
+
+
+def plot(measured: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws recall against queries per second: a row for each size, alone and in batches."""
+    from matplotlib.figure import Figure
+
+    def kind(engine: dict[str, Any]) -> str:
+        # The number of inverted lists grows with the size; the colour stays.
+        return re.sub(r"IVF\d+", "IVF", engine["engine"])
+
+    figure = Figure(figsize=(13, 5 * len(measured)), layout="constrained")
+    axes = figure.subplots(len(measured), 2, squeeze=False)
+    kinds = list(dict.fromkeys(kind(e) for result in measured for e in result["engines"]))
+    for row, result in zip(axes, measured, strict=True):
+        options = result["options"]
+        for axis, (speed, title) in zip(row, _COLUMNS.items(), strict=True):
+            for engine in result["engines"]:
+                line = frontier(engine["points"], speed)
+                x, y = [point["recall"] for point in line], [point[speed] for point in line]
+                color = f"C{kinds.index(kind(engine))}"
+                axis.plot(x, y, marker="o", markersize=3, color=color, label=engine["engine"])
+            threads = f", {options['threads']} threads" if speed == "batch_per_second" else ""
+            size = f"{options['vectors']:,} × {options['dimension']}"
+            axis.set(title=f"{size}: {title}{threads}", yscale="log", xlim=(0.5, 1.005))
+            axis.set(xlabel=f"recall@{result['k']}", ylabel="queries per second")
+            axis.grid(visible=True, which="both", alpha=0.3)
+        row[0].legend(fontsize=8, loc="lower left")
+    figure.savefig(path, dpi=120)
 
 
 def _chosen(options: Options) -> list[Engine]:
-    return [
-        engine
-        for engine in engines(
-            options.vectors, options.dimension, options.links, options.construction
-        )
-        if not options.engines or any(part in engine.name for part in options.engines)
-    ]
+    if options.factories:
+        return [faiss_engine(factory, options.construction) for factory in options.factories]
+    every = engines(options.vectors, options.dimension, options.links, options.construction)
+    wanted = options.engines or ("",)
+    return [engine for engine in every if any(part in engine.name for part in wanted)]
 
 
 def _prepare(options: Options) -> None:
@@ -159,30 +186,23 @@ def _prepare(options: Options) -> None:
     if not documents.is_file():
         write_vectors(synthetic, documents)
     if not (queries.is_file() and truth.is_file()):
+        faiss.omp_set_num_threads(options.threads)
         np.save(queries, synthetic.queries(options.queries))
-        rows = exact_neighbours(
-            np.load(documents, mmap_mode="r"), np.load(queries), options.threads
-        )
-        np.save(truth, rows)
+        vectors = np.load(documents, mmap_mode="r")
+        np.save(truth, exact_search(np.load(queries), vectors, K)[1])
 
 
-def _files(options: Options) -> tuple[Path, Path, Path]:
-    folder = options.folder
-    return (
-        folder / "documents.npy",
-        folder / f"queries-{options.queries}.npy",
-        folder / f"truth-{options.queries}.npy",
-    )
+def _files(options: Options) -> list[Path]:
+    names = ("documents", f"queries-{options.queries}", f"truth-{options.queries}")
+    return [options.folder / f"{name}.npy" for name in names]
 
 
-def _build(engine: Engine, options: Options, file: Path) -> dict[str, Any]:
+def _build(engine: Engine, options: Options) -> dict[str, Any]:
     vectors = np.load(_files(options)[0], mmap_mode="r")
     started, worked = time.perf_counter(), time.process_time()
-    shared = engine.build(vectors, options.threads, file)
-    seconds = time.perf_counter() - started
+    engine.build(vectors, options.threads, options.folder / engine.file_name)
     return {
-        "seconds": round(seconds + shared, 2),
-        "of_which_shared_seconds": round(shared, 2),
+        "seconds": round(time.perf_counter() - started, 2),
         "processor_seconds": round(time.process_time() - worked, 2),
         "threads": options.threads,
         # Includes the pages of the mapped vectors that were in memory.
@@ -190,75 +210,50 @@ def _build(engine: Engine, options: Options, file: Path) -> dict[str, Any]:
     }
 
 
-def _search(engine: Engine, options: Options, file: Path) -> dict[str, Any]:
-    _, queries_file, truth_file = _files(options)
-    queries, truth = np.load(queries_file), np.load(truth_file)
-    before = _resident_bytes()
-    engine.load(file)
-    resident = _resident_bytes() - before
+def _search(engine: Engine, options: Options) -> dict[str, Any]:
+    queries, truth = (np.load(path) for path in _files(options)[1:])
+    file = options.folder / engine.file_name
+    before = psutil.Process().memory_info().rss
+    search = engine.open(file, options.dimension)
     return {
         "engine": engine.name,
         "library": engine.library,
         "bytes": file.stat().st_size,
-        "resident_bytes": resident,
+        "resident_bytes": psutil.Process().memory_info().rss - before,
         "build": json.loads(file.with_name(f"{file.name}.json").read_text()),
         "points": [
-            _measure(engine, queries, truth, parameters, options.threads)
+            _measure(search, queries, truth, parameters, options.threads)
             for parameters in engine.sweep
         ],
     }
 
 
 def _measure(
-    engine: Engine,
-    queries: FloatArray,
-    truth: RowArray,
-    parameters: dict[str, int],
-    threads: int,
+    search: Search, queries: FloatArray, truth: RowArray, parameters: Parameters, threads: int
 ) -> dict[str, Any]:
     started = time.perf_counter()
-    found = engine.search(queries, parameters, threads)
+    found = search(queries, parameters, threads)
     batch = time.perf_counter() - started
     seconds: list[float] = []
     worked = time.process_time()
-    while len(seconds) < len(queries) and (
-        len(seconds) < _MIN_ALONE or sum(seconds) < _SECONDS_ALONE
-    ):
-        query = queries[len(seconds)][None]
+    for query in queries:
+        if len(seconds) >= _MIN_ALONE and sum(seconds) >= _SECONDS_ALONE:
+            break
         before = time.perf_counter()
-        engine.search(query, parameters, 1)
+        search(query[None], parameters, 1)
         seconds.append(time.perf_counter() - before)
     worked = time.process_time() - worked
+    p50, p99 = 1e3 * np.percentile(seconds, [50, 99])
     return {
         "parameters": parameters,
         "recall": round(recall(found, truth), 5),
         "alone_per_second": round(len(seconds) / worked, 2),
-        "alone_p50_ms": round(float(np.quantile(seconds, 0.5)) * 1e3, 4),
-        "alone_p99_ms": round(float(np.quantile(seconds, 0.99)) * 1e3, 4),
+        "alone_p50_ms": round(float(p50), 4),
+        "alone_p99_ms": round(float(p99), 4),
         "batch_per_second": round(len(queries) / batch, 2),
     }
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def _options() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    chosen = Options()
-    for name in ("vectors", "dimension", "queries", "threads", "links", "construction", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(chosen, name))
-    parser.add_argument(
-        "--engines", nargs="*", default=(), help="parts of names; without them all engines"
-    )
-    parser.add_argument("--cache", type=Path, default=chosen.cache)
-    parser.add_argument("--out", type=Path, default=chosen.out)
-    arguments = vars(parser.parse_args())
-    arguments["engines"] = tuple(arguments["engines"])
-    return Options(**arguments)
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    run(_options())
+    chosen = parse_options(Options)
+    sys.exit(run_command(lambda: run(chosen)))

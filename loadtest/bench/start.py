@@ -2,305 +2,271 @@
 
 python -m loadtest.bench.start --vectors 1000000 --out FOLDER
 
-Needs the HNSW,SQ8 graph that `python -m loadtest.bench.scale` leaves in the cache, and an
-environment with the project and `onnx`.
+The index is the HNSW,SQ8 graph that `python -m loadtest.bench.scale` leaves in the cache, with the
+vectors of the sample corpus added to it: its canaries are real. The pair is the default one with
+a matrix product behind its query encoder, which takes its vectors to the index's dimensions and
+their mean to that of the synthetic vectors: the start loads the same tokenizer and nearly the same
+weights.
 """
 
-import argparse
-import json
 import logging
 import os
-import re
-import signal
-import socket
-import statistics
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from http.client import HTTPConnection, HTTPException
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
 
+import faiss
 import numpy as np
 
-from core.versions import current_version
-from loadtest.bench import environment, report, scale
-from loadtest.bench.figures import at_most
-from loadtest.bench.start_index import SAMPLE, make_index, make_pair
+from core import documents, filters
+from core.cli import run as run_command
+from core.documents import DocumentReader, DocumentWriter
+from core.encoders import Pair
+from core.errors import CareError
+from core.files import sha256_file, sync, write_text
+from core.filters import FilterWriter
+from core.manifest import VECTORS_FILE, FileRecord
+from core.service_process import start_service
+from core.types import FloatArray
+from core.versions import MANIFEST, current_version, set_current
+from indexer.build import BuildOptions, build
+from loadtest.bench import results, scale
+from loadtest.bench.engines import faiss_engine
+from loadtest.bench.processes import Server, anonymous_bytes, options_json, parse_options
+from loadtest.traffic import read_texts
+from models.encoders.onnx import OUTPUT, OnnxEncoder
+from models.pairs import DEFAULT_PAIR, load_pair, write_pair
 
-READY_SECONDS = 2.0
-PRIVATE_MB = 300
-_POLL_SECONDS = 0.005
-_TIME_LIMIT_SECONDS = 120.0
+_SAMPLE = Path("data/sample/corpus.jsonl")
+_EF_SEARCH = 128
 _SEARCHES = 200
-_STAGES = Path(__file__).with_name("start_stages.py")
-_IMPORTED_LINES = 12
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What to measure.
+class Options(scale.Options):
+    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS.
 
     Attributes:
-        vectors: Documents of the index, less the canaries.
-        dimension: Dimensions of a vector.
-        links: M of the graph.
-        construction: efConstruction of the graph.
-        seed: Seed of the vectors.
+        vectors: Synthetic documents of the index.
         starts: Warm starts to measure.
-        threads: CARE_THREADS of the service.
-        cache: Where `scale` left the graph; the index and the pair are put there too.
-        out: Where the results go.
     """
 
     vectors: int = 1_000_000
-    dimension: int = 768
-    links: int = 32
-    construction: int = 200
-    seed: int = 0
     starts: int = 5
-    threads: int = 2
-    cache: Path = Path("builds/bench")
-    out: Path = Path("loadtest/results")
+
+    @property
+    def index(self) -> Path:
+        """The folder of the index."""
+        return (self.cache / "indexes" / f"start-{self.vectors}").resolve()
+
+    @property
+    def pair(self) -> Path:
+        """The TOML file of the pair."""
+        return (self.cache / f"pair-{self.dimension}" / "pair.toml").resolve()
+
+    @contextmanager
+    def service(self) -> Iterator[tuple[Server, float]]:
+        """Runs the service until the block ends; yields the seconds that its start took."""
+        settings = {"PAIR": str(self.pair), "THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
+        started = time.perf_counter()
+        process = start_service(self.index.parent, self.index.name, settings)
+        try:
+            server = Server(process)
+            server.get("/health/ready")
+            yield server, time.perf_counter() - started
+        finally:
+            process.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A running service, ready to answer."""
+def run(options: Options) -> None:
+    """Measures and writes `start-<vectors>.json`.
 
-    process: subprocess.Popen[bytes]
-    port: int
-    seconds_to_ready: float
-
-    def search(self, text: str) -> list[str]:
-        """Returns the ids of the ten hits.
-
-        Raises:
-            RuntimeError: If the answer is not 200.
-        """
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
-        body = json.dumps({"query": text}).encode()
-        connection.request("POST", "/search", body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        if response.status != 200:
-            raise RuntimeError(f"/search answered {response.status}")
-        return [hit["id"] for hit in json.loads(content)["hits"]]
-
-    def processor_seconds(self) -> float:
-        """Returns the processor time that the process has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-    def memory(self) -> dict[str, int]:
-        """Returns bytes: resident, private (USS), and private that no file backs."""
-        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
-        found = {name: int(kb) * 1024 for name, kb in re.findall(r"(\w+): +(\d+) kB", text)}
-        return {
-            "resident_bytes": found["Rss"],
-            "private_bytes": found["Private_Clean"] + found["Private_Dirty"],
-            "anonymous_bytes": found["Anonymous"],
-        }
-
-
-def run(options: Options) -> dict[str, Any]:
-    """Measures, writes `start-<vectors>.json` and returns what it says."""
-    scale_options = scale.Options(
-        vectors=options.vectors,
-        dimension=options.dimension,
-        links=options.links,
-        construction=options.construction,
-        seed=options.seed,
-        cache=options.cache,
-    )
-    documents = scale_options.folder / "documents.npy"
-    if not documents.is_file():
-        sys.exit(f"error: {documents} is missing: make bench-scale VECTORS={options.vectors} first")
-    vectors = np.load(documents, mmap_mode="r")
-    mean = np.asarray(vectors[:10_000]).mean(axis=0)
+    Raises:
+        CareError: If `scale` has not built the graph yet, or a service does not start.
+    """
     _log.info("pair and index of %d documents", options.vectors)
-    pair = make_pair(options.cache / f"pair-{options.dimension}", mean, options.seed).resolve()
-    indexes = (options.cache / "indexes").resolve()
-    name = make_index(scale_options, pair, indexes)
-    folder = indexes / name / current_version(indexes, name)
-    variables = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("CARE_")},
-        "CARE_INDEXES": str(indexes),
-        "CARE_INDEX": name,
-        "CARE_PAIR": str(pair),
-        "CARE_THREADS": str(options.threads),
-        "CARE_CACHE_ENTRIES": "0",
-    }
-
+    if not options.pair.is_file():
+        make_pair(options)
+    if not (options.index / "CURRENT").is_file():
+        make_index(options)
+    folder = options.index / current_version(options.index.parent, options.index.name)
+    queries = [text[:40] for text in read_texts(_SAMPLE)[:_SEARCHES]]
     _log.info("starts")
     _drop_from_memory(folder)
-    with _service(variables) as first:
-        cold = first.seconds_to_ready
+    with options.service() as (_, cold):
+        pass
     warm, worked = [], []
     for _ in range(options.starts):
-        with _service(variables) as service:
-            warm.append(round(service.seconds_to_ready, 3))
-            worked.append(service.processor_seconds())
+        with options.service() as (server, seconds):
+            warm.append(round(seconds, 3))
+            worked.append(server.cpu())
     _log.info("cold %.2f s, warm %s s, processor %s s", cold, warm, worked)
-
-    queries = _queries()
-    with (
-        _service(variables) as first,
-        _service(variables) as second,
-    ):
-        at_ready = second.memory()
-        before = [first.search(query) for query in queries]
-        for query in queries:
-            second.search(query)
-        memory = {"second_at_ready": at_ready, "second": second.memory(), "first": first.memory()}
-        first.process.send_signal(signal.SIGKILL)
+    with options.service() as (first, _), options.service() as (second, _):
+        at_ready = _memory(second)
+        before = [_hits(server, query) for query in queries for server in (first, second)]
+        memory = {"second_at_ready": at_ready, "second": _memory(second), "first": _memory(first)}
+        first.process.kill()
         first.process.wait()
-        with _service(variables) as again:
-            after = [again.search(query) for query in queries]
-            killed_ready = round(again.seconds_to_ready, 3)
-            killed = {
-                "same_hits": before == after,
-                "memory": again.memory(),
-            }
-
+        with options.service() as (again, after_kill):
+            same = before[::2] == [_hits(again, query) for query in queries]
+            killed = {"same_hits": same, "memory": _memory(again)}
+    ready = (
+        f"median of {len(warm)}, of which the processor works {median(worked):.2f} s; {cold:.2f} s "
+        f"with the index's files not in memory; {after_kill:.2f} s after SIGKILL"
+    )
+    resident, private = (memory["second"][f"{n}_bytes"] / 1e6 for n in ("resident", "private"))
+    shared = f"after {len(queries)} searches; resident {resident:.0f} MB"
     result = {
         "benchmark": "start",
-        "environment": environment.describe([]),
+        "environment": results.describe(),
         "figures": [
-            at_most(
-                "process start to ready",
-                statistics.median(warm),
-                READY_SECONDS,
-                unit="s",
-                note=f"median of {len(warm)}, of which the processor works "
-                f"{statistics.median(worked):.2f} s; {cold:.2f} s with the index's files not in "
-                f"memory; {killed_ready:.2f} s after SIGKILL",
-            ),
-            at_most(
-                "private memory of a second process",
-                memory["second"]["private_bytes"] / 1e6,
-                PRIVATE_MB,
-                unit="MB",
-                note=f"after {len(queries)} searches; resident "
-                f"{memory['second']['resident_bytes'] / 1e6:.0f} MB",
-            ),
+            results.figure("process start to ready", median(warm), "<=", 2.0, "s", ready),
+            results.figure("private memory of a second process", private, "<=", 300, "MB", shared),
         ],
-        "options": {
-            **asdict(options),
-            **{key: str(getattr(options, key)) for key in ("cache", "out")},
-        },
+        "options": options_json(options),
         "documents": options.vectors,
         "index_bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "ready_seconds": {
             "warm": warm,
-            "warm_median": round(statistics.median(warm), 3),
             # Of all threads; hardly changed by other work on the machine.
             "warm_processor": worked,
             "files_not_in_memory": round(cold, 3),
-            "after_sigkill": killed_ready,
+            "after_sigkill": round(after_kill, 3),
         },
         "memory_after_searches": {"searches": len(queries), **memory},
         "after_sigkill": killed,
-        "stages_seconds": _stages(variables, pair, folder),
-        "imports": _imports(variables),
     }
-    tables = report.write(result, options.out / f"start-{options.vectors}.json")
-    _log.info("written %s", tables)
-    return result
+    _log.info("written %s", results.write(result, options.out / f"start-{options.vectors}.json"))
 
 
-@contextmanager
-def _service(variables: dict[str, str]) -> Iterator[Service]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service"],
-        env={**variables, "CARE_PORT": str(port)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def make_pair(options: Options) -> None:
+    """Writes a pair whose vectors lie around the mean of the synthetic ones.
+
+    Raises:
+        CareError: If `scale` has not written those yet.
+    """
+    vectors = options.folder / "documents.npy"
+    if not vectors.is_file():
+        message = f"{vectors} is missing: make bench-scale VECTORS={options.vectors} first"
+        raise CareError(message, code="graph_missing", path=vectors)
+    mean = np.load(vectors, mmap_mode="r")[:10_000].mean(axis=0)
+    base, folder = load_pair(DEFAULT_PAIR), options.pair.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder = OnnxEncoder(base.query, base.folder, threads=1)
+    texts = read_texts(_SAMPLE)
+    centre = np.concatenate([encoder.encode([text]).vectors for text in texts]).mean(axis=0)
+    random = np.random.default_rng(options.seed)
+    square = random.standard_normal((options.dimension, base.query.dimension))
+    rotation = np.linalg.qr(square)[0].T.astype(np.float32)
+    weights = base.folder / base.query.weights
+    _project(weights, folder / "query.onnx", rotation, mean - centre @ rotation)
+    shutil.copyfile(base.folder / base.query.tokenizer, folder / "tokenizer.json")
+    query = base.query.model_copy(
+        update={
+            "weights": "query.onnx",
+            "weights_sha256": sha256_file(folder / "query.onnx"),
+            "tokenizer": "tokenizer.json",
+            "dimension": options.dimension,
+            "native_dimension": options.dimension,
+            "embedding_space": "synthetic",
+        }
     )
-    try:
-        while not _is_ready(port):
-            if process.poll() is not None:
-                raise RuntimeError(f"the service ended with status {process.returncode}")
-            if time.perf_counter() - started > _TIME_LIMIT_SECONDS:
-                raise RuntimeError("the service did not become ready")
-            time.sleep(_POLL_SECONDS)
-        yield Service(process, port, time.perf_counter() - started)
-    finally:
-        process.terminate()
-        process.wait()
+    document = query.model_copy(update={"role": "document"})
+    about = f"{base.name} in {options.dimension} dimensions"
+    pair = Pair(name="synthetic", description=about, folder=folder, query=query, document=document)
+    write_pair(pair, options.pair)
 
 
-def _is_ready(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=_TIME_LIMIT_SECONDS)
-    try:
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+def make_index(options: Options) -> None:
+    """Publishes a version of the sample corpus, and one with the synthetic vectors before it.
+
+    The service verifies the latter when it starts.
+    """
+    pair = load_pair(str(options.pair))
+    document, query = (OnnxEncoder(s, pair.folder, 1) for s in (pair.document, pair.query))
+    builds, name = options.cache / "builds", options.index.name
+    settings = BuildOptions(str(_SAMPLE), name, options.index.parent, builds, progress=False)
+    manifest, _ = build(settings, document, query)
+    small = options.index / manifest.version
+    graph = faiss_engine(f"HNSW{options.links},SQ8", options.construction)
+    index = faiss.read_index(str(options.folder / graph.file_name))
+    index.add(faiss.read_index(str(small / VECTORS_FILE)).reconstruct_n(0, manifest.count))
+    folder = small.with_name(f"{manifest.version}-{options.vectors}")
+    folder.mkdir()
+    faiss.write_index(index, str(folder / VECTORS_FILE))
+    sample = list(DocumentReader(small / documents.FILE_NAME))
+    with (
+        FilterWriter(folder / filters.FILE_NAME) as filter_writer,
+        DocumentWriter(folder / documents.FILE_NAME) as writer,
+    ):
+        for row in range(index.ntotal):
+            copy = sample[(row - options.vectors) % len(sample)]
+            if row < options.vectors:
+                metadata = {**copy.metadata, "year": 2000 + row % 25}
+                title = f"{copy.title}（{row}）"
+                copy = replace(copy, id=f"d{row}", title=title, metadata=metadata)
+            writer.write(copy)
+            filter_writer.add(row, copy.metadata)
+    counts = {"documents": index.ntotal, "unique_texts": index.ntotal}
+    changes = {
+        "version": folder.name,
+        "factory": f"HNSW{options.links},SQ8",
+        "search_parameters": {"efSearch": _EF_SEARCH},
+        "count": index.ntotal,
+        "filter_fields": filter_writer.fields(),
+        "files": {
+            path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+            for path in sorted(folder.iterdir())
+        },
+        "corpus": manifest.corpus.model_copy(update=counts),
+    }
+    write_text(folder / MANIFEST, manifest.model_copy(update=changes).model_dump_json(indent=2))
+    set_current(options.index.parent, name, folder.name)
 
 
-def _queries() -> list[str]:
-    texts = [
-        json.loads(line)["text"][:40] for line in SAMPLE.read_text(encoding="utf-8").splitlines()
-    ]
-    return texts[:_SEARCHES]
+def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArray) -> None:
+    """Puts `vector @ rotation + offset` behind a model's output."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(source)
+    inner = f"{OUTPUT}_inner"
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [inner if name == OUTPUT else name for name in names]
+    model.graph.node.append(helper.make_node("Gemm", [inner, "rotation", "offset"], [OUTPUT]))
+    weights = {"rotation": rotation, "offset": offset.astype(np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(w, name) for name, w in weights.items())
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = rotation.shape[1]
+    onnx.save(model, target)
+
+
+def _hits(server: Server, query: str) -> list[str]:
+    return [hit["id"] for hit in server.post("/search", {"query": query})["hits"]]
+
+
+def _memory(server: Server) -> dict[str, int]:
+    """Returns bytes: resident, private (USS), and private that no file backs."""
+    found = server.process.memory_full_info()
+    anonymous = anonymous_bytes(server.process.pid)
+    return {"resident_bytes": found.rss, "private_bytes": found.uss, "anonymous_bytes": anonymous}
 
 
 def _drop_from_memory(folder: Path) -> None:
     """Asks the kernel to forget the pages of the index's files."""
     for path in folder.iterdir():
+        sync(path)
         with path.open("rb") as file:
-            os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _stages(variables: dict[str, str], pair: Path, folder: Path) -> dict[str, list[float]]:
-    # -P: modules beside the script must not hide the service's.
-    done = subprocess.run(
-        [sys.executable, "-P", str(_STAGES.resolve()), str(pair), str(folder)],
-        env=variables,
-        check=True,
-        stdout=subprocess.PIPE,
-    )
-    found: dict[str, list[float]] = json.loads(done.stdout)
-    return found
-
-
-def _imports(variables: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns the modules that take longest to import, with all that they import, in ms."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import service.__main__"],
-        env=variables,
-        check=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    lines = re.findall(r"import time: +(\d+) \| +(\d+) \| +(\S+)", done.stderr)
-    slowest = sorted(lines, key=lambda line: -int(line[1]))[:_IMPORTED_LINES]
-    return [{"module": name, "ms": round(int(total) / 1000, 1)} for _, total, name in slowest]
-
-
-def _options() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    chosen = Options()
-    for name, value in asdict(chosen).items():
-        kind = Path if isinstance(value, Path) else int
-        parser.add_argument(f"--{name}", type=kind, default=value)
-    return Options(**vars(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(_options())
+    chosen = parse_options(Options)
+    sys.exit(run_command(lambda: run(chosen)))

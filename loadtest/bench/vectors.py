@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
-RowArray = NDArray[np.int64]
+from core.files import atomic
+from core.types import FloatArray, RowArray
 
 CHUNK_ROWS = 50_000
 
@@ -126,11 +125,9 @@ class SyntheticVectors:
 
 def write_vectors(synthetic: SyntheticVectors, path: Path) -> None:
     """Writes all documents as one `.npy` file, float32 [count, dimension]; whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    array = np.lib.format.open_memmap(
-        temporary, "w+", np.dtype(np.float32), (synthetic.count, synthetic.dimension)
-    )
-    for start, chunk in synthetic.chunks():
-        array[start : start + len(chunk)] = chunk
-    array.flush()
-    temporary.replace(path)
+    shape = (synthetic.count, synthetic.dimension)
+    with atomic(path) as temporary:
+        array = np.lib.format.open_memmap(temporary, "w+", np.dtype(np.float32), shape)
+        for start, chunk in synthetic.chunks():
+            array[start : start + len(chunk)] = chunk
+        array.flush()

@@ -1,40 +1,35 @@
-"""Writes the pair's weights in the forms that other libraries load.
+"""Writes the default pair's query side in the forms that other libraries load.
 
 `python -m loadtest.bench.weights --out builds/bench/weights` makes
 
-- `e5-small/`: the unquantised model for sentence-transformers,
-- `onnx-fp32/`: the unquantised graph for infinity's ONNX engine,
+- `sentence-transformers/`: the dequantised model for sentence-transformers,
+- `onnx-fp32/`: its graph for infinity's ONNX engine,
 - `onnx-int8/`: the graph that the service itself runs, for the same engine.
 
 All three are behind one tokenizer, so that every system reads the same tokens.
 """
 
 import argparse
-import json
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
-from tokenizers import Tokenizer
 from transformers import BertModel
 
+from core.cli import run
+from core.files import new_folder
 from loadtest.bench.weights_folders import ONNX_FP32, ONNX_INT8, TORCH
-from models.conversion.bert import build_bert
-from models.conversion.source import load_source
-from models.conversion.vocabulary import build_tokenizer, kept_pieces
-from models.export.onnx import OUTPUT, export_encoder, save
+from models.encoders.onnx import OUTPUT
 from models.pairs import DEFAULT_PAIR, load_pair
+from training.export.checkpoint import write_checkpoint
+from training.export.onnx import export_encoder, save
 
 HIDDEN_STATES = "last_hidden_state"
 
 _COMPLETE = "complete"
-_CONTROLS = {
-    **{"bos_token": "<s>", "cls_token": "<s>", "pad_token": "<pad>"},
-    **{"eos_token": "</s>", "sep_token": "</s>"},
-}
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def main() -> int:
@@ -42,45 +37,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.weights", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the three forms")
     out: Path = parser.parse_args().out
-    source = load_source()
-    kept = kept_pieces(source)
-    tokenizer = build_tokenizer(source, kept)
-    bert = build_bert(source, kept)
+    return run(lambda: write_weights(out))
 
-    graph = export_encoder(bert, "mean")
-    bert.set_attn_implementation("sdpa")
-    _write_torch(out / TORCH, bert, tokenizer)
-    _write_onnx(out / ONNX_FP32, graph, bert, tokenizer)
+
+def write_weights(out: Path) -> None:
+    """Writes the three forms of the default pair's query side; earlier ones are replaced."""
     pair = load_pair(DEFAULT_PAIR)
-    served = onnx.load(pair.folder / pair.query.weights)
-    _write_onnx(out / ONNX_INT8, served, bert, tokenizer)
-    (out / _COMPLETE).touch()
+    with new_folder(out, replace=True) as folder:
+        write_checkpoint(pair.query, pair.folder, folder / TORCH)
+        bert = BertModel.from_pretrained(
+            folder / TORCH, add_pooling_layer=False, attn_implementation="eager"
+        )
+        bert.train(False)
+        graphs = {
+            ONNX_FP32: export_encoder(bert, pair.query.pooling),
+            ONNX_INT8: onnx.load(pair.folder / pair.query.weights),
+        }
+        for name, graph in graphs.items():
+            (folder / name).mkdir()
+            save(without_pooling(graph, bert.config.hidden_size), folder / name / "model.onnx")
+            for file in _COPIED:
+                shutil.copyfile(folder / TORCH / file, folder / name / file)
+        (folder / _COMPLETE).touch()
     print(f"wrote {TORCH}, {ONNX_FP32} and {ONNX_INT8} in {out}")
-    return 0
-
-
-def _write_torch(folder: Path, bert: BertModel, tokenizer: Tokenizer) -> None:
-    _write_common(folder, bert, tokenizer)
-    bert.save_pretrained(folder)
-    width = bert.config.hidden_size
-    names = ["", "1_Pooling", "2_Normalize"]
-    _dump(
-        folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(zip(names, _MODULES, strict=True))
-        ],
-    )
-    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
-    _dump(folder / "1_Pooling" / "config.json", pooling)
-    (folder / "2_Normalize").mkdir(exist_ok=True)
-
-
-def _write_onnx(
-    folder: Path, graph: onnx.ModelProto, bert: BertModel, tokenizer: Tokenizer
-) -> None:
-    _write_common(folder, bert, tokenizer)
-    save(without_pooling(graph, bert.config.hidden_size), folder / "model.onnx")
 
 
 def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
@@ -113,27 +92,6 @@ def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
     shape: list[str | int | None] = ["n", "length", width]
     graph.output.append(helper.make_tensor_value_info(HIDDEN_STATES, TensorProto.FLOAT, shape))
     return cut
-
-
-def _write_common(folder: Path, bert: BertModel, tokenizer: Tokenizer) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    positions = bert.config.max_position_embeddings
-    _dump(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": positions,
-            "model_input_names": ["input_ids", "attention_mask"],
-            **_CONTROLS,
-        },
-    )
-    bert.config.save_pretrained(folder)
-
-
-def _dump(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,75 +1,94 @@
-"""Vectors of texts on disk, so that no system encodes a text twice."""
+"""Vectors of many texts: encoded in batches of like length, kept on disk."""
 
 import hashlib
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from core.encoders import Encoder, EncoderSpec
 from core.files import atomic
-from core.types import Encoder, EncoderSpec, FloatArray
+from core.types import FloatArray
 
 SHARD = 4096
 
 
+def encode_texts(
+    encoder: Encoder,
+    texts: Sequence[str],
+    batch_size: int = 32,
+    progress: Callable[[int], object] | None = None,
+) -> FloatArray:
+    """Encodes texts in batches of like length, the longest first.
+
+    Args:
+        encoder: What encodes them.
+        texts: n texts under the text rules.
+        batch_size: Texts in a batch.
+        progress: Called with the number of texts of each batch that is encoded.
+
+    Returns:
+        float32 vectors [n, dimension] of unit norm; row i is text i.
+    """
+    vectors = np.empty((len(texts), encoder.spec.dimension), dtype=np.float32)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        vectors[rows] = encoder.encode([texts[row] for row in rows]).vectors
+        if progress:
+            progress(len(rows))
+    return vectors
+
+
 def encode_cached(
-    make_encoder: Callable[[], Encoder],
+    load: Callable[[], Encoder],
     spec: EncoderSpec,
     texts: Sequence[str],
     folder: Path,
     *,
-    batch_size: int,
-    label: str,
+    batch_size: int = 32,
+    label: str = "",
+    key: str = "",
 ) -> FloatArray:
-    """Encodes texts in shards, each kept under the checksum of its spec and texts.
+    """Encodes texts in shards, each stored under the checksum of its encoder and texts.
 
-    A shard that is there is read; a killed run goes on at the first that is not. Inside a
-    shard texts are sorted by length.
+    A stored shard is read; an interrupted run resumes at the first that is not stored.
 
     Args:
-        make_encoder: Makes what encodes them; not called if all vectors are there.
+        load: Loads the encoder; not called if all vectors are stored.
         spec: The facts of the encoder.
         texts: n texts under the text rules.
-        folder: Where the shards lie; made if it is not there.
+        folder: Where the shards are stored; made if it does not exist.
         batch_size: Texts in a batch.
-        label: What the progress bar says.
+        label: Name of the progress bar, or "" for none.
+        key: What vectors depend on beside the spec, such as backend and dtype.
 
     Returns:
-        float32 vectors [n, dimension] of unit norm.
+        float32 vectors [n, dimension] of unit norm; row i is text i.
     """
-    place = folder / _key(spec)
+    digest = hashlib.sha256(f"{spec.model_dump_json()}{key}".encode())
+    place = folder / digest.hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     shards: list[FloatArray] = []
     encoder: Encoder | None = None
-    with tqdm(total=len(texts), desc=label, unit=" texts", leave=False) as bar:
+    with tqdm(
+        total=len(texts), desc=label, unit=" texts", leave=False, disable=not label
+    ) as progress:
         for start in range(0, len(texts), SHARD):
             part = texts[start : start + SHARD]
             path = place / f"{_checksum(part)}.npy"
             vectors = _read(path, len(part), spec.dimension)
             if vectors is None:
-                encoder = encoder or make_encoder()
-                vectors = _encode(encoder, part, batch_size, bar)
+                encoder = encoder or load()
+                vectors = encode_texts(encoder, part, batch_size, progress.update)
                 with atomic(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             else:
-                bar.update(len(part))
+                progress.update(len(part))
             shards.append(vectors)
     return np.concatenate(shards) if shards else np.empty((0, spec.dimension), np.float32)
-
-
-def _encode(
-    encoder: Encoder, texts: Sequence[str], batch_size: int, bar: "tqdm[Any]"
-) -> FloatArray:
-    vectors = np.empty((len(texts), encoder.spec.dimension), dtype=np.float32)
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
-    for at in range(0, len(order), batch_size):
-        rows = order[at : at + batch_size]
-        vectors[rows] = encoder.encode([texts[row] for row in rows]).vectors
-        bar.update(len(rows))
-    return vectors
 
 
 def _read(path: Path, count: int, dimension: int) -> FloatArray | None:
@@ -78,10 +97,6 @@ def _read(path: Path, count: int, dimension: int) -> FloatArray | None:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
     return vectors if vectors.shape == (count, dimension) else None
-
-
-def _key(spec: EncoderSpec) -> str:
-    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _checksum(texts: Sequence[str]) -> str:

@@ -10,26 +10,29 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from tokenizers import Encoding as TokenEncoding
-from tokenizers import Tokenizer
 
+from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError
-from core.files import sha256_file, writing_in
-from core.text import with_prompt
-from core.types import EncoderSpec, Encoding, FloatArray
-from core.vectors import truncate_normalize
+from core.files import writing_in
+from core.types import FloatArray
 from models.encoders.providers import (
     ON_CPU,
     ProviderOptions,
+    check_available,
+    check_products,
     engine_folder,
     execution_providers,
     not_started,
-    require_available,
-    require_products,
-    require_started,
     warm_up_shapes,
 )
-from models.encoders.tokens import text_offsets
+from models.encoders.tokenizer import (
+    TokenEncoder,
+    Tokens,
+    as_encoding,
+    described_file,
+    file_tokenizer,
+    pad,
+)
 
 OUTPUT = "sentence_embedding"
 # The key in a graph's metadata of the checksum of its tensors, where they lie in a file beside it.
@@ -38,7 +41,7 @@ DATA_SHA256 = "data_sha256"
 log = logging.getLogger(__name__)
 
 
-class OnnxEncoder:
+class OnnxEncoder(TokenEncoder):
     """One side of a pair, from an ONNX file and a `tokenizer.json`.
 
     Args:
@@ -48,9 +51,7 @@ class OnnxEncoder:
         provider: What the encoder runs on.
 
     Attributes:
-        spec: The facts of the encoder.
         buckets: The shapes that batches are padded to, or None for no more than they need.
-        concurrent_calls: Calls of `encode_tokens` that keep it at work.
 
     Raises:
         PairError: If a file is missing, is not the one that the spec describes, or does
@@ -58,8 +59,6 @@ class OnnxEncoder:
         ProviderError: If the provider is not installed, does not start or lacks an
             operator of the graph; nothing else takes its place.
     """
-
-    concurrent_calls = 1
 
     def __init__(
         self,
@@ -69,13 +68,16 @@ class OnnxEncoder:
         provider: ProviderOptions = ON_CPU,
     ) -> None:
         if spec.format != "onnx":
-            raise PairError(f"{spec.model} has format '{spec.format}': it must be exported to ONNX")
-        tokenizer = FileTokenizer(spec, folder)
-        weights = _described(spec, folder / spec.weights, spec.weights_sha256)
+            raise PairError(
+                f"{spec.model} has format '{spec.format}': export it to ONNX",
+                code="not_onnx",
+                format=spec.format,
+            )
+        self.tokenize = file_tokenizer(spec, folder)
+        weights = described_file(spec, folder / spec.weights, spec.weights_sha256)
         self.spec = spec
         self.buckets = provider.buckets(spec.max_length)
         self._provider = provider
-        self._tokenizer = tokenizer
         self._session = _load_session(weights, threads, provider, spec)
 
     def warm_up(self) -> None:
@@ -86,102 +88,33 @@ class OnnxEncoder:
         self.tokenize(["warm-up"])
         for rows, length in warm_up_shapes(self._provider, self.spec.max_length):
             start = time.perf_counter()
-            self._run(np.zeros((rows, length), np.int64), np.ones((rows, length), np.int64))
+            self.run(np.zeros((rows, length), np.int64), np.ones((rows, length), np.int64))
             seconds = time.perf_counter() - start
             log.info("warm-up: %d x %d tokens in %.3f s", rows, length, seconds)
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenEncoding]:
-        """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
-        return self._tokenizer(texts)
-
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token that stands for a text; see `text_offsets`."""
-        return self._tokenizer.token_offsets(text)
-
-    def encode_tokens(self, tokens: Sequence[TokenEncoding]) -> Encoding:
-        """Encodes tokenized texts as one batch, padded to the longest of them or to a bucket.
-
-        Args:
-            tokens: At least one of what `tokenize` returned.
-        """
+    def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
+        """Encodes what `tokenize` returned as one batch, padded to its longest or to a bucket."""
         step = self.buckets.max_rows if self.buckets else len(tokens)
         batches = (tokens[first : first + step] for first in range(0, len(tokens), step))
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
-        return Encoding(
-            vectors=truncate_normalize(vectors, self.spec.dimension),
-            token_counts=np.array([len(t.ids) for t in tokens], dtype=np.int32),
-            truncated=np.array([bool(t.overflowing) for t in tokens]),
-        )
+        return as_encoding(self.spec, vectors, tokens)
 
-    def _encode_batch(self, tokens: Sequence[TokenEncoding]) -> FloatArray:
-        shape = (len(tokens), max(len(t.ids) for t in tokens))
-        if self.buckets:
-            shape = self.buckets.fit(*shape)
-        ids = np.zeros(shape, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, token in enumerate(tokens):
-            ids[row, : len(token.ids)] = token.ids
-            mask[row, : len(token.ids)] = 1
+    def _encode_batch(self, tokens: Sequence[Tokens]) -> FloatArray:
+        shape = (len(tokens), max(map(len, tokens)))
+        ids, mask = pad(tokens, self.buckets.fit(*shape) if self.buckets else shape)
         # The mean over no token is no number.
         mask[len(tokens) :, 0] = 1
-        return self._run(ids, mask)[: len(tokens)]
+        return self.run(ids, mask)[: len(tokens)]
 
-    def _run(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> FloatArray:
-        (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
-        return np.asarray(vectors, dtype=np.float32)
-
-    def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts as one batch.
+    def run(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> FloatArray:
+        """Returns float32 [n, dimension], as the graph returns them.
 
         Args:
-            texts: At least one text, already under the text rules of `core.text`.
-
-        Returns:
-            float32 vectors [n, dimension] of unit norm, with token counts.
+            ids: int64 [n, length], token ids.
+            mask: int64 [n, length], 1 for a token, 0 for padding on the right.
         """
-        return self.encode_tokens(self.tokenize(texts))
-
-
-class FileTokenizer:
-    """A spec's `tokenizer.json`, behind the prompt and within the length of the spec.
-
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-
-    Raises:
-        PairError: If the file is missing, is not the one that the spec describes, or does
-            not load.
-    """
-
-    def __init__(self, spec: EncoderSpec, folder: Path) -> None:
-        path = _described(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise PairError(f"{path} is not a readable tokenizer: {error}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(spec.max_length)
-        # A user who types "</s>" means those letters.
-        self._tokenizer.encode_special_tokens = True
-        self._prompt = spec.prompt
-
-    def __call__(self, texts: Sequence[str]) -> list[TokenEncoding]:
-        """Tokenizes texts behind the prompt, cut to the encoder's length."""
-        prompted = [with_prompt(self._prompt, text) for text in texts]
-        return self._tokenizer.encode_batch_fast(prompted)
-
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token that stands for a text; see `text_offsets`."""
-        return text_offsets(self._tokenizer, self._prompt, text)
-
-
-def _described(spec: EncoderSpec, path: Path, checksum: str) -> Path:
-    if not path.is_file():
-        raise PairError(f"{path} is missing: it belongs to {spec.model}")
-    if sha256_file(path) != checksum:
-        raise PairError(f"{path} is not the file that the pair describes: its sha256 differs")
-    return path
+        (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
+        return np.asarray(vectors, dtype=np.float32)
 
 
 def _load_session(
@@ -199,22 +132,18 @@ def _load_session(
     names = {i.name for i in session.get_inputs()} | {o.name for o in session.get_outputs()}
     missing = {"input_ids", "attention_mask", OUTPUT} - names
     if missing:
-        raise PairError(f"{path} lacks the inputs or outputs {', '.join(sorted(missing))}")
-    _check_data(path, session.get_modelmeta().custom_metadata_map.get(DATA_SHA256))
+        reason = f"lacks the inputs or outputs {', '.join(sorted(missing))}"
+        raise PairError.at(path, reason, "bad_graph")
+    # Tensors of a graph that is too large for one file lie beside it.
+    if checksum := session.get_modelmeta().custom_metadata_map.get(DATA_SHA256):
+        described_file(spec, path.with_name(f"{path.name}.data"), checksum)
     return session
-
-
-def _check_data(path: Path, checksum: str | None) -> None:
-    """Checks the tensors beside a graph that is too large for one file; it has their checksum."""
-    data = path.with_name(f"{path.name}.data")
-    if checksum and sha256_file(data) != checksum:
-        raise PairError(f"{data} is not the file that {path.name} describes: its sha256 differs")
 
 
 def _start_gpu_session(
     path: Path, options: ort.SessionOptions, provider: ProviderOptions, spec: EncoderSpec
 ) -> ort.InferenceSession:
-    require_available(provider, ort.get_available_providers(), ort.__version__)
+    check_available(provider, ort.get_available_providers(), ort.__version__)
     ort.preload_dlls()
     if provider.name == "tensorrt":
         with suppress(ImportError):
@@ -225,13 +154,14 @@ def _start_gpu_session(
             folder.mkdir(parents=True, exist_ok=True)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = _start_session(path, options, provider, spec)
-    require_started(provider, session.get_providers(), ort.__version__)
+    if provider.title not in session.get_providers():
+        raise not_started(provider, ort.__version__)
     placed = [
         (part.ep_name, node.op_type)
         for part in session.get_provider_graph_assignment_info()
         for node in part.get_nodes()
     ]
-    require_products(provider, path, placed)
+    check_products(provider, path, placed)
     return session
 
 
@@ -245,4 +175,4 @@ def _start_session(
     except Exception as error:  # onnxruntime's exceptions share no public base
         if provider.name != "cpu":
             raise not_started(provider, ort.__version__, str(error)) from error
-        raise PairError(f"{path} is not a readable ONNX model: {error}") from error
+        raise PairError.at(path, f"is not a readable ONNX model: {error}", "bad_graph") from error

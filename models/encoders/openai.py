@@ -5,12 +5,9 @@ The extra `openai` installs what it needs.
 
 import asyncio
 import base64
-import random
 import re
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
@@ -19,33 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from core.errors import EmbeddingServerError, TextRefusedError, VectorError
+from core.encoders import EncoderSpec, Encoding, OffsetTokenizer
+from core.errors import EmbeddingServerError, PairError, TextRefusedError, VectorError
+from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from core.text import with_prompt
-from core.types import EncoderSpec, Encoding, FloatArray
+from core.types import FloatArray
 from core.vectors import truncate_normalize
 
 _PROBE = "care"
 _CONNECT_SECONDS = 10.0
-_LONGEST_BACKOFF = 30.0
-# A quota that is used up can ask for a day; nobody means a build to wait for that.
-_LONGEST_RETRY_AFTER = 300.0
-
-_NO_ACCESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Servers disagree on what they answer to a text that is too long, or to too many texts.
-_REFUSALS = (
+_REJECTIONS = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 
+# float32 [n, native dimension], and int32 [n], tokens.
+_Embedded = tuple[FloatArray, NDArray[np.int32]]
+
 
 class OpenAIEncoder:
     """The document side of a pair, computed by a server with OpenAI's `/v1/embeddings`.
 
-    The server computes native vectors; they are cut and normalised here. It says how many
+    The server computes native vectors; they are truncated and normalised here. It says how many
     tokens it read for all texts of a request together, which are counted evenly over them,
-    or as 0 if it does not say. It does not say which texts it cut: none is reported as
-    truncated.
+    or as 0 if it does not say. It does not say which texts it truncated: none is reported.
 
     Connections are opened anew for each call of `encode`, which therefore should hold many
     requests' texts, and may come from any thread, but not from a running event loop.
@@ -58,11 +54,11 @@ class OpenAIEncoder:
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].
-        retries: How often a request is repeated after 429, 408, 5xx, no answer in time or
-            a broken connection.
-        backoff: The longest wait before the first repetition, doubled by each [s].
-        truncate: Whether to ask the server to cut texts at the spec's length, as vLLM can;
-            others may refuse the request for the unknown field.
+        retries: When a request is repeated after 429, 408, 5xx, no answer in time or a broken
+            connection.
+        truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
+            others may reject the request for the unknown field.
+        load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.
 
     Attributes:
         spec: The facts of the encoder.
@@ -70,7 +66,7 @@ class OpenAIEncoder:
 
     Raises:
         EmbeddingServerError: If the address or the key cannot be used, or the server does
-            not encode a first short text; it is not waited for if nobody listens there.
+            not encode a first short text; there is no retry if nobody listens there.
         VectorError: If it returns other vectors than the spec describes.
     """
 
@@ -84,9 +80,9 @@ class OpenAIEncoder:
         concurrency: int = 8,
         request_texts: int = 32,
         timeout: float = 300.0,
-        retries: int = 6,
-        backoff: float = 1.0,
+        retries: RetryPolicy = RetryPolicy(),  # noqa: B008 (it is immutable)
         truncate: bool = False,
+        load_tokenizer: Callable[[], OffsetTokenizer] | None = None,
     ) -> None:
         self.spec = spec
         self.url = _embeddings_url(base_url)
@@ -98,17 +94,14 @@ class OpenAIEncoder:
         self._request_texts = request_texts
         self._timeout = timeout
         self._retries = retries
-        self._backoff = backoff
+        self._load_tokenizer = load_tokenizer
         self._tls = httpx2.create_ssl_context()
         self._reached = False
-        self._probe()
-
-    def _probe(self) -> None:
         try:
             self.encode([_PROBE])
         except TextRefusedError as error:
-            raise EmbeddingServerError(
-                f"{self.url} refuses even a short text: its log says why"
+            raise self._failure(
+                "rejects even a short text: its log says why", "embedding_server_rejects"
             ) from error
 
     def encode(self, texts: Sequence[str]) -> Encoding:
@@ -121,11 +114,25 @@ class OpenAIEncoder:
             float32 vectors [n, dimension] of unit norm, with token counts.
 
         Raises:
-            TextRefusedError: If the server refuses a text.
-            EmbeddingServerError: If it refuses all, or goes on failing.
+            TextRefusedError: If the server rejects a text.
+            EmbeddingServerError: If it rejects all, or goes on failing.
             VectorError: If an answer is not what the spec and the protocol describe.
         """
         return asyncio.run(self._encode(texts))
+
+    @cached_property
+    def _tokenizer(self) -> OffsetTokenizer:
+        if not self._load_tokenizer:
+            raise PairError(f"{self.url} does not show its tokens", code="no_tokenizer")
+        return self._load_tokenizer()
+
+    def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
+        """Returns start and end of each token of a text, by the pair's own tokenizer.
+
+        Raises:
+            PairError: If it is not there or does not load.
+        """
+        return self._tokenizer.token_offsets(text)
 
     async def _encode(self, texts: Sequence[str]) -> Encoding:
         prompted = [with_prompt(self.spec.prompt, text) for text in texts]
@@ -152,24 +159,37 @@ class OpenAIEncoder:
             except ExceptionGroup as errors:
                 # Those that follow from the first are of no news.
                 raise errors.exceptions[0] from None
-        parts = [part for task in tasks for part in task.result()]
-        vectors = np.concatenate([part.vectors for part in parts])
+        vectors, tokens = zip(*(part for task in tasks for part in task.result()), strict=True)
         return Encoding(
-            vectors=truncate_normalize(vectors, self.spec.dimension),
-            token_counts=np.concatenate([part.token_counts for part in parts]),
+            vectors=truncate_normalize(np.concatenate(vectors), self.spec.dimension),
+            token_counts=np.concatenate(tokens),
             truncated=np.zeros(len(texts), dtype=np.bool_),
         )
 
     async def _embed(
         self, client: httpx2.AsyncClient, texts: Sequence[str], position: int
-    ) -> "list[_Embedded]":
+    ) -> list[_Embedded]:
         """Encodes texts, the first of which is at `position`, halved as often as is needed."""
         try:
-            return [self._read(await self._answer(client, texts), len(texts))]
-        except _RefusedError as error:
+            body = await self._retries.run(lambda: self._request(client, texts))
+            return [self._read(body, len(texts))]
+        except TransientError as error:
+            if error.wait > self._retries.longest_wait:
+                raise self._failure(
+                    f"failed with {error.reason} and asks to wait for {error.wait:.0f} s",
+                    "embedding_server_busy",
+                    seconds=error.wait,
+                ) from None
+            raise self._failure(
+                f"failed {self._retries.retries + 1} times in a row, at last with {error.reason}",
+                "embedding_server_failed",
+                attempts=self._retries.retries + 1,
+                reason=error.reason,
+            ) from None
+        except _RejectedError as error:
             if len(texts) == 1:
                 raise TextRefusedError(
-                    f"{self.url} refuses the text at position {position} of a batch "
+                    f"{self.url} rejects the text at position {position} of a batch "
                     f"with status {error.status}: it may be too long for the server",
                     position,
                 ) from None
@@ -179,99 +199,75 @@ class OpenAIEncoder:
             *await self._embed(client, texts[middle:], position + middle),
         ]
 
-    async def _answer(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> bytes:
-        """Asks until the server answers, fails for good, or has failed too often."""
-        backoff = self._backoff
-        for left in range(self._retries, -1, -1):
-            try:
-                return await self._ask(client, texts)
-            except _PassingError as error:
-                if not left:
-                    raise EmbeddingServerError(
-                        f"{self.url} failed {self._retries + 1} times in a row, "
-                        f"at last with {error.reason}"
-                    ) from None
-                jitter = random.uniform(0.5, 1)
-                await asyncio.sleep(max(error.wait, jitter * min(backoff, _LONGEST_BACKOFF)))
-                backoff *= 2
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _ask(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> bytes:
+    async def _request(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> bytes:
         try:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(self.url, json=self._body | {"input": texts})
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             reason = str(error) or "no connection in time"
             if not self._reached:
-                raise EmbeddingServerError(f"{self.url} cannot be reached: {reason}") from error
-            raise _PassingError(f"no connection ({reason})") from error
+                raise self._failure(
+                    f"cannot be reached: {reason}", "embedding_server_unreachable"
+                ) from error
+            raise TransientError(f"no connection ({reason})") from error
         except TimeoutError as error:
-            raise _PassingError(f"no answer in {self._timeout:g} s") from error
+            raise TransientError(f"no answer in {self._timeout:g} s") from error
         except httpx2.RequestError as error:
-            raise _PassingError(f"a broken connection ({type(error).__name__})") from error
+            raise TransientError(f"a broken connection ({type(error).__name__})") from error
         self._reached = True
-        self._require_success(response)
-        return response.content
-
-    def _require_success(self, response: httpx2.Response) -> None:
-        """Raises for any status but 200; an answer's own words could quote a text."""
         status = response.status_code
         if status == HTTPStatus.OK:
-            return
-        if status in _REFUSALS:
-            raise _RefusedError(status)
-        if (
-            status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-            or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        ):
-            wait = _retry_after(response.headers.get("Retry-After", ""))
-            if wait > _LONGEST_RETRY_AFTER:
-                raise EmbeddingServerError(
-                    f"{self.url} answers status {status} and asks to wait for {wait:.0f} s"
-                )
-            raise _PassingError(f"status {status}", wait)
-        if status in _NO_ACCESS:
-            fault = "the key is wrong" if self._headers else "it asks for a key"
-            raise EmbeddingServerError(f"{self.url} answers status {status}: {fault}")
-        if status == HTTPStatus.NOT_FOUND:
-            raise EmbeddingServerError(
-                f"{self.url} answers status 404: it does not know the model "
-                f"'{self._body['model']}', or the address is wrong"
+            return response.content
+        if status in _REJECTIONS:
+            raise _RejectedError(status)
+        if is_transient(status):
+            raise TransientError(
+                f"status {status}", retry_after(response.headers.get("Retry-After"))
             )
-        raise EmbeddingServerError(f"{self.url} answers status {status} instead of 200")
+        # An answer's own words could quote a text.
+        hints = dict.fromkeys((401, 403), "the key is wrong" if self._headers else "it needs a key")
+        hints[404] = f"it does not know the model '{self._body['model']}', or the address is wrong"
+        hint = hints.get(status, "200 is expected")
+        raise self._failure(
+            f"answers status {status}: {hint}", "embedding_server_status", status=status
+        )
 
-    def _read(self, body: bytes, count: int) -> "_Embedded":
+    def _failure(self, what: str, code: str, **fields: Any) -> EmbeddingServerError:
+        return EmbeddingServerError(f"{self.url} {what}", code=code, url=self.url, **fields)
+
+    def _read(self, body: bytes, count: int) -> _Embedded:
         try:
             answer = _Answer.model_validate_json(body)
             vectors = {item.index: _vector(item.embedding) for item in answer.data}
         except ValueError:
             # Not chained: what is wrong in the body is quoted there.
             raise VectorError(
-                f"{self.url} returned a body that is no answer to a request for embeddings"
+                f"{self.url} returned a body that is no answer to a request for embeddings",
+                code="bad_embedding_answer",
+                url=self.url,
             ) from None
         if len(answer.data) != count or set(vectors) != set(range(count)):
             raise VectorError(
                 f"{self.url} returned {len(answer.data)} vectors for {count} texts, "
-                f"with {len(vectors)} different indices"
+                f"with {len(vectors)} different indices",
+                code="bad_vector_count",
+                found=len(answer.data),
+                expected=count,
+                indices=len(vectors),
             )
-        lengths = {len(vector) for vector in vectors.values()}
-        if lengths != {self.spec.native_dimension}:
+        lengths = sorted({len(vector) for vector in vectors.values()})
+        if lengths != [self.spec.native_dimension]:
             raise VectorError(
-                f"{self.url} returned vectors of {', '.join(map(str, sorted(lengths)))} "
+                f"{self.url} returned vectors of {', '.join(map(str, lengths))} "
                 f"dimensions instead of {self.spec.native_dimension}: "
-                f"is it a server of {self.spec.model}?"
+                f"is it a server of {self.spec.model}?",
+                code="other_dimension",
+                found=lengths,
+                expected=self.spec.native_dimension,
             )
-        tokens = answer.usage.prompt_tokens if answer.usage else 0
-        return _Embedded(
-            vectors=np.stack([vectors[i] for i in range(count)]),
-            token_counts=_evenly(tokens, count),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    vectors: FloatArray
-    token_counts: NDArray[np.int32]
+        share, rest = divmod(answer.usage.prompt_tokens if answer.usage else 0, count)
+        tokens = share + (np.arange(count) < rest).astype(np.int32)
+        return np.stack([vectors[i] for i in range(count)]), tokens
 
 
 class _Item(BaseModel):
@@ -288,16 +284,7 @@ class _Answer(BaseModel):
     usage: _Usage | None = None
 
 
-class _PassingError(Exception):
-    """A fault that may be gone when the request is repeated, `wait` seconds from now."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait = wait
-
-
-class _RefusedError(Exception):
+class _RejectedError(Exception):
     """The server will never take these texts together."""
 
     def __init__(self, status: int) -> None:
@@ -313,7 +300,9 @@ def _embeddings_url(base_url: str) -> str:
     plain = not (url.userinfo or url.query or url.fragment)
     if url.scheme not in ("http", "https") or not url.host or not plain:
         # Not quoted: it could hold a password.
-        raise EmbeddingServerError("the server's address is not of the form http://host:port/v1")
+        raise EmbeddingServerError(
+            "the server's address is not of the form http://host:port/v1", code="bad_base_url"
+        )
     root = str(url).rstrip("/")
     return f"{root}/embeddings" if re.search(r"/v\d+$", root) else f"{root}/v1/embeddings"
 
@@ -322,27 +311,13 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
     if not re.fullmatch(r"[!-~]+", api_key):
-        raise EmbeddingServerError("the key for the server holds blanks or is not ASCII")
+        raise EmbeddingServerError(
+            "the key for the server holds blanks or is not ASCII", code="bad_api_key"
+        )
     return {"Authorization": f"Bearer {api_key}"}
-
-
-def _retry_after(value: str) -> float:
-    """Returns the seconds that a header `Retry-After` asks for: a number, or a date."""
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return 0.0
 
 
 def _vector(embedding: str | list[float]) -> FloatArray:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
     return np.array(embedding, dtype=np.float32)
-
-
-def _evenly(total: int, count: int) -> NDArray[np.int32]:
-    """Returns `count` whole numbers that differ by 1 at most and sum to `total`."""
-    share, rest = divmod(total, count)
-    return share + (np.arange(count) < rest).astype(np.int32)

@@ -1,7 +1,7 @@
 """What an encoder runs on: ONNX Runtime's execution providers, and the shapes they want.
 
-ONNX Runtime goes on with the processor, and says so in its log alone, when a provider is
-not installed, does not start or lacks an operator. Here each of the three is an error.
+When a provider is not installed, does not start or lacks an operator, ONNX Runtime falls back
+to the processor and only logs it. Here each of the three is an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from core.encoders import EncoderSpec
 from core.errors import ProviderError
-from core.types import EncoderSpec
 
 ProviderName = Literal["cpu", "cuda", "tensorrt"]
 
@@ -131,7 +131,7 @@ def engine_folder(options: ProviderOptions, spec: EncoderSpec) -> Path:
     """Returns where TensorRT keeps the engine of these weights.
 
     ONNX Runtime names an engine after the graph, the GPU and the versions, not after the
-    weights: in a folder of their own, other weights cannot meet it.
+    weights, so that each weights file needs a folder of its own.
     """
     return options.cache / spec.weights_sha256
 
@@ -160,49 +160,41 @@ def _shape(rows: int, length: int) -> str:
     return ",".join(f"{name}:{rows}x{length}" for name in ("input_ids", "attention_mask"))
 
 
-def require_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
-    """Checks that the installed ONNX Runtime has the provider.
-
-    Args:
-        options: The provider asked for.
-        available: `onnxruntime.get_available_providers()`.
-        version: `onnxruntime.__version__`.
+def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
+    """Checks that the installed ONNX Runtime of a version has the provider.
 
     Raises:
         ProviderError: If it has not.
     """
     if options.title not in available:
+        command = _install(options, version)
         raise ProviderError(
-            f"the provider '{options.name}' is not in the installed ONNX Runtime {version}: "
-            f"run `pip uninstall -y onnxruntime` and then `{_install(options, version)}`"
+            f"the installed ONNX Runtime {version} has no provider '{options.name}': "
+            f"run `pip uninstall -y onnxruntime` and then `{command}`",
+            code="provider_not_installed",
+            provider=options.name,
+            install=command,
         )
 
 
-def require_started(options: ProviderOptions, started: Sequence[str], version: str) -> None:
-    """Checks that a session runs on the provider.
-
-    Args:
-        options: The provider asked for.
-        started: `get_providers()` of the session.
-        version: `onnxruntime.__version__`.
-
-    Raises:
-        ProviderError: If it does not, as happens when the provider's libraries are missing.
-    """
-    if options.title not in started:
-        reason = "ONNX Runtime's lines above name the library or driver that is missing"
-        raise not_started(options, version, reason)
-
-
-def not_started(options: ProviderOptions, version: str, reason: str) -> ProviderError:
+def not_started(
+    options: ProviderOptions,
+    version: str,
+    reason: str = "ONNX Runtime's lines above name the library or driver that is missing",
+) -> ProviderError:
     """Returns the error of a provider that is installed and does not start."""
+    command = _install(options, version)
     return ProviderError(
         f"the provider '{options.name}' did not start on GPU {options.device} "
-        f"({' '.join(reason.split())}): `{_install(options, version)}` installs its libraries"
+        f"({' '.join(reason.split())}): `{command}` installs its libraries",
+        code="provider_not_started",
+        provider=options.name,
+        device=options.device,
+        install=command,
     )
 
 
-def require_products(
+def check_products(
     options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
 ) -> None:
     """Checks that the provider computes all matrix products of a graph.
@@ -215,18 +207,24 @@ def require_products(
     Raises:
         ProviderError: If the provider lacks an operator of the graph.
     """
-    elsewhere = {
-        operator
-        for provider, operator in placed
-        if provider != options.title and any(product in operator for product in _PRODUCTS)
-    }
+    elsewhere = sorted(
+        {
+            operator
+            for provider, operator in placed
+            if provider != options.title and any(product in operator for product in _PRODUCTS)
+        }
+    )
     if elsewhere:
         # TensorRT parses the operators of the ONNX standard alone.
         form = "quantisation or fusion" if options.name == "tensorrt" else "quantisation"
         raise ProviderError(
-            f"{weights} holds operators that '{options.name}' does not run "
-            f"({', '.join(sorted(elsewhere))}): use a pair whose query encoder is exported "
-            f"without {form}, or the provider 'cpu'"
+            f"{weights} has operators that '{options.name}' does not run "
+            f"({', '.join(elsewhere)}): use a pair whose query encoder is exported "
+            f"without {form}, or the provider 'cpu'",
+            code="unsupported_operators",
+            provider=options.name,
+            path=weights,
+            operators=elsewhere,
         )
 
 

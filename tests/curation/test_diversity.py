@@ -10,11 +10,16 @@ import pytest
 
 from core.errors import CareError
 from core.types import FloatArray
-from models.curation import diversity
-from models.curation.diversify import VectorSource, diversify_file
-from models.curation.diversity import RULES, DiversityOptions, DiversityRule, diversify
-from models.curation.vector_index import GrowingIndex
+from curation.diversity import (
+    RULES,
+    DiversityOptions,
+    DiversityRule,
+    GrowingIndex,
+    diversify,
+    diversify_file,
+)
 from tests.conftest import write_jsonl
+from tests.errors import raises
 
 DIMENSION = 16
 RULE = DiversityRule(k=3, t=0.8, near=1)
@@ -31,10 +36,9 @@ def vectors(count: int = 600, seed: int = 0) -> FloatArray:
 
 def one_by_one(texts: FloatArray, rule: DiversityRule, options: DiversityOptions) -> list[bool]:
     """The rule as it is written, for one text at a time."""
-    order = diversity._order(len(texts), options)
-    seeds = order[: options.seeds]
-    kept = list(seeds)
-    for row in order[options.seeds :]:
+    shuffled = np.random.default_rng(options.seed).permutation(len(texts)).tolist()
+    kept = sorted(shuffled[: options.seeds])
+    for row in sorted(shuffled[options.seeds :]):
         nearest = np.sort(texts[kept] @ texts[row])[-rule.k :]
         if (nearest > rule.t).sum() <= rule.near:
             kept.append(row)
@@ -83,72 +87,88 @@ def test_an_index_finds_itself_after_the_change_of_kind() -> None:
     index = GrowingIndex(DIMENSION, flat_limit=300)
     for start in range(0, 500, 100):
         index.add(texts[start : start + 100])
-    found = index.search(texts, 1)
-    assert (found.rows[:, 0] == np.arange(500)).mean() > 0.98
-    assert len(index) == 500
+    assert (index.search(texts, 1)[:, 0] > 0.9999).mean() > 0.98
+    assert (index.kind, len(index)) == ("HNSW32", 500)
 
 
 def test_missing_neighbours_are_never_near() -> None:
     index = GrowingIndex(DIMENSION, flat_limit=10)
     index.add(vectors(20)[:2])
-    assert index.search(vectors(20)[:1], 5).scores[0, 2:].tolist() == [-np.inf] * 3
+    assert index.search(vectors(20)[:1], 5)[0, 2:].tolist() == [-np.inf] * 3
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from models.curation import diversity
-from models.curation.diversity import DiversityOptions, diversify
+from curation.diversity import DiversityOptions, GrowingIndex, diversify
 from tests.curation.test_diversity import RULE, vectors
-diversity._CHECKPOINT_SECONDS = 0
-write, calls = diversity._write_checkpoint, []
-def slow(*given):
-    write(*given)
+search, calls = GrowingIndex.search, []
+def held(self, texts, k):
     calls.append(1)
-    if len(calls) == 9:
-        print("noted", flush=True)
+    if len(calls) == 10:
+        print("held", flush=True)
         sys.stdin.read()
-diversity._write_checkpoint = slow
-diversify(vectors(3000), RULE, DiversityOptions(50, 0, 200, 128), 1, Path(sys.argv[1]))
+    return search(self, texts, k)
+GrowingIndex.search = held
+path, options = Path(sys.argv[1]), DiversityOptions(50, 0, 200, 128)
+diversify(vectors(3000), RULE, options, 1, path, checkpoint_seconds=0)
 """
 
 
-def test_a_killed_filter_goes_on_to_the_same_end(tmp_path: Path) -> None:
+@pytest.mark.e2e
+def test_a_killed_filter_goes_on_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, options = tmp_path / "checkpoint", DiversityOptions(50, 0, 200, 128)
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == b"noted\n"
+    assert process.stdout.readline() == b"held\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
     searched = 0
     search = GrowingIndex.search
 
-    def counted(self: GrowingIndex, texts: FloatArray, k: int) -> Any:
+    def counted(self: GrowingIndex, texts: FloatArray, k: int) -> FloatArray:
         nonlocal searched
         searched += len(texts)
         return search(self, texts, k)
 
     texts = vectors(3000)
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(GrowingIndex, "search", counted)
         resumed = diversify(texts, RULE, options, 1, path)
+    # Nine blocks were decided when it was killed.
     assert searched == 3000 - 9 * 128
     assert (resumed.kept == diversify(texts, RULE, options).kept).all()
     assert not path.exists()
 
 
-def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoint"
-    diversity._write_checkpoint(path, "other", np.ones(8, dtype=np.bool_), 8)
-    with pytest.raises(CareError, match="checkpoint is of another rule"):
-        diversify(vectors(), RULE, DiversityOptions(50), 1, path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(GrowingIndex, "add", interrupted(3))
+        diversify(vectors(), RULE, DiversityOptions(50, block=64), 1, path, checkpoint_seconds=0)
+    with raises(CareError, code="other_checkpoint", path=path):
+        diversify(vectors(), DiversityRule(2, 0.8, 1), DiversityOptions(50, block=64), 1, path)
+
+
+def interrupted(calls: int) -> Any:
+    """Adds some blocks, then is interrupted."""
+    add, left = GrowingIndex.add, iter(range(calls))
+
+    def run(self: GrowingIndex, texts: FloatArray) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        add(self, texts)
+
+    return run
 
 
 @pytest.mark.parametrize(("k", "near"), [(1, 1), (5, -1)])
 def test_a_rule_that_drops_nothing_or_all(k: int, near: int) -> None:
-    with pytest.raises(CareError, match="must be greater than"):
+    with raises(CareError, code="bad_rule", k=k, n=near):
         DiversityRule(k, 0.8, near)
 
 
@@ -167,8 +187,8 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
     )
     np.save(tmp_path / "vectors.npy", texts)
     output, options = tmp_path / "out" / "kept.jsonl", DiversityOptions(seeds=20)
-    source = VectorSource("care-mini", tmp_path / "vectors.npy")
-    report = diversify_file(corpus, output, "documents", RULE, options, source)
+    file = tmp_path / "vectors.npy"
+    report = diversify_file(corpus, output, "documents", RULE, options, vectors=file)
     rows = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     expected = np.flatnonzero(diversify(texts, RULE, options).kept)
     assert [row["x"] for row in rows] == expected.tolist()
@@ -178,7 +198,7 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
     similar = ["高血压能吃党参吗", "高血压能吃党参吗？", "高血压能吃党参么", "骨折"]
     few = write_jsonl(tmp_path / "few.jsonl", [{"text": text} for text in similar])
     rule = DiversityRule(5, 0.97, 1)
-    diversify_file(few, output, "queries", rule, DiversityOptions(1), VectorSource("care-mini"))
+    diversify_file(few, output, "queries", rule, DiversityOptions(1), pair="care-mini")
     kept = [json.loads(line)["text"] for line in output.read_text("utf-8").splitlines()]
     assert len(kept) == 3 and "骨折" in kept
 
@@ -187,8 +207,6 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
 def test_vectors_that_do_not_fit(tmp_path: Path, wrong: Any) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"text": "甲"}] * 3)
     np.save(tmp_path / "vectors.npy", wrong)
-    source = VectorSource("care-mini", tmp_path / "vectors.npy")
-    with pytest.raises(CareError, match=r"vectors.npy holds float.* instead of float32 \[3, "):
-        diversify_file(
-            corpus, tmp_path / "kept.jsonl", "documents", RULE, DiversityOptions(1), source
-        )
+    options, path = DiversityOptions(1), tmp_path / "vectors.npy"
+    with raises(CareError, code="bad_vectors", path=path, rows=3, shape=list(wrong.shape)):
+        diversify_file(corpus, tmp_path / "kept.jsonl", "documents", RULE, options, vectors=path)

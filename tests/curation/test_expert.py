@@ -1,15 +1,15 @@
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 from openpyxl import load_workbook
 
-from core.errors import CareError
-from models.curation.__main__ import main
-from models.curation.expert import expert_agreement, expert_sample
-from models.jsonl import read_jsonl
+from core.errors import CareError, DataError
+from core.records import read_jsonl
+from curation.__main__ import main
+from curation.expert import expert_agreement, expert_sample
 from tests.conftest import write_jsonl
+from tests.errors import error_code, raises
 
 COUNT = 40
 
@@ -60,7 +60,7 @@ def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: P
 def test_a_sample_that_may_be_labelled_is_not_written_over(benchmark: Path, tmp_path: Path) -> None:
     expert_sample(benchmark, tmp_path, 5, seed=0)
     (tmp_path / "pairs.csv").write_text("labelled", encoding="utf-8")
-    with pytest.raises(CareError, match=r"pairs\.csv is there already: choose another --output"):
+    with raises(CareError, code="output_exists", path=tmp_path / "pairs.csv"):
         expert_sample(benchmark, tmp_path, 5, seed=0)
     assert (tmp_path / "pairs.csv").read_text(encoding="utf-8") == "labelled"
 
@@ -109,34 +109,47 @@ def test_labels_come_back(benchmark: Path, tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "row"),
     [
-        ("pair,query\n1,x\n", "row 1 has no column 'label'"),
-        ("pair,label\n1,2\n", "row 2: label '2' is neither 1 nor 0"),
-        ("pair,label\n1,1\n1,0\n", "row 3: pair '1' comes twice"),
-        ("pair,label\n99,1\n", "row 2: .*key.jsonl has no pair '99'"),
+        ("pair,query\n1,x\n", "missing_column", 1),
+        ("pair,label\n1,2\n", "bad_label", 2),
+        ("pair,label\n1,1\n1,0\n", "duplicate_id", 3),
+        ("pair,label\n99,1\n", "unknown_pair", 2),
     ],
 )
-def test_a_wrong_spreadsheet(benchmark: Path, tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_spreadsheet(
+    benchmark: Path, tmp_path: Path, text: str, code: str, row: int
+) -> None:
     out = tmp_path / "out"
     expert_sample(benchmark, out, 5, seed=0)
     path = tmp_path / "back.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(CareError, match=rf"back.csv {message}"):
+    with raises(DataError, code=code, path=path, row=row):
         expert_agreement(path, out / "key.jsonl")
 
 
-def test_a_file_that_is_no_spreadsheet(tmp_path: Path) -> None:
-    path = tmp_path / "back.xlsx"
-    path.write_text("no", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("back.xlsx", b"no", "not_spreadsheet"),
+        ("back.csv", "pair,label\n1,是\n".encode("gb18030"), "not_utf8"),
+        ("back.csv", None, "unreadable"),
+    ],
+)
+def test_a_file_that_is_no_spreadsheet(
+    tmp_path: Path, name: str, content: bytes | None, code: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
     write_jsonl(tmp_path / "key.jsonl", [])
-    with pytest.raises(CareError, match=r"back.xlsx is no spreadsheet"):
+    with raises(DataError, code=code, path=path):
         expert_agreement(path, tmp_path / "key.jsonl")
 
 
 def test_a_benchmark_that_is_not_whole_has_no_sample(benchmark: Path, tmp_path: Path) -> None:
     (benchmark / "statistics.json").unlink()
-    with pytest.raises(CareError, match=r"benchmark has no statistics.json: let build-benchmark"):
+    with raises(CareError, code="incomplete_benchmark", path=benchmark):
         expert_sample(benchmark, tmp_path / "out", 5, seed=0)
     assert not (tmp_path / "out").exists()
 
@@ -144,7 +157,7 @@ def test_a_benchmark_that_is_not_whole_has_no_sample(benchmark: Path, tmp_path: 
 def test_a_key_that_is_another_file(benchmark: Path, tmp_path: Path) -> None:
     path = tmp_path / "back.csv"
     path.write_text("pair,label\n1,1\n", encoding="utf-8")
-    with pytest.raises(CareError, match=r"judgements.jsonl line 1 has no pair"):
+    with raises(DataError, code="not_key", path=benchmark / "judgements.jsonl", line=1):
         expert_agreement(path, benchmark / "judgements.jsonl")
 
 
@@ -177,13 +190,12 @@ def test_numbers_with_a_point_are_labels_in_csv_too(benchmark: Path, tmp_path: P
 
 
 def test_a_result_that_cannot_be_written(
-    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    benchmark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     expert_sample(benchmark, out, 5, seed=0)
     words = ["expert-agreement", out / "pairs.csv", "--key", out / "key.jsonl"]
     words += ["--output", tmp_path / "none" / "result.json"]
-    monkeypatch.setattr(sys, "argv", ["curation", *map(str, words)])
-    assert main() == 1
-    assert capsys.readouterr().err.endswith("result.json.tmp: No such file or directory\n")
+    assert main(list(map(str, words))) == 1
+    error = capsys.readouterr().err
+    assert error_code(error) == "input_output" and str(tmp_path / "none") in error

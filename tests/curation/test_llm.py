@@ -1,5 +1,5 @@
+import asyncio
 import json
-import os
 import signal
 import socket
 import sqlite3
@@ -10,18 +10,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from core.errors import BudgetError, LanguageModelError
-from models.curation.config import Budget, Endpoint
-from models.curation.ledger import Ledger
-from models.curation.llm import LanguageModels, Question
-from models.curation.scripted import completion, scripted_server, send_json
-from tests.curation.endpoints import Recorder, endpoint
+from curation.config import Budget, Endpoint
+from curation.llm import BudgetError, LanguageModelError, LanguageModels, Question
+from tests.curation.endpoints import (
+    Recorder,
+    completion,
+    endpoint,
+    scripted_server,
+    send_json,
+)
+from tests.errors import raises
 
 
 class Colour(BaseModel):
@@ -32,7 +38,8 @@ class Colour(BaseModel):
 BLUE = json.dumps({"colour": "blue"})
 
 
-def question(text: str = "sky", **changes: Any) -> Question[Colour]:
+def question(text: str = "sky", **changes: Any) -> Callable[[], Question[Colour]]:
+    """Makes a question when it is asked."""
     facts = {
         "id": text,
         "system": "Name a colour.",
@@ -40,7 +47,7 @@ def question(text: str = "sky", **changes: Any) -> Question[Colour]:
         "again": "Wrong: {complaint}.",
         "answer": Colour,
     }
-    return Question(**(facts | changes))
+    return partial(Question, **(facts | changes))
 
 
 @pytest.fixture
@@ -125,11 +132,11 @@ def test_another_address_is_the_same_call(serve: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ("blue", "Invalid JSON"),
-        ('{"colour": 3}', "colour: "),
-        ("{}", "colour: Field required"),
-        ('{"colour": "blue", "shade": 1}', "shade: Extra"),
-        ("", "Invalid JSON"),
+        ("blue", "Wrong: "),
+        ('{"colour": 3}', "Wrong: colour: "),
+        ("{}", "Wrong: colour: "),
+        ('{"colour": "blue", "shade": 1}', "Wrong: shade: "),
+        ("", "Wrong: "),
     ],
 )
 def test_an_invalid_answer_is_asked_for_again_with_its_fault(
@@ -138,26 +145,26 @@ def test_an_invalid_answer_is_asked_for_again_with_its_fault(
     recorder, url = serve(lambda body, *_: bad if len(body["messages"]) == 2 else BLUE)
     with models(tmp_path, endpoint(url)) as llm:
         (answer,) = llm.ask({"judge": [question()]}, "test")["judge"]
-        assert not llm.set_aside
+        assert not llm.invalid
     assert answer == Colour(colour="blue")
     *_, given, again = recorder.bodies[1]["messages"]
     assert given == {"role": "assistant", "content": bad}
-    assert again["content"].startswith(f"Wrong: {complaint}")
+    assert again["content"].startswith(complaint)
 
 
-def test_what_stays_invalid_is_set_aside_with_its_texts(serve: Any, tmp_path: Path) -> None:
+def test_what_stays_invalid_is_kept_with_its_texts(serve: Any, tmp_path: Path) -> None:
     recorder, url = serve(lambda body, *_: BLUE if body["messages"][1]["content"] == "sky" else "?")
     for _ in range(2):
         with models(tmp_path, endpoint(url), attempts=2) as llm:
             answers = llm.ask({"judge": [question("fog"), question()]}, "test")["judge"]
-            (aside,) = llm.set_aside
+            (invalid,) = llm.invalid
             costs = llm.costs()
     assert answers == [None, Colour(colour="blue")]
-    assert (aside.endpoint, aside.id) == ("judge", "fog")
-    assert [tried["text"] for tried in aside.tried] == ["?", "?"]
-    assert all("Invalid JSON" in tried["complaint"] for tried in aside.tried)
+    assert (invalid.endpoint, invalid.id) == ("judge", "fog")
+    assert [tried["text"] for tried in invalid.tried] == ["?", "?"]
+    assert all(tried["complaint"] for tried in invalid.tried)
     assert len(recorder.bodies) == 3
-    assert costs["all"]["set_aside"] == 1
+    assert costs["all"]["invalid"] == 1
 
 
 def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, tmp_path: Path) -> None:
@@ -168,7 +175,7 @@ def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, tmp_path: Path) ->
         assert llm.ask({"judge": [asked]}, "test")["judge"] == [Colour(colour="blue")]
 
 
-def refuse(status: int, headers: dict[str, str] | None = None) -> Callable[..., str | None]:
+def reject(status: int, headers: dict[str, str] | None = None) -> Callable[..., str | None]:
     """Fails the first time that a question is asked."""
 
     def respond(_: object, handler: Any, before: int) -> str | None:
@@ -221,8 +228,8 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
 @pytest.mark.parametrize(
     ("respond", "lost"),
     [
-        (refuse(429), 0),
-        (refuse(503), 0),
+        (reject(429), 0),
+        (reject(503), 0),
         (hang, 1),
         (cut, 1),
         (other_body, 1),
@@ -230,7 +237,7 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
     ],
     ids=["429", "503", "hang", "cut", "other body", "other content"],
 )
-def test_a_passing_fault_is_repeated(
+def test_a_transient_failure_is_repeated(
     serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
 ) -> None:
     _, url = serve(respond)
@@ -243,12 +250,35 @@ def test_a_passing_fault_is_repeated(
     assert (costs["answer_tokens"] > 512) == bool(lost)
 
 
-def test_retry_after_is_waited_for(serve: Any, tmp_path: Path) -> None:
-    _, url = serve(refuse(429, {"Retry-After": "1"}))
-    started = time.monotonic()
+@pytest.mark.parametrize("form", ["number", "date"])
+def test_retry_after_is_waited_for(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    wait = {"number": "100", "date": formatdate(time.time() + 100, usegmt=True)}[form]
+    _, url = serve(reject(429, {"Retry-After": wait}))
     with models(tmp_path, endpoint(url)) as llm:
         llm.ask({"judge": [question()]}, "test")
-    assert time.monotonic() - started >= 1
+    assert 90 < max(waits) <= 100
+
+
+def test_a_server_that_asks_to_wait_for_too_long_stops_the_command(
+    serve: Any, tmp_path: Path
+) -> None:
+    recorder, url = serve(reject(503, {"Retry-After": "601"}))
+    with (
+        models(tmp_path, endpoint(url)) as llm,
+        raises(LanguageModelError, code="language_model_failed", endpoint="judge", wait=601.0),
+    ):
+        llm.ask({"judge": [question()]}, "test")
+    assert len(recorder.bodies) == 1
 
 
 def test_an_endpoint_that_goes_on_failing_stops_the_command(serve: Any, tmp_path: Path) -> None:
@@ -258,27 +288,38 @@ def test_an_endpoint_that_goes_on_failing_stops_the_command(serve: Any, tmp_path
     _, url = serve(respond)
     with (
         models(tmp_path, endpoint(url, retries=2)) as llm,
-        pytest.raises(LanguageModelError, match=r"\(judge\) failed 3 times in a row.* status 500"),
+        raises(LanguageModelError, code="language_model_failed", endpoint="judge", attempts=3),
     ):
         llm.ask({"judge": [question()]}, "test")
 
 
-@pytest.mark.parametrize(
-    ("status", "words"), [(401, "the key is wrong"), (404, "does not know"), (400, "not now")]
-)
-def test_a_fault_that_stays_is_not_repeated(
-    serve: Any, tmp_path: Path, status: int, words: str
+def test_it_is_said_that_an_endpoint_cannot_be_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorder, url = serve(refuse(status))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    with (
+        models(tmp_path, endpoint(url, retries=2)) as llm,
+        raises(LanguageModelError, code="language_model_failed"),
+    ):
+        llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
+    # While it is tried again, and once for all that wait.
+    assert capsys.readouterr().err.count(f"{url} (judge) ") == 1
+
+
+@pytest.mark.parametrize("status", [401, 404, 400])
+def test_a_permanent_failure_is_not_repeated(serve: Any, tmp_path: Path, status: int) -> None:
+    recorder, url = serve(reject(status))
     with (
         models(tmp_path, endpoint(url, concurrency=1)) as llm,
-        pytest.raises(LanguageModelError, match=words),
+        raises(LanguageModelError, code="request_rejected", endpoint="judge", status=status),
     ):
         llm.ask({"judge": [question("a"), question("b")]}, "test")
     assert len(recorder.bodies) == 1
 
 
-def test_one_question_that_is_refused_is_set_aside(serve: Any, tmp_path: Path) -> None:
+def test_one_question_that_the_server_rejects_has_no_answer(serve: Any, tmp_path: Path) -> None:
     def respond(body: Any, handler: Any, _: int) -> str | None:
         if body["messages"][1]["content"] != "long":
             return BLUE
@@ -290,12 +331,12 @@ def test_one_question_that_is_refused_is_set_aside(serve: Any, tmp_path: Path) -
         with models(tmp_path, endpoint(url, concurrency=1)) as llm:
             asked = [question("a"), question("long"), question("b")]
             answers = llm.ask({"judge": asked}, "test")["judge"]
-            assert "too long" in llm.set_aside[0].tried[0]["complaint"]
+            assert "too long" in llm.invalid[0].tried[0]["complaint"]
     assert [answer is None for answer in answers] == [False, True, False]
     assert len(recorder.bodies) == 3
 
 
-def test_a_refusal_after_a_kill_is_of_the_question(serve: Any, tmp_path: Path) -> None:
+def test_a_rejection_after_a_kill_is_of_the_question(serve: Any, tmp_path: Path) -> None:
     """What was answered before the kill shows that the endpoint can be used."""
 
     def respond(body: Any, handler: Any, _: int) -> str | None:
@@ -321,7 +362,7 @@ def test_a_key_is_read_from_the_environment(
         return BLUE
 
     _, url = serve(respond)
-    with pytest.raises(LanguageModelError, match="variable MY_KEY, the key of judge, is not set"):
+    with raises(LanguageModelError, code="missing_api_key", variable="MY_KEY", endpoint="judge"):
         models(tmp_path, endpoint(url, api_key_env="MY_KEY"))
     monkeypatch.setenv("MY_KEY", "sk-1")
     with models(tmp_path, endpoint(url, api_key_env="MY_KEY")) as llm:
@@ -337,7 +378,7 @@ def test_the_budget_of_calls_stops_in_time_and_a_larger_one_goes_on(
     asked = {"judge": [question(str(i)) for i in range(10)]}
     with (
         models(tmp_path, endpoint(url), budget=Budget(calls=4)) as llm,
-        pytest.raises(BudgetError, match="budget of 4 calls is spent: raise budget"),
+        raises(BudgetError, code="budget_spent", calls=4),
     ):
         llm.ask(asked, "test")
     assert len(recorder.bodies) == 4
@@ -352,7 +393,7 @@ def test_the_budget_of_tokens_is_not_exceeded_and_is_used(serve: Any, tmp_path: 
     # A call uses 34 tokens here and could use about 350.
     with (
         models(tmp_path, endpoint(url, max_tokens=50), budget=Budget(tokens=1000)) as llm,
-        pytest.raises(BudgetError, match=r"1,000 tokens has .* left and the next call could use"),
+        raises(BudgetError, code="budget_spent", tokens=1000),
     ):
         llm.ask(asked, "test")
     with models(tmp_path, endpoint(url)) as llm:
@@ -383,6 +424,7 @@ with models(Path(sys.argv[1]), endpoint(sys.argv[2], concurrency=2)) as llm:
 """
 
 
+@pytest.mark.e2e
 def test_a_killed_command_goes_on_without_one_answered_call_twice(
     serve: Any, tmp_path: Path
 ) -> None:
@@ -420,12 +462,3 @@ def test_a_killed_command_goes_on_without_one_answered_call_twice(
     # Those under way when it was killed: nobody knows what became of them.
     assert costs["reused"] == len(before)
     assert 1 <= costs["lost"] <= 2
-
-
-def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
-    from core.errors import CareError
-
-    path = tmp_path / "calls.sqlite"
-    path.write_bytes(os.urandom(4096))
-    with pytest.raises(CareError, match=r"calls.sqlite is not a ledger"):
-        Ledger(path)

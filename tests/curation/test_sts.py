@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from core.errors import CareError
-from models.curation.config import StsConfig
-from models.curation.scripted import scripted_server
-from models.curation.sts import Rewrites, check_rewrites, find_term, read_synonyms, write_sts
+from core.errors import CareError, DataError
+from curation.config import StsConfig
+from curation.sts import Rewrites, check_rewrites, find_term, read_synonyms, write_sts
 from tests.conftest import write_jsonl
-from tests.curation.endpoints import Recorder, endpoint
+from tests.curation.endpoints import Recorder, endpoint, scripted_server
+from tests.errors import raises
 
 QUESTION = "心梗病人能不能喝酒？"
 GOOD = {
@@ -20,33 +20,34 @@ GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "mentioned"),
     [
-        ({}, ""),
-        ({"same_with_synonym": "心梗病人可以喝酒吗？？"}, "does not contain '心肌梗死'"),
-        ({"other_with_synonym": "心肌梗死和心梗是什么？"}, "other_with_synonym contains '心梗'"),
-        ({"other_without_synonym": "心梗就是心肌梗死吗？"}, "contains '心肌梗死'"),
-        ({"other_without_synonym": "病人怎么治疗才好呢？"}, "does not contain '心梗'"),
-        ({"same_with_synonym": "心肌梗死能喝"}, "has 6 characters, not 7 to 13"),
-        ({"same_with_synonym": "心肌梗死病人到底可不可以喝酒？"}, "has 15 characters"),
-        ({"same_with_synonym": GOOD["other_with_synonym"]}, "are equal"),
-        ({"other_without_synonym": QUESTION}, "are equal"),
+        ({}, None),
+        ({"same_with_synonym": "心梗病人可以喝酒吗？？"}, ["same_with_synonym", "'心肌梗死'"]),
+        ({"other_with_synonym": "心肌梗死和心梗是什么？"}, ["other_with_synonym", "'心梗'"]),
+        ({"other_without_synonym": "心梗就是心肌梗死吗？"}, ["'心肌梗死'"]),
+        ({"other_without_synonym": "病人怎么治疗才好呢？"}, ["'心梗'"]),
+        ({"same_with_synonym": "心肌梗死能喝"}, ["6", "7", "13"]),
+        ({"same_with_synonym": "心肌梗死病人到底可不可以喝酒？"}, ["15", "13"]),
+        ({"same_with_synonym": GOOD["other_with_synonym"]}, []),
+        ({"other_without_synonym": QUESTION}, []),
     ],
 )
-def test_each_constraint_is_checked(change: dict[str, str], complaint: str) -> None:
+def test_each_constraint_is_checked(change: dict[str, str], mentioned: list[str] | None) -> None:
     rewrites = Rewrites(**(GOOD | change))
-    found = check_rewrites(
+    complaint = check_rewrites(
         rewrites, question=QUESTION, term="心梗", synonym="心肌梗死", chars=(7, 13)
     )
-    assert complaint in found and bool(found) == bool(complaint)
+    assert bool(complaint) == (mentioned is not None)
+    assert all(words in complaint for words in mentioned or [])
 
 
-def test_synonyms_that_code_cannot_tell_apart_are_passed_over(tmp_path: Path) -> None:
+def test_synonyms_that_code_cannot_tell_apart_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "synonyms.tsv"
     path.write_text("心梗\t心肌梗死\t急性心梗\n\n糖尿病\t2型糖尿病\n", encoding="utf-8")
     assert read_synonyms(path) == {"心梗": ["心肌梗死"]}
     path.write_text("心梗\n", encoding="utf-8")
-    with pytest.raises(CareError, match=r"synonyms.tsv line 1 is not a term"):
+    with raises(DataError, code="not_synonyms", path=path, line=1):
         read_synonyms(path)
 
 
@@ -89,7 +90,7 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
         "questions": 4,
         "with_a_term": 2,
         "asked": 2,
-        "set_aside": 1,
+        "invalid": 1,
         "pairs": 3,
     }
     table = (tmp_path / "out" / "sts.tsv").read_text("utf-8").splitlines()
@@ -100,6 +101,22 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
         [QUESTION, GOOD["other_without_synonym"], "0"],
     ]
     again = next(body for body in recorder.bodies if len(body["messages"]) == 4)
-    assert "same_with_synonym does not contain '心肌梗死'" in again["messages"][3]["content"]
-    aside = json.loads((tmp_path / "out" / "set-aside.jsonl").read_text("utf-8"))
-    assert (aside["id"], len(aside["tried"])) == ("q4", 2)
+    complaint = again["messages"][3]["content"]
+    assert "same_with_synonym" in complaint and "'心肌梗死'" in complaint
+    invalid = json.loads((tmp_path / "out" / "invalid-answers.jsonl").read_text("utf-8"))
+    assert (invalid["id"], len(invalid["tried"])) == ("q4", 2)
+
+
+def test_questions_without_a_term(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "questions.jsonl", [{"_id": "q1", "text": "头痛怎么办"}])
+    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
+    config = StsConfig.model_validate(
+        {
+            "questions": tmp_path / "questions.jsonl",
+            "synonyms": tmp_path / "synonyms.tsv",
+            "output": tmp_path / "out",
+            "writer": endpoint("http://localhost:9/v1", "writer"),
+        }
+    )
+    with raises(CareError, code="no_term", path=tmp_path / "questions.jsonl"):
+        write_sts(config)

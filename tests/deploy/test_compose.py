@@ -1,5 +1,8 @@
 import json
 import re
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -7,10 +10,14 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from indexer.__main__ import _parser
 from service.settings import Settings
 from tests.deploy.tools import DEPLOY, ROOT, run
 
-COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+# With the defaults of its variables.
+COMPOSE: dict[str, Any] = yaml.safe_load(
+    re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text("utf-8"))
+)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OWN_IMAGE = "care-retrieval"
 
@@ -56,6 +63,24 @@ def test_the_variables_of_the_service_are_settings_that_it_accepts() -> None:
     assert grace > settings.drain_seconds + settings.timeout_ms / 1000
 
 
+def test_the_corpus_and_the_index_are_variables() -> None:
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    variables = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+    assert variables == {
+        "CORPUS_DIR": "../data/sample",
+        "CORPUS": "corpus.jsonl",
+        "INDEX": "sample",
+    }
+    for name, default in variables.items():
+        assert f"#{name}={default}\n" in (DEPLOY / ".env.example").read_text()
+    options = _parser().parse_args(SERVICES["indexer"]["command"].split()[3:])
+    folder, mounted = SERVICES["indexer"]["volumes"][0].removesuffix(":ro").split(":")
+    assert (DEPLOY / folder / Path(options.corpus).relative_to(mounted)).is_file()
+    assert options.index == SERVICES["service"]["environment"]["CARE_INDEX"]
+    # Otherwise the service would not start in a shell where they are set for Compose.
+    assert not any(name.startswith("CARE_") for name in variables)
+
+
 def test_there_is_no_secret_in_the_file_and_none_is_a_clear_error() -> None:
     variable = SERVICES["service"]["environment"]["CARE_CACHE_SECRET"]
     assert re.fullmatch(r"\$\{CARE_CACHE_SECRET:\?set it to .+\}", variable)
@@ -91,5 +116,23 @@ def test_prometheus_and_grafana_look_where_something_listens() -> None:
     assert folder["options"]["path"] in mounts
 
 
+@pytest.mark.deploy
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     run("hadolint", "--config", DEPLOY / "hadolint.yaml", ROOT / "Dockerfile")
+
+
+def test_what_the_image_is_built_from_is_not_kept_from_it() -> None:
+    kept_out = (ROOT / ".dockerignore").read_text().splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    needed = {package.removesuffix("*") for package in packages}
+    assert {"service", "indexer"} <= needed
+    needed |= {
+        "LICENSE",
+        "README.md",
+        "THIRD_PARTY.md",
+        "constraints.txt",
+        "data",
+        "pyproject.toml",
+    }
+    assert not [name for name in needed for pattern in kept_out if fnmatch(name, pattern)]

@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.deploy.tools import DEPLOY, run
@@ -27,6 +28,7 @@ def expressions() -> list[str]:
     ]
 
 
+@pytest.mark.deploy
 def test_every_panel_asks_something_that_prometheus_understands(tmp_path: Path) -> None:
     rules = [{"record": f"panel:{i}", "expr": expr} for i, expr in enumerate(expressions())]
     assert rules

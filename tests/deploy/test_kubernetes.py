@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 from indexer.__main__ import _parser
+from models.pairs import load_pair
 from service.metrics import Metrics
-from service.routes import router
+from service.routes import everybody
 from service.settings import Settings
 from tests.deploy.rules import RULE_FILES
-from tests.deploy.tools import DEPLOY, find, run
+from tests.deploy.tools import DEPLOY, ROOT, find, run
+
+pytestmark = pytest.mark.deploy
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.37"
@@ -34,11 +37,15 @@ def render(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Objects]:
     def build(folder: str, *components: str) -> Objects:
         deploy = tmp_path_factory.mktemp("deploy") / "deploy"
         shutil.copytree(DEPLOY, deploy)
-        example = deploy / "kubernetes" / "overlays" / "example"
-        shutil.copy(example / "secrets.env.example", example / "secrets.env")
+        overlays = deploy / "kubernetes" / "overlays"
+        for name in ("example", "care-mini"):
+            shutil.copy(
+                overlays / "example" / "secrets.env.example", overlays / name / "secrets.env"
+            )
         path = deploy / "kubernetes" / folder / "kustomization.yaml"
         kustomization = yaml.safe_load(path.read_text())
-        kustomization.setdefault("components", []).extend(components)
+        if components:
+            kustomization.setdefault("components", []).extend(components)
         path.write_text(yaml.safe_dump(kustomization))
         output = run("kubectl", "kustomize", path.parent)
         assert "Warning" not in output
@@ -62,8 +69,23 @@ def fetching(render: Callable[..., Objects]) -> Objects:
 
 
 @pytest.fixture(scope="module")
+def behind_ingress(render: Callable[..., Objects]) -> Objects:
+    return render("overlays/example", "../../components/ingress")
+
+
+@pytest.fixture(scope="module")
+def care_mini(render: Callable[..., Objects]) -> Objects:
+    return render("overlays/care-mini")
+
+
+@pytest.fixture(scope="module")
 def indexer(render: Callable[..., Objects]) -> Objects:
     return render("indexer")
+
+
+@pytest.fixture(scope="module")
+def indexer_gpu(render: Callable[..., Objects]) -> Objects:
+    return render("indexer-gpu")
 
 
 def pod(workload: Object) -> Object:
@@ -79,7 +101,9 @@ def containers(spec: Object) -> list[Object]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
-@pytest.mark.parametrize("name", ["example", "fetching", "indexer"])
+@pytest.mark.parametrize(
+    "name", ["example", "fetching", "behind_ingress", "care_mini", "indexer", "indexer_gpu"]
+)
 def test_every_object_follows_its_schema(name: str, request: pytest.FixtureRequest) -> None:
     objects: Objects = request.getfixturevalue(name)
     own = [item for (kind, _), item in objects.items() if kind not in FOREIGN]
@@ -88,7 +112,9 @@ def test_every_object_follows_its_schema(name: str, request: pytest.FixtureReque
         kubernetes_validate.validate(item, VERSION, strict=True)
 
 
-@pytest.mark.parametrize("name", ["example", "fetching", "indexer"])
+@pytest.mark.parametrize(
+    "name", ["example", "fetching", "behind_ingress", "care_mini", "indexer", "indexer_gpu"]
+)
 def test_pods_can_do_no_more_than_they_must(name: str, request: pytest.FixtureRequest) -> None:
     for spec in pods(request.getfixturevalue(name)):
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -105,7 +131,7 @@ def test_pods_can_do_no_more_than_they_must(name: str, request: pytest.FixtureRe
             assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
 
 
-@pytest.mark.parametrize("name", ["example", "fetching"])
+@pytest.mark.parametrize("name", ["example", "fetching", "care_mini"])
 def test_what_the_pods_refer_to_is_there(name: str, request: pytest.FixtureRequest) -> None:
     objects: Objects = request.getfixturevalue(name)
     names = {(kind, item["metadata"]["name"]) for (kind, _), item in objects.items()}
@@ -147,7 +173,7 @@ def test_the_service_monitor_finds_the_service_under_the_name_of_the_job(example
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "care"
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert endpoint["path"] in {route.path for route in router.routes}
+    assert endpoint["path"] in {route.path for route in everybody.routes}
 
 
 def test_the_probes_ask_routes_that_exist(example: Objects) -> None:
@@ -156,7 +182,7 @@ def test_the_probes_ask_routes_that_exist(example: Objects) -> None:
         container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
     ]
     assert [probe["path"] for probe in asked] == ["/health/live", "/health/live", "/health/ready"]
-    assert {probe["path"] for probe in asked} <= {route.path for route in router.routes}
+    assert {probe["path"] for probe in asked} <= {route.path for route in everybody.routes}
     assert {probe["port"] for probe in asked} == {container["ports"][0]["name"]}
 
 
@@ -167,6 +193,7 @@ def test_the_settings_are_accepted_and_leave_time_to_drain(example: Objects) -> 
     }
     values = {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
     assert set(values) <= set(Settings.model_fields)
+    assert float(values["watch_seconds"]) > 0
     settings = Settings.model_validate(values)
     spec = pod(example["Deployment", "care"])
     drain = settings.drain_seconds + settings.timeout_ms / 1000
@@ -202,23 +229,75 @@ def test_an_overlay_without_secrets_is_refused(tmp_path: Path) -> None:
     assert (result.returncode, "secrets.env" in result.stderr) == (1, True)
 
 
-def test_the_indexer_takes_its_command_and_a_gpu(indexer: Objects, example: Objects) -> None:
-    spec = pod(indexer["Job", "care-indexer"])
-    (container,) = spec["containers"]
+def indexing(objects: Objects) -> Any:
+    """The options of a Job, which must be those of the indexer's command."""
+    (container,) = pod(objects["Job", "care-indexer"])["containers"]
     *module, command = container["command"]
     assert module == ["python", "-m", "indexer"]
-    options = _parser().parse_args([command, *container["args"]])
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    return _parser().parse_args([command, *container["args"]])
+
+
+def test_the_sample_is_indexed_and_served_by_one_image_and_pair(care_mini: Objects) -> None:
+    options = indexing(care_mini)
+    settings = care_mini["ConfigMap", "care-settings"]["data"]
+    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
+    assert load_pair(options.pair).query.format == "onnx"
+    (indexer,), (service,) = (
+        pod(care_mini[kind])["containers"]
+        for kind in (("Job", "care-indexer"), ("Deployment", "care"))
+    )
+    assert indexer["image"] == service["image"]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "COPY data/sample /data/sample" in dockerfile
+    assert (ROOT / "data/sample" / Path(options.corpus).name).is_file()
+    volumes = [
+        {v["name"]: v for v in pod(care_mini[kind])["volumes"]}["indexes"]
+        for kind in (("Job", "care-indexer"), ("Deployment", "care"))
+    ]
+    assert volumes[0] == volumes[1]
+    for container in (indexer, service):
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts["indexes"] == str(options.indexes)
+    assert {item["metadata"]["namespace"] for item in care_mini.values()} == {"care"}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("indexer", 0), ("indexer_gpu", 1)])
+def test_the_indexer_takes_its_command_and_its_volumes(
+    name: str, gpus: int, example: Objects, request: pytest.FixtureRequest
+) -> None:
+    indexer: Objects = request.getfixturevalue(name)
+    options = indexing(indexer)
+    spec = pod(indexer["Job", "care-indexer"])
+    (container,) = spec["containers"]
+    assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
     mounts = {
         mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
     }
-    assert mounts[options.corpus] is True
+    assert mounts["/" + Path(options.corpus).parts[1]] is True
     assert mounts[str(options.indexes)] is mounts[str(options.builds)] is False
     assert options.index == example["ConfigMap", "care-settings"]["data"]["CARE_INDEX"]
     sources = [volume.get("persistentVolumeClaim") for volume in spec["volumes"]]
     claims = {source["claimName"] for source in sources if source}
     made = {name for kind, name in {**indexer, **example} if kind == "PersistentVolumeClaim"}
     assert claims <= made
+
+
+def test_the_indexer_without_a_gpu_builds_what_the_base_serves(
+    indexer: Objects, example: Objects
+) -> None:
+    settings = example["ConfigMap", "care-settings"]["data"]
+    assert indexing(indexer).pair == settings["CARE_PAIR"] == "care-mini"
+
+
+def test_the_ingress_serves_under_the_path_that_the_service_knows(behind_ingress: Objects) -> None:
+    (rule,) = behind_ingress["Ingress", "care"]["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    root = behind_ingress["ConfigMap", "care-settings"]["data"]["CARE_ROOT_PATH"]
+    assert path["path"] == f"{root}/(.*)"
+    assert Settings(root_path=root).root_path == root
+    backend = path["backend"]["service"]
+    ports = behind_ingress["Service", backend["name"]]["spec"]["ports"]
+    assert backend["port"]["name"] in {port["name"] for port in ports}
 
 
 def test_the_rules_are_printed_as_objects_of_the_operator() -> None:

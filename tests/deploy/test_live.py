@@ -1,8 +1,7 @@
 """A real Prometheus scrapes the real service, with the rules and settings of deploy/."""
 
 import json
-import socket
-import subprocess
+import os
 import time
 import urllib.parse
 import urllib.request
@@ -13,13 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from core.service_process import free_port, running_server, running_service
 from core.versions import current_version
 from indexer.__main__ import main
 from tests.conftest import make_records, write_jsonl
 from tests.deploy.rules import EXPORTED, PROMETHEUS, RECORDED, read_rules
 from tests.deploy.test_dashboard import expressions
 from tests.deploy.tools import find
-from tests.service_process import run_service
+
+pytestmark = [pytest.mark.deploy, pytest.mark.e2e]
 
 WITHIN = 30.0
 
@@ -65,8 +66,8 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(indexes: Path) -> Iterator[str]:
-    with run_service(indexes, "test") as address:
-        yield address
+    with running_service(indexes, "test") as service:
+        yield service.url
 
 
 @pytest.fixture(scope="module")
@@ -79,28 +80,19 @@ def prometheus(service: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [service.removeprefix("http://")]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         find("prometheus"),
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}",
     ]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        api = Api(f"http://{address}")
+    with running_server(command, f"http://{address}", "/-/ready", environment=os.environ) as server:
+        api = Api(server.url)
         api.wait_for('up{job="care"} == 1')
         # A rate takes two scrapes; the rules of a group may be evaluated one after the other.
         api.wait_for("route:care_http_requests:rate5m")
         yield api
-    except AssertionError as error:
-        raise AssertionError((folder / "log").read_text()) from error
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
 
 
 def test_the_served_version_is_shown(prometheus: Api, indexes: Path) -> None:

@@ -16,12 +16,14 @@ from tests.deploy.tools import ROOT, run
 ALERTS = read_alerts()
 
 
+@pytest.mark.deploy
 def test_promtool_accepts_the_configuration_and_its_rules() -> None:
     output = run("promtool", "check", "config", PROMETHEUS / "prometheus.yml")
     assert f"{len(RULE_FILES)} rule files found" in output
     assert "duplicate" not in run("promtool", "check", "rules", *RULE_FILES)
 
 
+@pytest.mark.deploy
 def test_the_rules_pass_their_unit_tests() -> None:
     run("promtool", "test", "rules", *TEST_FILES)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from models.evaluation import __main__ as evaluation
+from core.service_process import free_port
+from core.versions import current_version
+from evaluation import __main__ as evaluation
 from tests.e2e.conftest import ROOT, SAMPLE
+from tests.errors import error_code
+
+pytestmark = pytest.mark.e2e
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start_demo(folder: Path, port: int) -> "subprocess.Popen[str]":
+def start_demo(folder: Path, port: int, stderr: int | None = None) -> "subprocess.Popen[str]":
     variables = {"CARE_PORT": str(port), "CARE_INDEX": "sample", "CARE_PAIR": "care-mini"}
     return subprocess.Popen(
         [sys.executable, str(ROOT / "deploy" / "demo.py")],
         cwd=folder,
         env=os.environ | variables | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
@@ -43,30 +44,42 @@ def read_until_up(demo: "subprocess.Popen[str]") -> str:
     return "".join(lines)
 
 
-def test_demo_answers_three_questions_stays_up_and_reuses_its_index(tmp_path: Path) -> None:
+def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
+    tmp_path: Path, built: Path
+) -> None:
     (tmp_path / "data").symlink_to(ROOT / "data")
+    # Vectors of an earlier build, as encoding takes most of the time; the index is built.
+    shutil.copytree(built / "builds", tmp_path / "builds")
+    versions = []
     for run in range(2):
         port = free_port()
         demo = start_demo(tmp_path, port)
         output = read_until_up(demo)
+        versions.append(current_version(tmp_path / "indexes", "sample"))
         assert output.count("问：") == 3
         assert f"http://127.0.0.1:{port}/" in output
         assert "curl" in output
-        assert ("it is up to date" in output) == (run == 1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as response:
             assert response.status == 200
-        os.killpg(demo.pid, signal.SIGINT)
+        if run == 0:
+            os.killpg(demo.pid, signal.SIGINT)  # as Ctrl-C does
+        else:
+            demo.terminate()
         assert demo.wait(timeout=20) == 0
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, "the service goes on"
+    assert versions[0] == versions[1]
 
 
 def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        demo = start_demo(tmp_path, taken.getsockname()[1])
-        output, _ = demo.communicate(timeout=30)
+        demo = start_demo(tmp_path, taken.getsockname()[1], subprocess.PIPE)
+        _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 1
-    assert "CARE_PORT=" in output
+    assert error_code(errors) == "address_unavailable"
+    assert "CARE_PORT=" in errors
 
 
 def test_evaluate_prints_the_pair_beside_bm25(
@@ -81,7 +94,12 @@ def test_evaluate_prints_the_pair_beside_bm25(
         "argv",
         [
             *("evaluation", "--indexes", str(indexes), "--index", "sample"),
-            *("--queries", str(SAMPLE / "queries.jsonl"), "--qrels", str(SAMPLE / "qrels.tsv")),
+            *(
+                "--queries",
+                str(SAMPLE / "queries.jsonl"),
+                "--qrels",
+                str(SAMPLE / "qrels" / "test.tsv"),
+            ),
             *("--output", str(result)),
         ],
     )
@@ -112,3 +130,28 @@ def test_make_alone_lists_the_targets() -> None:
     ).stdout
     for target in ("demo", "test", "build-index", "evaluate"):
         assert f"make {target} " in output
+
+
+@pytest.mark.parametrize(
+    ("command_line", "expected"),
+    [
+        ([], "from-the-shell care-mini"),
+        (["INDEX=mine"], "mine care-mini"),
+        (["INDEX=mine", "PAIR=p.toml"], "mine p.toml"),
+        (["INDEX=mine", "CARE_INDEX=other"], "other care-mini"),
+    ],
+)
+def test_what_the_command_line_of_make_names_is_served(
+    command_line: list[str], expected: str
+) -> None:
+    """Rather than what the shell has set before."""
+    show = ["--eval", 'show: ; @echo "$(CARE_INDEX) $(CARE_PAIR)"', "show", *command_line]
+    done = subprocess.run(
+        ["make", "--no-print-directory", *show],
+        cwd=ROOT,
+        env=os.environ | {"CARE_INDEX": "from-the-shell"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == expected

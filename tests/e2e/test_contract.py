@@ -1,4 +1,3 @@
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +8,12 @@ from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from core.service_process import running_service
 from service.app import openapi_document
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.service.conftest import ADMIN
-from tests.service_process import run_service
 
-DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.e2e
 
 # What the schema cannot say: white space is no query, filters name fields of the index.
 BEYOND_THE_SCHEMA = [positive_data_acceptance]
@@ -24,16 +23,12 @@ TIMEOUT = "X-Request-Timeout-Ms"
 schema = schemathesis.openapi.from_dict(openapi_document())
 
 
-def test_the_committed_contract_is_that_of_the_code() -> None:
-    text = runpy.run_path(str(DOCS / "openapi.py"))["openapi_text"]()
-    assert (DOCS / "openapi.json").read_text("utf-8") == text, "run make docs"
-
-
 @pytest.fixture(scope="module")
 def closed_url(indexes: Path) -> Iterator[str]:
     """The address of a service that asks for keys."""
-    with run_service(indexes, "sample", API_KEYS=f"{ADMIN_KEY},{SEARCH_KEY}") as address:
-        yield address
+    keys = f"{ADMIN_KEY},{SEARCH_KEY}"
+    with running_service(indexes, "sample", API_KEYS=keys) as service:
+        yield service.url
 
 
 @schema.parametrize()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from docs.settings_table import PAGE, with_table
 from indexer.__main__ import _parser
 from tests.e2e.conftest import ROOT
+
+pytestmark = pytest.mark.e2e
 
 ADDRESS = "http://127.0.0.1:8000"
 SCALE = ROOT / "docs" / "indexing-at-scale.md"
@@ -78,8 +79,3 @@ def test_every_local_link_in_the_documents_leads_somewhere() -> None:
     for path in (*DOCUMENTS, ROOT / "docs" / "architecture.md"):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text("utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
-
-
-def test_the_settings_table_is_that_of_the_code() -> None:
-    page = PAGE.read_text("utf-8")
-    assert with_table(page) == page, "run make docs"

@@ -1,77 +1,109 @@
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
 
-from tests.service_process import start_service
+from core.service_process import ServerProcess, free_port, running_service, start_service
+from tests.errors import error_code
 
-if TYPE_CHECKING:
-    from subprocess import Popen
+pytestmark = pytest.mark.e2e
 
 BATCH = {"queries": [{"query": f"第{i}个病人夜里咳嗽怎么办"} for i in range(64)]}
 
 
 @pytest.fixture
-def service(indexes: Path) -> Iterator[tuple["Popen[str]", str]]:
+def service(indexes: Path) -> Iterator[ServerProcess]:
     """A service without a cache that goes on for a second after SIGTERM."""
-    process, url = start_service(indexes, "sample", CACHE_ENTRIES="0", DRAIN_SECONDS="1")
-    yield process, url
-    process.kill()
-    process.wait()
+    settings = {"CACHE_ENTRIES": "0", "DRAIN_SECONDS": "1"}
+    service = start_service(indexes, "sample", settings)
+    yield service
+    service.process.kill()
+    service.process.wait()
 
 
-def wait_for_work(url: str) -> None:
+@pytest.fixture
+def client(service: ServerProcess) -> Iterator[httpx2.Client]:
+    """Made beforehand, which takes longer than a request."""
+    with httpx2.Client(base_url=service.url, timeout=60) as client:
+        yield client
+
+
+def wait_for_work(client: httpx2.Client) -> None:
     end = time.monotonic() + 30
-    while "care_queue_queries 0.0" in httpx2.get(f"{url}/metrics").text:
+    while "care_queue_queries 0.0" in client.get("/metrics").text:
         assert time.monotonic() < end
 
 
-def post(url: str) -> Any:
-    return httpx2.post(f"{url}/search/batch", json=BATCH, timeout=60)
+def post(client: httpx2.Client) -> Any:
+    return client.post("/search/batch", json=BATCH)
 
 
-def test_sigterm_ends_the_service_when_its_work_is_done(service: tuple["Popen[str]", str]) -> None:
-    process, url = service
-    assert httpx2.get(f"{url}/health/ready").status_code == 200
+def test_sigterm_ends_the_service_when_its_work_is_done(
+    service: ServerProcess, client: httpx2.Client
+) -> None:
+    assert client.get("/health/ready").status_code == 200
     with ThreadPoolExecutor(3) as pool:
-        before = [pool.submit(post, url) for _ in range(2)]
-        wait_for_work(url)
-        process.send_signal(signal.SIGTERM)
-        ready = httpx2.get(f"{url}/health/ready")
-        assert (ready.status_code, ready.json()["detail"]) == (503, "the service is ending")
-        assert httpx2.get(f"{url}/health/live").status_code == 200
-        after = pool.submit(post, url)
+        before = [pool.submit(post, client) for _ in range(2)]
+        wait_for_work(client)
+        service.process.send_signal(signal.SIGTERM)
+        after = pool.submit(post, client)
+        ready = client.get("/health/ready")
+        assert (ready.status_code, ready.json()["code"]) == (503, "shutting_down")
+        assert client.get("/health/live").status_code == 200
         assert [pending.result().status_code for pending in (*before, after)] == [200] * 3
-    assert process.wait(30) == 0
+    assert service.process.wait(30) == 0
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(url)
+        client.get("/")
 
 
-def test_a_second_signal_does_not_wait_for_balancers(service: tuple["Popen[str]", str]) -> None:
-    process, _ = service
+def test_a_second_signal_does_not_wait_for_balancers(service: ServerProcess) -> None:
     for _ in range(2):
-        process.send_signal(signal.SIGINT)
+        service.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    assert process.wait(30) == 0
+    assert service.process.wait(30) == 0
 
 
-def test_a_killed_service_starts_again(service: tuple["Popen[str]", str], indexes: Path) -> None:
-    process, url = service
+def test_a_killed_service_starts_again(
+    service: ServerProcess, client: httpx2.Client, indexes: Path
+) -> None:
     with ThreadPoolExecutor(1) as pool:
-        unanswered = pool.submit(post, url)
-        wait_for_work(url)
-        process.kill()
-        process.wait()
+        unanswered = pool.submit(post, client)
+        wait_for_work(client)
+        service.process.kill()
+        service.process.wait()
         with pytest.raises(httpx2.HTTPError):
             unanswered.result()
-    again, url = start_service(indexes, "sample")
+    with running_service(indexes, "sample") as again:
+        assert httpx2.get(f"{again.url}/health/ready").status_code == 200
+        assert again.stop() == 0
+
+
+def test_of_two_services_started_at_once_on_one_port_one_ends_with_a_line(
+    indexes: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither listens before its index is loaded, so both may take the address at first."""
+    variables = {"CARE_INDEXES": str(indexes), "CARE_INDEX": "sample", "CARE_LOG_LEVEL": "warning"}
+    environment = os.environ | variables | {"CARE_PORT": str(free_port())}
+    both = [subprocess.Popen([sys.executable, "-m", "service"], env=environment) for _ in range(2)]
     try:
-        assert httpx2.get(f"{url}/health/ready").status_code == 200
+        end = time.monotonic() + 60
+        while not (ended := [process for process in both if process.poll() is not None]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        (loser,) = ended
+        assert loser.returncode == 1
+        error = capfd.readouterr().err
+        assert (error.count("\n"), error_code(error)) == (1, "address_unavailable")
     finally:
-        again.terminate()
-        assert again.wait(20) == 0
+        for process in both:
+            process.terminate()
+    (winner,) = (process for process in both if process is not loser)
+    assert winner.wait(30) == 0

@@ -8,8 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from core.service_process import running_service
 from tests.e2e.conftest import SAMPLE
-from tests.service_process import run_service
+
+pytestmark = pytest.mark.e2e
 
 QUERIES = [json.loads(line)["text"] for line in (SAMPLE / "queries.jsonl").open(encoding="utf-8")]
 # Short and long ones together, so that queries are padded and batched with any other.
@@ -31,8 +33,8 @@ def counter(metrics: str, name: str) -> float:
 
 def test_a_query_gets_the_same_hits_alone_and_in_any_batch(indexes: Path) -> None:
     with (
-        run_service(indexes, "sample", CACHE_ENTRIES="0") as url,
-        httpx2.Client(base_url=url) as client,
+        running_service(indexes, "sample", CACHE_ENTRIES="0") as service,
+        httpx2.Client(base_url=service.url) as client,
         ThreadPoolExecutor(32) as pool,
     ):
         alone = [ask(client, text) for text in TEXTS]

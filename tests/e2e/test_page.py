@@ -4,13 +4,20 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.conftest import ADMIN_KEY, SEARCH_KEY
-from tests.service_process import run_service
+from core.service_process import running_service
+from indexer.__main__ import main
+from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 _FLAGS = [
     "--no-sandbox",
@@ -84,10 +91,91 @@ def test_an_example_question_can_be_clicked(page: Page) -> None:
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
 
 
-def test_an_error_is_shown_with_its_reason(page: Page) -> None:
+def test_an_error_is_shown_with_its_reason_and_without_hits(page: Page) -> None:
+    ask(page, "发烧怎么办")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
     ask(page, "长" * 2500)
     expect(page.locator("#error")).to_be_visible()
     expect(page.locator("#error")).to_contain_text("2000")
+    expect(page.locator("#hits li")).to_have_count(0)
+
+
+def test_a_question_without_words_leaves_no_hits_of_the_last(page: Page) -> None:
+    ask(page, "发烧怎么办")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    ask(page, " ")
+    expect(page.locator("#query")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#hits li")).to_have_count(0)
+    expect(page.locator("#timings")).to_be_hidden()
+
+
+def test_bars_tell_the_scores_of_one_answer_apart(page: Page) -> None:
+    ask(page, "发烧怎么办")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    widths = [
+        float(style.split("width:")[1].strip(" ;%"))
+        for style in page.locator(".fill").evaluate_all("all => all.map(e => e.style.cssText)")
+    ]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == 100
+    assert 0 < widths[-1] < 50
+
+
+def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(3))
+    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
+    assert main(["build", "--corpus", str(corpus), "--index", "tiny", *folders]) == 0
+    with running_service(tmp_path / "indexes", "tiny") as service:
+        page = browser.new_page()
+        page.goto(service.url)
+        ask(page, "发热")
+        expect(page.locator("#hits li[data-id]")).to_have_count(3)
+        page.close()
+
+
+@contextmanager
+def stripping_proxy(url: str, prefix: str) -> Iterator[str]:
+    """A proxy that takes a prefix away, and knows nothing without it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            if not self.path.startswith(f"{prefix}/"):
+                self.send_error(404)
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            kept = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+            answer = httpx2.request(
+                self.command, url + self.path.removeprefix(prefix), content=body, headers=kept
+            )
+            self.send_response(answer.status_code)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_GET = do_POST = handle_any  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}{prefix}/"
+        server.shutdown()
+
+
+def test_the_page_and_the_documents_work_under_a_prefix(browser: Browser, indexes: Path) -> None:
+    with (
+        running_service(indexes, "sample", ROOT_PATH="/care") as service,
+        stripping_proxy(service.url, "/care") as address,
+    ):
+        page = browser.new_page()
+        page.goto(address)
+        ask(page, "发烧怎么办")
+        expect(page.locator("#hits li[data-id]")).to_have_count(10)
+        expect(page.locator("#index-info")).to_contain_text("sample")
+        page.close()
+        assert "/care/openapi.json" in httpx2.get(f"{address}docs").text
+        # Probes ask the service itself, without the prefix.
+        assert httpx2.get(f"{service.url}/health/ready").status_code == 200
 
 
 def test_markup_in_a_question_is_not_run(page: Page) -> None:
@@ -113,9 +201,9 @@ def test_a_service_that_asks_for_a_key_gets_it_from_the_page(
     browser: Browser, indexes: Path
 ) -> None:
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
-    with run_service(indexes, "sample", API_KEYS=keys) as url:
+    with running_service(indexes, "sample", API_KEYS=keys) as service:
         page = browser.new_page(locale="zh-CN")
-        page.goto(url)
+        page.goto(service.url)
         page.fill("#access-key", "wrong")
         page.press("#access-key", "Enter")
         ask(page, "血压高的人平时吃饭要注意什么")

@@ -1,27 +1,33 @@
 import httpx2
 import pytest
 
-from models.evaluation.beir import read_qrels, read_queries
+from evaluation.beir import beir_paths, read_qrels, read_queries
 from tests.e2e.conftest import SAMPLE
+
+pytestmark = pytest.mark.e2e
 
 
 def test_most_sample_questions_find_a_passage_that_answers_them(url: str) -> None:
     queries = read_queries(SAMPLE / "queries.jsonl")
-    qrels = read_qrels(SAMPLE / "qrels.tsv")
+    train, test = (read_qrels(beir_paths(SAMPLE, split).qrels) for split in ("train", "test"))
+    qrels = train | test
     answered = 0
-    for id_, text in queries.items():
-        response = httpx2.post(f"{url}/search", json={"query": text, "top_k": 10, "include": []})
-        found = {hit["id"] for hit in response.json()["hits"]}
-        answered += any(grade == 2 and id_ in found for id_, grade in qrels[id_].items())
+    with httpx2.Client(base_url=url) as client:
+        for id_, text in queries.items():
+            body = {"query": text, "top_k": 10, "include": []}
+            found = {hit["id"] for hit in client.post("/search", json=body).json()["hits"]}
+            answered += any(grade == 2 and id_ in found for id_, grade in qrels[id_].items())
     assert answered >= 0.9 * len(queries)
 
 
 def test_a_batch_is_answered_like_single_queries(url: str) -> None:
     texts = list(read_queries(SAMPLE / "queries.jsonl").values())[:32]
     body = {"queries": [{"query": text, "top_k": 5} for text in texts]}
-    batch = httpx2.post(f"{url}/search/batch", json=body).json()["results"]
-    for text, answer in zip(texts, batch, strict=True):
-        alone = httpx2.post(f"{url}/search", json={"query": text + " ", "top_k": 5}).json()
+    with httpx2.Client(base_url=url) as client:
+        batch = client.post("/search/batch", json=body).json()["results"]
+        single = [{"query": text + " ", "top_k": 5} for text in texts]
+        answers = [client.post("/search", json=query).json() for query in single]
+    for alone, answer in zip(answers, batch, strict=True):
         assert [hit["id"] for hit in answer["hits"]] == [hit["id"] for hit in alone["hits"]]
         expected = [hit["score"] for hit in alone["hits"]]
         assert [hit["score"] for hit in answer["hits"]] == pytest.approx(expected, abs=1e-5)

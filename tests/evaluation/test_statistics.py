@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from models.evaluation.statistics import (
+from evaluation.statistics import (
     mean_interval,
     paired_difference,
     pearson_difference,
@@ -51,7 +51,7 @@ def test_intervals_are_the_same_each_time() -> None:
 
 
 def test_nothing_has_no_mean() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError):
         mean_interval([])
 
 

@@ -46,6 +46,13 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
+def to_schema_1(manifest: dict[str, Any]) -> None:
+    """Removes from a manifest what schema 1 did not have."""
+    manifest["schema_version"] = 1
+    for name in ("parent", "backend", "dtype", "store", "components", "thresholds", "fusion"):
+        del manifest[name]
+
+
 def only_folder(path: Path) -> Path:
     """The one folder in `path`."""
     (folder,) = (entry for entry in path.iterdir() if entry.is_dir())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from core.types import EncoderSpec
+from core.encoders import EncoderSpec
 from core.versions import index_folder
 from indexer.build import BuildOptions
 from tests.conftest import Builder, make_records, write_jsonl
@@ -56,4 +56,4 @@ def test_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(spec: EncoderSpec, folder: Path, threads: int) -> BigramEncoder:
         return BigramEncoder(spec.role, spec.embedding_space)
 
-    monkeypatch.setattr("indexer.encoders.OnnxEncoder", load)
+    monkeypatch.setattr("models.encoders.factory.OnnxEncoder", load)

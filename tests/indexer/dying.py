@@ -7,8 +7,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
+from core.encoders import Encoding
 from core.errors import ProviderError
-from core.types import Encoding
 from tests.encoders import BigramEncoder
 
 POISON = "毒"

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from core.types import Encoding
+from core.encoders import Encoding
 from indexer.build import build
 from indexer.update import Changes, active_manifest, update
 from tests.encoders import BigramEncoder

@@ -1,3 +1,4 @@
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,15 +11,18 @@ import numpy as np
 import pytest
 
 from core.documents import DocumentReader
+from core.encoders import Encoding
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError, VectorError
-from core.types import Chunking, Encoding, IndexManifest
+from core.manifest import Chunking, IndexManifest
+from core.shards import whole_shards
 from core.vectors import truncate_normalize
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import build, encode, up_to_date
-from indexer.faiss_index import read_index
-from indexer.verify import verify_version
+from indexer.versions import activate, verify_version
+from stores.faiss.search import read_index
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
+from tests.errors import raises
 from tests.indexer.builds import (
     BATCH_SIZE,
     SHARD_SIZE,
@@ -53,7 +57,9 @@ def test_the_published_version_is_active_and_whole(published: Path, indexes: Pat
 
 def test_the_manifest_says_what_the_index_is(published: Path) -> None:
     manifest = read_manifest(published)
-    assert (manifest.schema_version, manifest.name) == (1, "test")
+    assert (manifest.schema_version, manifest.name) == (2, "test")
+    assert (manifest.parent, manifest.store) == (None, "faiss")
+    assert (manifest.backend, manifest.dtype) == ("onnx", "auto")
     assert manifest.version == published.name
     assert manifest.encoder == make_spec("document")
     assert (manifest.metric, manifest.factory, manifest.search_parameters) == ("cosine", "Flat", {})
@@ -96,13 +102,13 @@ def test_the_manifest_counts_documents_and_chunks(build_version: Builder, indexe
         assert row.id in found(indexes / "test" / manifest.version, row.text, k=len(rows))
 
 
-def test_a_manifest_from_before_there_were_chunks_is_read(published: Path) -> None:
-    def forget(manifest: dict[str, Any]) -> None:
-        del manifest["chunking"], manifest["corpus"]["chunks"]
-
-    before = read_manifest(published)
-    edit_manifest(published, forget)
-    assert verify_version(published) == before
+def test_a_version_knows_the_one_that_was_active_when_it_was_built(
+    published: Path, build_version: Builder, indexes: Path
+) -> None:
+    second = build_version(make_records(61))
+    assert second.parent == published.name
+    activate(indexes, "test", published.name)
+    assert build_version(make_records(62)).parent == published.name
 
 
 def test_builds_with_and_without_chunks_are_kept_apart(
@@ -147,19 +153,16 @@ def test_held_out_queries_can_come_from_a_file(build_version: Builder, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "queries.jsonl holds no queries"),
-        ('{"_id": 1, "text": "a"}\n{"_id": 2}\n', "queries.jsonl line 2: text is missing"),
-    ],
+    ("content", "code"),
+    [("", "no_queries"), ('{"_id": 1, "text": "a"}\n{"_id": 2}\n', "bad_query")],
 )
 def test_queries_that_cannot_be_used_are_named_before_anything_is_encoded(
-    options: OptionsMaker, tmp_path: Path, indexes: Path, content: str, message: str
+    options: OptionsMaker, tmp_path: Path, indexes: Path, content: str, code: str
 ) -> None:
     queries = tmp_path / "queries.jsonl"
     queries.write_text(content)
     encoder = BigramEncoder("document")
-    with pytest.raises(CorpusError, match=message):
+    with raises(CorpusError, code, path=queries):
         build(options(make_records(20), queries=queries), encoder, BigramEncoder("query"))
     assert encoder.texts_seen == 0
     assert list_versions(indexes, "test") == []
@@ -185,18 +188,24 @@ class ShortEncoder(BigramEncoder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "document", "query", "error", "message"),
+    ("changes", "document", "query", "error", "code"),
     [
-        ({"factory": "PQ8"}, BigramEncoder, BigramEncoder, CareError, "'PQ8' is not supported"),
-        ({"factory": "HNSW4"}, BigramEncoder, BigramEncoder, IndexVersionError, "below the target"),
-        ({}, NanEncoder, BigramEncoder, VectorError, "norm nan for document 'd0007'"),
-        ({}, BigramEncoder, ShortEncoder, EmbeddingSpaceError, "the query encoder 32"),
+        ({"factory": "PQ8"}, BigramEncoder, BigramEncoder, CareError, "unsupported_factory"),
+        (
+            {"factory": "HNSW4", "recall": 0.99},
+            BigramEncoder,
+            BigramEncoder,
+            IndexVersionError,
+            "recall_not_reached",
+        ),
+        ({}, NanEncoder, BigramEncoder, VectorError, "not_unit_norm"),
+        ({}, BigramEncoder, ShortEncoder, EmbeddingSpaceError, "dimension_mismatch"),
         (
             {},
             BigramEncoder,
             lambda: BigramEncoder(space="other-9", claims="bigrams-1"),
             EmbeddingSpaceError,
-            "does not share the index's embedding space",
+            "canaries_not_found",
         ),
     ],
     ids=["factory", "recall", "nan", "dimensions", "space"],
@@ -210,12 +219,12 @@ def test_a_build_that_fails_leaves_the_earlier_version_active(
     document: Callable[[], BigramEncoder],
     query: Callable[[], BigramEncoder],
     error: type[CareError],
-    message: str,
+    code: str,
 ) -> None:
     # With one link looked at per query the target is out of reach.
-    monkeypatch.setattr("indexer.faiss_search._EF_SEARCH", (1,))
+    monkeypatch.setattr("stores.faiss.store._EF_SEARCH", (1,))
     before = state(indexes)
-    with pytest.raises(error, match=message):
+    with raises(error, code):
         build(options(make_records(300), **changes), document(), query())
     assert state(indexes) == before
     verify_version(published)
@@ -234,7 +243,8 @@ def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
     def run(path: Path) -> tuple[IndexManifest, int]:
         encoder = BigramEncoder("document")
         settings = build_options(path, path / "corpus.jsonl")
-        return build(settings, encoder, BigramEncoder("query"))[0], encoder.texts_seen
+        manifest, encoded = build(settings, encoder, BigramEncoder("query"))
+        return manifest, encoded.summary.new_texts
 
     def results(path: Path, version: str) -> dict[str, bytes]:
         files = only_folder(path / "builds" / "test").glob("shard-*")
@@ -265,7 +275,7 @@ class InterferingEncoder(BigramEncoder):
         self._second = second
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        with pytest.raises(CareError, match=r"another command is at work in .*: wait for it"):
+        with raises(CareError, "locked"):
             self._second()
         return super().encode(texts)
 
@@ -273,8 +283,8 @@ class InterferingEncoder(BigramEncoder):
 def test_a_second_build_of_the_same_waits_its_turn(options: OptionsMaker) -> None:
     settings = options(make_records(8))
     encoder = InterferingEncoder(lambda: encode(settings, BigramEncoder("document")))
-    manifest, _ = build(settings, encoder, BigramEncoder("query"))
-    assert (manifest.count, encoder.texts_seen) == (8, 8)
+    manifest, encoded = build(settings, encoder, BigramEncoder("query"))
+    assert (manifest.count, encoded.summary.new_texts) == (8, 8)
 
 
 def test_an_index_is_up_to_date_until_corpus_encoder_or_factory_change(
@@ -311,6 +321,53 @@ def test_a_damaged_index_is_not_up_to_date(published: Path, options: OptionsMake
 def test_a_bad_name_is_refused_before_anything_is_written(
     options: OptionsMaker, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(IndexVersionError, match="is no index name"):
+    with raises(IndexVersionError, "bad_index_name"):
         encode(options(make_records(2), name=name), BigramEncoder("document"))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+def test_a_recall_that_nobody_asked_for_is_a_warning(
+    options: OptionsMaker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stores.faiss.store._EF_SEARCH", (1,))
+    settings = options(make_records(300), factory="HNSW4")
+    manifest, _ = build(settings, BigramEncoder("document"), BigramEncoder("query"))
+    assert manifest.recall.recall < manifest.recall.target == 0.99
+    assert manifest.search_parameters == {"efSearch": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert up_to_date(settings, make_spec("document")) == manifest
+
+
+def test_a_query_encoder_of_another_space_is_found_before_all_is_encoded(
+    options: OptionsMaker, indexes: Path
+) -> None:
+    encoder = BigramEncoder("document")
+    stranger = BigramEncoder(space="other-9", claims="bigrams-1")
+    with raises(EmbeddingSpaceError, "canaries_not_found"):
+        build(options(make_records(300)), encoder, stranger)
+    assert encoder.texts_seen == 16
+    assert list_versions(indexes, "test") == []
+
+
+def test_vectors_of_a_build_are_found_again_under_another_index_name(
+    options: OptionsMaker, tmp_path: Path
+) -> None:
+    settings = options(make_records(40))
+    first, _ = build(settings, BigramEncoder("document"), BigramEncoder("query"))
+    encoder = BigramEncoder("document")
+    second, encoded = build(replace(settings, name="other"), encoder, BigramEncoder("query"))
+    assert encoder.texts_seen == 0
+    assert (encoded.summary.new_texts, encoded.summary.resumed_texts) == (0, 40)
+    assert second.files == first.files
+    # What one index prunes the other keeps.
+    shutil.rmtree(tmp_path / "builds" / "test")
+    assert whole_shards(encoded.folder)[-1].shard == 2
+
+
+def test_an_index_of_another_backend_or_dtype_is_not_up_to_date(options: OptionsMaker) -> None:
+    settings = replace(options(make_records(20)), backend="transformers", dtype="float32")
+    manifest, _ = build(settings, BigramEncoder("document"), BigramEncoder("query"))
+    spec = make_spec("document")
+    assert up_to_date(settings, spec) == manifest
+    assert up_to_date(replace(settings, dtype="bfloat16"), spec) is None
+    assert up_to_date(replace(settings, backend="vllm"), spec) is None

@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.encoders import Encoding
 from core.errors import TextRefusedError, VectorError
 from core.shards import whole_shards
 from core.text import document_text
-from core.types import Encoding, FloatArray
+from core.types import FloatArray
 from indexer.build import encode
-from indexer.encoders import DTYPES, ENCODERS, computation, default_batch_size
+from models.encoders.factory import BACKENDS, DTYPES, default_batch_size
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE
@@ -169,15 +170,16 @@ def test_the_document_of_a_refused_text_is_named(options: OptionsMaker) -> None:
         encode(options(records), RefusingEncoder(records[33]["text"]))
 
 
-def test_vectors_of_another_engine_or_dtype_are_kept_apart(options: OptionsMaker) -> None:
-    assert computation("onnx", "auto") == ""
-    assert len({computation(n, d) for n in ENCODERS[2:] for d in DTYPES}) == 3 * len(DTYPES)
+def test_vectors_of_another_backend_or_dtype_are_kept_apart(options: OptionsMaker) -> None:
     folders = {
-        encode(options(make_records(4), computation=text), BigramEncoder("document")).folder
-        for text in ("", "vllm float32", "vllm bfloat16", "transformers float32")
+        encode(
+            options(make_records(4), backend=backend, dtype=dtype), BigramEncoder("document")
+        ).folder
+        for backend in BACKENDS[1:]
+        for dtype in DTYPES
     }
-    assert len(folders) == 4
+    assert len(folders) == 4 * len(DTYPES)
 
 
 def test_batches_are_as_large_as_suits_the_encoder() -> None:
-    assert [default_batch_size(name) for name in ENCODERS[1:]] == [32, 32, 1024, 32]
+    assert [default_batch_size(name) for name in BACKENDS[1:]] == [32, 32, 1024, 32]

@@ -12,16 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import CareError, CorpusError
-from core.types import Chunking, Document
+from core.manifest import Chunking
+from core.types import Document
 from indexer.__main__ import main
 from indexer.build import BuildOptions, build
 from indexer.chunking import Chunker
-from indexer.encoders import offset_counter
-from indexer.estimate import Estimate, Rate, Sample, described, trial
-from indexer.index_size import index_bytes
-from indexer.sample import sample, total
+from indexer.estimate import Estimate, Rate, Sample, described, sample, totals, trial
+from models.encoders.factory import offset_counter
+from stores.faiss.factory import index_bytes
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import DIMENSION, BigramEncoder
+from tests.errors import error_code, raises
 from tests.indexer.builds import build_options
 from tests.indexer.conftest import OptionsMaker
 
@@ -100,12 +101,12 @@ def test_every_line_begins_in_one_block(tmp_path: Path) -> None:
     records = [{"_id": i, "text": "x" * length} for i, length in enumerate(lengths)]
     files = [write_jsonl(tmp_path / f"{i}.jsonl", records[i::3]) for i in range(3)]
     (stratum,) = sample(files, 100_000)
-    found = [record for block in stratum.blocks for record in block.records]
+    found = [record for _, records in stratum.blocks for record in records]
     assert all(isinstance(record, Document) for record in found)
     ids = sorted(int(record.id) for record in found if isinstance(record, Document))
     assert ids == list(range(len(lengths)))
     assert len(stratum.blocks) > 3
-    documents = total([stratum], lambda block: len(block.records))
+    (documents,) = totals([stratum], [np.array([[len(records)] for _, records in stratum.blocks])])
     assert (documents.value, documents.spread) == (len(lengths), 0)
 
 
@@ -173,17 +174,17 @@ def test_vectors_in_milvus_are_no_file_of_the_version(options: OptionsMaker) -> 
     lines = described(estimate, Rate(1000, "GPU", "as given"))
     assert any("vectors in Milvus" in line and "(Flat)" in line for line in lines)
     assert not any("vectors.faiss" in line for line in lines)
-    with pytest.raises(CareError, match="is not built in Milvus"):
+    with raises(CareError, "unsupported_factory"):
         estimated(options(make_records(30), store="milvus", factory="IVF1024,SQ8"))
 
 
 def test_what_cannot_be_estimated_is_said(options: OptionsMaker, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no record of the sample can be indexed"):
+    with raises(CorpusError, "empty_corpus"):
         estimated(options([{"_id": "bad"}]))
-    with pytest.raises(CareError, match="needs 39,936 vectors"):
+    with raises(CareError, "too_few_vectors", needed=39936):
         estimated(options(make_records(30), factory="IVF1024,SQ8"))
     (tmp_path / "c.parquet").write_bytes(b"PAR1")
-    with pytest.raises(CorpusError, match="the corpus cannot be read"):
+    with raises(CorpusError, "unreadable"):
         estimated(build_options(tmp_path, tmp_path / "c.parquet"))
 
 
@@ -216,4 +217,4 @@ def test_a_dry_run_writes_nothing_and_loads_no_encoder_if_the_rate_is_given(
     assert sorted(tmp_path.rglob("*")) == before
     corpus.write_text(json.dumps({"_id": "bad"}), encoding="utf-8")
     assert main([*command, "--tokens-per-second", "500"]) == 1
-    assert "no record of the sample" in capsys.readouterr().err
+    assert error_code(capsys.readouterr().err) == "empty_corpus"

@@ -1,12 +1,91 @@
+"""The HTTP client, and measurements at a fixed rate."""
+
 import asyncio
 import socket
 import time
 
 import pytest
 
-from loadtest.connections import Client
-from loadtest.measurement import Measurement, measure
+from loadtest.measurement import Client, Measurement, measure
 from tests.loadtest.known_service import KnownService, served
+
+
+def _send(url: str, count: int) -> list[tuple[int, bytes]]:
+    async def run() -> list[tuple[int, bytes]]:
+        async with Client(url) as client:
+            message = client.message("POST", "/search", b'{"query": "a"}')
+            return [await client.send(message) for _ in range(count)]
+
+    return asyncio.run(run())
+
+
+def test_a_connection_is_used_again() -> None:
+    service = KnownService()
+    with served(service) as url:
+        assert _send(url, 5) == [(200, b"{}")] * 5
+    assert len(set(service.clients)) == 1
+
+
+def test_a_connection_that_the_server_closes_is_not() -> None:
+    service = KnownService(close=True)
+    with served(service) as url:
+        assert _send(url, 3) == [(200, b"{}")] * 3
+    assert len(set(service.clients)) == 3
+
+
+def test_no_more_connections_than_the_limit() -> None:
+    service = KnownService()
+
+    async def run(url: str) -> None:
+        async with Client(url, limit=2) as client:
+            message = client.message("POST", "/search", b"{}")
+            await asyncio.gather(*(client.send(message) for _ in range(20)))
+
+    with served(service) as url:
+        asyncio.run(run(url))
+    assert len(service.arrivals) == 20
+    assert len(set(service.clients)) == 2
+
+
+def test_a_connection_given_up_on_is_not_used_again() -> None:
+    """Its late response would be taken for that of the next request."""
+    service = KnownService(stall_at=0, stall_seconds=0.3)
+
+    async def run(url: str) -> int:
+        async with Client(url, timeout=0.2) as client:
+            message = client.message("POST", "/search", b"{}")
+            with pytest.raises(TimeoutError):
+                await client.send(message)
+            await asyncio.sleep(0.2)
+            return (await client.send(message))[0]
+
+    with served(service) as url:
+        assert asyncio.run(run(url)) == 200
+    assert len(set(service.clients)) == 2
+
+
+@pytest.mark.parametrize(
+    "response", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"]
+)
+def test_a_response_that_is_cut_short_or_has_no_length_is_an_error(response: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, Client(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(ConnectionError):
+                await client.send(client.message("GET", "/index"))
+
+    asyncio.run(run())
+
+
+def test_only_http_addresses() -> None:
+    with pytest.raises(ValueError):
+        Client("https://localhost")
 
 
 def _measure(
@@ -72,7 +151,7 @@ def test_each_status_is_counted_apart() -> None:
 
 
 def test_time_outs_are_errors() -> None:
-    with served(KnownService(stall_at=0, stall_seconds=1.0)) as url:
+    with served(KnownService(stall_at=0, stall_seconds=0.5)) as url:
         measurement = _measure(url, rate=100, count=5, timeout=0.2)
     assert measurement.statuses == {"timeout": 5}
     assert measurement.latency_ms == {}

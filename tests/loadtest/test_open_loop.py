@@ -1,13 +1,84 @@
+"""The highest rate that is sustained, and the command `python -m loadtest.open_loop`."""
+
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from loadtest import measurement
-from loadtest.open_loop import main
+from loadtest.measurement import Measurement
+from loadtest.open_loop import Capacity, find_max, grid, main
+from tests.errors import error_code
 from tests.loadtest.known_service import KnownService, served
 
+RATES = grid(10, 1000, 1.1)
 QUICK = ["--seconds", "0.5", "--warm-up", "0.1", "--pause", "0"]
+
+
+class Service:
+    """Sustains a rate, and no more."""
+
+    def __init__(self, capacity: float, driver: float = float("inf"), hiccup: int = -1) -> None:
+        self.capacity = capacity
+        self.driver = driver
+        self.hiccup = hiccup
+        self.rates: list[float] = []
+
+    async def measure(self, rate: float) -> Measurement:
+        slow = rate > self.capacity or len(self.rates) == self.hiccup
+        self.rates.append(rate)
+        lag = 50.0 if rate > self.driver else 0.5
+        latency = {"p50": 5.0, "p90": 9.0, "p99": 400.0 if slow else 20.0, "max": 400.0}
+        return Measurement(rate, 1, 100, {"200": 100}, latency, {"p99": lag}, 0, 0.1)
+
+    def find(self, attempts: int = 2) -> Capacity:
+        return asyncio.run(find_max(self.measure, RATES, 100, 0.001, attempts))
+
+
+def test_the_grid_is_geometric_and_holds_its_ends() -> None:
+    assert grid(10, 80, 2) == [10, 20, 40, 80]
+    assert RATES[0] == 10
+    assert RATES[-1] <= 1000 < RATES[-1] * 1.1 + 0.1
+
+
+@pytest.mark.parametrize("capacity", [10, 11.5, 19, 20.5, 137, 500, 940])
+def test_the_highest_sustained_step_is_found(capacity: float) -> None:
+    service = Service(capacity)
+    expected = max(rate for rate in RATES if rate <= capacity)
+    assert service.find() == Capacity(expected, "service")
+    assert max(service.rates) < 2.3 * max(capacity, 10)
+    assert len(set(service.rates)) <= 7 + 4
+
+
+def test_not_even_the_lowest() -> None:
+    service = Service(5)
+    assert service.find() == Capacity(None, "service")
+    assert service.rates == [10, 10]
+
+
+def test_more_than_the_grid() -> None:
+    assert Service(1e6).find() == Capacity(RATES[-1], "grid")
+
+
+def test_a_driver_that_falls_behind_is_not_taken_for_the_service() -> None:
+    found = Service(capacity=1e6, driver=100).find()
+    assert found == Capacity(max(rate for rate in RATES if rate <= 100), "driver")
+
+
+def test_one_hiccup_is_not_taken_for_the_limit() -> None:
+    assert Service(137, hiccup=1).find() == Service(137).find()
+    assert Service(137, hiccup=1).find(attempts=1) != Service(137).find()
+
+
+def test_quick_refusals_are_not_capacity() -> None:
+    async def refuse(rate: float) -> Measurement:
+        statuses = {"200": 90, "429": 10} if rate > 50 else {"200": 100}
+        quick = {"p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
+        return Measurement(rate, 1, 100, statuses, quick, {"p99": 0.5}, 0, 0.1)
+
+    found = asyncio.run(find_max(refuse, RATES, 100, 0.001))
+    assert found == Capacity(max(rate for rate in RATES if rate <= 50), "service")
 
 
 def test_rates_are_measured_and_drawn(
@@ -27,7 +98,6 @@ def test_rates_are_measured_and_drawn(
     assert len(result["queries"]["sha256"]) == 64
     assert (tmp_path / "open_loop.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
-    assert "200:50" in out
     assert "secret-key" not in text + out
     # Warm-up, then the two measurements.
     assert len(service.bodies) == 5 + 25 + 50
@@ -59,7 +129,7 @@ def test_find_max_fails_where_nothing_is_sustained(
     assert result["find_max"]["rate"] is None
     assert result["find_max"]["limited_by"] == "service"
     assert [m["statuses"] for m in result["measurements"]] == [{"503": 5}, {"503": 5}]
-    assert "Not even the lowest rate" in capsys.readouterr().out
+    assert error_code(capsys.readouterr().err) == "no_capacity"
 
 
 @pytest.mark.usefixtures("any_lag")
@@ -74,14 +144,14 @@ def test_find_max_ends_at_the_grid(tmp_path: Path) -> None:
     assert result["find_max"]["bound_ms"] == 5000
 
 
-@pytest.mark.parametrize(("key", "problem"), [("wanted", "answered with 401"), ("", "not answer")])
+@pytest.mark.parametrize(("key", "code"), [("wanted", "unexpected_status"), ("", "no_answer")])
 def test_a_service_that_cannot_be_asked(
-    key: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(KnownService(key=key)) as url:
         address = url if key else "http://127.0.0.1:9"
-        assert main(["--url", address, "--rates", "10", "--out", str(tmp_path)]) == 2
-    assert problem in capsys.readouterr().err
+        assert main(["--url", address, "--rates", "10", "--out", str(tmp_path)]) == 1
+    assert error_code(capsys.readouterr().err) == code
     assert not list(tmp_path.iterdir())
 
 

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from core.encoders import EncoderSpec
 from core.errors import PairError
-from core.types import EncoderSpec
-from models.pairs import list_pairs, load_pair
+from models.pairs import list_pairs, load_pair, write_pair
+from tests.errors import raises
 
 ROOT = Path(__file__).parents[2]
 ZEROS = "0" * 64
@@ -102,46 +103,47 @@ def test_a_pair_is_loaded_from_a_file_beside_its_weights(tmp_path: Path) -> None
     assert (pair.name, pair.embedding_space, pair.folder) == ("p", "space-1", tmp_path)
 
 
-def test_an_unknown_pair_is_refused_and_the_known_are_named() -> None:
-    with pytest.raises(PairError, match=r"unknown pair 'none'.*care-mini"):
+def test_an_unknown_pair_is_an_error_that_names_the_known() -> None:
+    with raises(PairError, "unknown_pair", pair="none") as caught:
         load_pair("none")
+    assert "care-mini" in str(caught.value)
+
+
+SPEC_ITSELF = "EncoderSpec"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "code", "field"),
     [
-        ('name = "p"', "", "name is missing"),
-        ("[document]", "[documents]", "document is missing"),
+        ('name = "p"', "", "missing_field", "name"),
+        ("[document]", "[documents]", "missing_field", "document"),
+        ('prompt = ""', 'prompt = ""\nrole = "query"', "bad_table", None),
+        ('embedding_space = "space-1"', "", "missing_field", "embedding_space"),
+        ("dimension = 4", "dimension = 0", "bad_field", "EncoderSpec.dimension"),
+        ('pooling = "cls"', 'pooling = "max"', "bad_field", "EncoderSpec.pooling"),
+        ('prompt = ""', 'prompt = ""\nprompts = ""', "bad_field", "EncoderSpec.prompts"),
+        ("max_length = 16", "", "bad_field", "EncoderSpec.max_length"),
+        ('name = "p"', "name = ", "not_toml", None),
+        ('weights = "m.onnx"', "", "bad_field", SPEC_ITSELF),
+        (f'tokenizer_sha256 = "{ZEROS}"', "", "bad_field", SPEC_ITSELF),
         (
-            'prompt = ""',
-            'prompt = ""\nrole = "query"',
-            "query and document are tables, without role",
+            f'weights_sha256 = "{ZEROS}"',
+            'weights_sha256 = "0"',
+            "bad_field",
+            "EncoderSpec.weights_sha256",
         ),
-        ('embedding_space = "space-1"', "", "embedding_space is missing"),
-        ("dimension = 4", "dimension = 0", "dimension"),
-        ('pooling = "cls"', 'pooling = "max"', "pooling"),
-        ('prompt = ""', 'prompt = ""\nprompts = ""', "prompts"),
-        ("max_length = 16", "", "max_length"),
-        ('name = "p"', "name = ", "not valid TOML"),
-        ('weights = "m.onnx"', "", "format 'onnx' needs weights$"),
-        ('weights = "m.onnx"', "", "EncoderSpec: Value error, format"),
-        (f'tokenizer_sha256 = "{ZEROS}"', "", "format 'onnx' needs tokenizer_sha256$"),
-        (f'weights_sha256 = "{ZEROS}"', 'weights_sha256 = "0"', "EncoderSpec.weights_sha256"),
-        ('prompt = ""', 'adapter = "lora"\nprompt = ""', "format 'onnx' has no adapter$"),
-        ('prompt = ""', 'config = {is_causal = false}\nprompt = ""', "'onnx' has no config$"),
-        (
-            'weights = "m.onnx"',
-            'format = "transformers"',
-            "format 'transformers' has no weights_sha256, tokenizer, tokenizer_sha256$",
-        ),
-        ('prompt = ""', 'format = "gguf"\nprompt = ""', "EncoderSpec.format"),
+        ('prompt = ""', 'adapter = "lora"\nprompt = ""', "bad_field", SPEC_ITSELF),
+        ('prompt = ""', 'config = {is_causal = false}\nprompt = ""', "bad_field", SPEC_ITSELF),
+        ('weights = "m.onnx"', 'format = "transformers"', "bad_field", SPEC_ITSELF),
+        ('prompt = ""', 'format = "gguf"\nprompt = ""', "bad_field", "EncoderSpec.format"),
     ],
 )
-def test_a_bad_description_is_refused_by_field(
-    tmp_path: Path, old: str, new: str, message: str
+def test_a_bad_description_is_an_error_that_names_the_field(
+    tmp_path: Path, old: str, new: str, code: str, field: str | None
 ) -> None:
-    with pytest.raises(PairError, match=message):
-        load_pair(write(tmp_path, PAIR.replace(old, new)))
+    path = write(tmp_path, PAIR.replace(old, new))
+    with raises(PairError, code, path=path, field=field):
+        load_pair(path)
 
 
 def test_a_checkpoint_needs_neither_files_nor_checksums(tmp_path: Path) -> None:
@@ -158,3 +160,26 @@ def test_a_checkpoint_needs_neither_files_nor_checksums(tmp_path: Path) -> None:
 def test_a_spec_written_before_formats_were_told_apart_is_read() -> None:
     written = load_pair("care-mini").document.model_dump(exclude={"format", "adapter"})
     assert EncoderSpec.model_validate(written) == load_pair("care-mini").document
+
+
+def test_a_written_pair_is_read_as_it_was(tmp_path: Path) -> None:
+    pair = load_pair(write(tmp_path, PAIR))
+    checkpoint = {"format": "transformers", "weights": "checkpoint", "adapter": "lora"}
+    files = {"weights_sha256": "", "tokenizer": "", "tokenizer_sha256": ""}
+    config = {"is_causal": False, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    query = pair.query.model_copy(update={"prompt": 'Instruct: "查"\nQuery: \\\t\x7f🙂'})
+    document = pair.document.model_copy(update={**checkpoint, **files, "config": config})
+    pair = pair.model_copy(update={"query": query, "document": document})
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "elsewhere" / "my.toml"
+
+    # An adapter that does not lie beside the pair is one of the hub.
+    for adapter in ("lora", "../lora"):
+        write_pair(pair, path)
+        read = load_pair(str(path))
+        moved = {"weights": "../m.onnx", "tokenizer": "../tokenizer.json"}
+        assert read.query == query.model_copy(update=moved)
+        moved = {"weights": "../checkpoint", "adapter": adapter}
+        assert read.document == document.model_copy(update=moved)
+        assert (read.name, read.description) == (pair.name, pair.description)
+        (tmp_path / "lora").mkdir(exist_ok=True)

@@ -11,8 +11,10 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.documents import FILE_NAME, DocumentReader
+from core.encoders import Encoding, QueryEncoder
+from core.manifest import IndexManifest
 from core.text import document_text
-from core.types import Encoding, FloatArray, IndexManifest, QueryEncoder
+from core.types import FloatArray
 from indexer.build import BuildOptions, build
 from service.app import create_app
 from service.settings import Settings
@@ -77,7 +79,8 @@ def serve(settings: Settings) -> Iterator[Serve]:
 
         def start(encoder: QueryEncoder | None = None, **changes: Any) -> TestClient:
             app = create_app(settings.model_copy(update=changes), encoder or BigramEncoder())
-            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+            client = TestClient(app, raise_server_exceptions=False, client=("127.0.0.1", 50_000))
+            return stack.enter_context(client)
 
         yield start
 

@@ -1,9 +1,12 @@
 import hashlib
 import hmac
+from typing import Any
 
 import pytest
 
-from service.api_keys import ApiKey, ApiKeyError, ApiKeys, new_key
+from core.errors import CareError
+from service.api_keys import ApiKey, ApiKeys, new_key
+from tests.errors import raises
 
 A, B = "a" * 64, "b" * 64
 
@@ -11,6 +14,7 @@ A, B = "a" * 64, "b" * 64
 def test_no_text_is_no_keys() -> None:
     for text in ("", "  \n"):
         keys = ApiKeys.parse(text)
+        assert not keys
         assert not keys.has("search")
         assert keys.find("") is None
 
@@ -64,30 +68,32 @@ def test_every_entry_is_compared_whichever_matches(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "fields"),
     [
-        (f"app:search:{A},", "entry 2 of CARE_API_KEYS is not name:role:sha256"),
-        (f"app:search:{A},,ops:admin:{B}", "entry 2 "),
-        (A, "entry 1 of CARE_API_KEYS is not name:role:sha256"),
-        (f"app:search:x:{A}", "entry 1 of CARE_API_KEYS is not name:role:sha256"),
-        (f":search:{A}", "entry 1 of CARE_API_KEYS has no name"),
-        (f"an app:search:{A}", "entry 1 of CARE_API_KEYS has no name"),
-        (f"应用:search:{A}", "entry 1 of CARE_API_KEYS has no name"),
-        (f"{A}:search:app", "entry 1 of CARE_API_KEYS has no name"),
-        (f"care_aaaa:search:{A}", "entry 1 of CARE_API_KEYS has no name"),
-        (f"app:search:{A},ops:root:{B}", "entry 2 of CARE_API_KEYS, 'ops', has no role"),
-        (f"app:{A}:search", "entry 1 of CARE_API_KEYS, 'app', has no role"),
-        ("app:search:care_aaaa", "entry 1 of CARE_API_KEYS, 'app', has no SHA-256"),
-        (f"app:search:{A[1:]}", "entry 1 of CARE_API_KEYS, 'app', has no SHA-256"),
-        (f"app:search:{A},app:admin:{B}", "CARE_API_KEYS names 'app' twice"),
-        (f"app:search:{A},ops:admin:{A}", "gives 'app' and 'ops' the same key"),
+        (f"app:search:{A},", "invalid_key_entry", {"entry": 2}),
+        (f"app:search:{A},,ops:admin:{B}", "invalid_key_entry", {"entry": 2}),
+        (A, "invalid_key_entry", {"entry": 1}),
+        (f"app:search:x:{A}", "invalid_key_entry", {"entry": 1}),
+        (f":search:{A}", "invalid_key_name", {"entry": 1}),
+        (f"an app:search:{A}", "invalid_key_name", {"entry": 1}),
+        (f"应用:search:{A}", "invalid_key_name", {"entry": 1}),
+        (f"{A}:search:app", "invalid_key_name", {"entry": 1}),
+        (f"care_aaaa:search:{A}", "invalid_key_name", {"entry": 1}),
+        (f"app:search:{A},ops:root:{B}", "invalid_key_role", {"entry": 2}),
+        (f"app:{A}:search", "invalid_key_role", {"entry": 1}),
+        ("app:search:care_aaaa", "invalid_key_hash", {"entry": 1}),
+        (f"app:search:{A[1:]}", "invalid_key_hash", {"entry": 1}),
+        (f"app:search:{A},app:admin:{B}", "duplicate_key_name", {"name": "app"}),
+        (f"app:search:{A},ops:admin:{A}", "duplicate_key", {"name": "ops"}),
     ],
 )
-def test_an_error_names_the_entry_and_quotes_no_secret(text: str, says: str) -> None:
-    with pytest.raises(ApiKeyError) as caught:
+def test_an_error_names_the_entry_and_quotes_no_secret(
+    text: str, code: str, fields: dict[str, Any]
+) -> None:
+    with raises(CareError, code, **fields) as caught:
         ApiKeys.parse(text)
     message = str(caught.value)
-    assert says in message
+    assert all(str(value) in message for value in fields.values())
     assert "aaaa" not in message
     assert "bbbb" not in message
     assert "\n" not in message
@@ -105,5 +111,5 @@ def test_a_new_key_is_random_and_its_entry_does_not_hold_it() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a,b", "-a", "密钥", "a\n", "a" * 33, "care_a"])
 def test_a_name_that_could_not_be_read_back_gets_no_key(name: str) -> None:
-    with pytest.raises(ApiKeyError, match="is no name for a key"):
+    with raises(CareError, "invalid_key_name", name=name):
         new_key(name, "search")

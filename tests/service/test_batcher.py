@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.types import Encoding, FloatArray
+from core.encoders import Encoding
+from core.types import FloatArray
 from service.batcher import Batcher, Job, choose
 from service.metrics import Metrics
 from tests.encoders import BigramEncoder

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from core.types import IndexManifest, Query
+from core.manifest import IndexManifest
+from core.types import Query
 from service.cache import MemoryCache, QueryKeys
-from service.vector_search import Found
+from service.search import ScoredRows
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder, make_spec
 from tests.service.conftest import ADMIN, Serve
@@ -21,7 +22,7 @@ def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
     return answer
 
 
-def found(row: int) -> Found:
+def found(row: int) -> ScoredRows:
     return np.ones(1, np.float32), np.array([row])
 
 

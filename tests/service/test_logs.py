@@ -1,12 +1,14 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 from service.logs import JsonFormatter, log_failure
 from tests.conftest import SEARCH_KEY
 from tests.service.conftest import Serve
@@ -96,3 +98,35 @@ def test_what_a_task_leaves_unhandled_is_told_likewise(caplog: pytest.LogCapture
 def test_text_is_written_as_it_is() -> None:
     record = logging.makeLogRecord({"msg": "索引已换", "exc_info": None})
     assert "索引已换" in JsonFormatter().format(record)
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
+def test_probes_are_logged_at_debug(
+    client: TestClient, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client.get(path)
+    (line,) = lines(caplog)
+    assert (line["level"], line["route"]) == ("debug", path)
+
+
+def test_warnings_and_unhandled_errors_are_lines_of_json_too() -> None:
+    code = f"""
+import threading, warnings
+from service.logs import configure_logs
+configure_logs("info")
+warnings.warn("deprecated")
+def fail(): raise ValueError("{SECRET}")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    warning, of_thread, last = map(json.loads, done.stderr.splitlines())
+    assert (warning["level"], warning["logger"]) == ("warning", "py.warnings")
+    assert "deprecated" in warning["message"]
+    assert of_thread["error"] == last["error"] == "ValueError"
+    assert "in fail" in of_thread["traceback"]
+    assert SECRET not in done.stderr
+    assert done.returncode == 1

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 from service.cache import MemoryCache
-from service.vector_search import Found
+from service.search import ScoredRows
 from tests.service.conftest import Serve
 
 MARKER = "绝密病历"
@@ -18,9 +18,8 @@ def spread() -> list[tuple[str, str, int]]:
     bad: list[dict[str, Any]] = [
         {"query": MARKER * 1000},
         {"query": [MARKER]},
-        {"query": f"{MARKER}\ud800"},
         {"query": MARKER, "top_k": MARKER},
-        {"query": MARKER, "top_k": 1000},
+        {"query": MARKER, "top_k": 1001},
         {"query": MARKER, "min_score": MARKER},
         {"query": MARKER, "include": [MARKER]},
         {"query": MARKER, "filter": MARKER},
@@ -35,7 +34,8 @@ def spread() -> list[tuple[str, str, int]]:
         (f"/search?q={MARKER}", json.dumps(good), 200),
         *(("/search", json.dumps(body), 422) for body in bad),
         *(("/search/batch", json.dumps({"queries": [good, body]}), 422) for body in bad),
-        ("/search", f'{{"query": "{MARKER}', 422),
+        ("/search", f'{{"query": "{MARKER}', 400),
+        ("/search", json.dumps({"query": f"{MARKER}\ud800"}), 400),
         ("/search", json.dumps({"query": MARKER * 10_000}), 413),
         (f"/{MARKER}", json.dumps(good), 404),
     ]
@@ -50,7 +50,7 @@ def test_no_query_reaches_logs_metrics_cache_keys_or_errors(
     keys: list[bytes] = []
     put = MemoryCache.put
 
-    def spy(self: MemoryCache, key: bytes, found: Found) -> None:
+    def spy(self: MemoryCache, key: bytes, found: ScoredRows) -> None:
         keys.append(key)
         put(self, key, found)
 

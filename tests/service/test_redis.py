@@ -9,10 +9,12 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 from tests.encoders import BigramEncoder
 from tests.redis_server import RedisServer, free_port, run_redis
 from tests.service.conftest import Serve, sample
+
+pytestmark = pytest.mark.e2e
 
 MARKER = "绝密病历"
 # Long enough for a loaded machine to answer, short enough to wait for.

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
+from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
-from service.breaker import Breaker, BreakerState, UnavailableError
 from service.redis_tier import RedisCache, RedisGuard
-from service.vector_search import Found
+from service.search import ScoredRows
+from tests.errors import raises
 from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
 pytestmark = pytest.mark.anyio
@@ -80,11 +81,11 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def found(*rows: int) -> Found:
+def found(*rows: int) -> ScoredRows:
     return np.linspace(1, 0.1, len(rows), dtype=np.float32), np.array(rows, np.int64)
 
 
-def same(one: Found | None, other: Found) -> bool:
+def same(one: ScoredRows | None, other: ScoredRows) -> bool:
     return (
         one is not None
         and one[0].dtype == np.float32
@@ -102,6 +103,7 @@ async def see_what_was_closed() -> None:
 # The guard
 
 
+@pytest.mark.e2e
 async def test_it_returns_what_the_operation_returns(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         assert await guarded.get() is None
@@ -110,6 +112,7 @@ async def test_it_returns_what_the_operation_returns(server: RedisServer) -> Non
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_a_redis_that_is_down_at_start_is_found_when_it_comes(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     async with Guarded(server.url) as guarded:
@@ -127,6 +130,7 @@ async def test_a_redis_that_is_down_at_start_is_found_when_it_comes(tmp_path: Pa
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.e2e
 async def test_a_redis_that_dies_and_comes_back(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await guarded.guard.run(lambda redis: redis.set("name", "old"))
@@ -148,6 +152,7 @@ async def test_a_redis_that_dies_and_comes_back(server: RedisServer) -> None:
         assert guarded.errors == {"connection": 4}
 
 
+@pytest.mark.e2e
 async def test_a_restart_between_calls_is_not_noticed(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await asyncio.gather(*(guarded.get() for _ in range(16)))
@@ -158,6 +163,7 @@ async def test_a_restart_between_calls_is_not_noticed(server: RedisServer) -> No
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
     server: RedisServer,
 ) -> None:
@@ -181,8 +187,9 @@ async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.e2e
 async def test_a_redis_that_hangs_in_use_costs_its_time_out(server: RedisServer) -> None:
-    async with Guarded(server.url, 1) as guarded:
+    async with Guarded(server.url, 0.4) as guarded:
         assert await guarded.get() is None
         server.hang()
         for _ in range(4):
@@ -246,6 +253,7 @@ async def test_a_name_that_does_not_resolve_is_a_failed_connection(
         assert guarded.errors == {"connection": 1}
 
 
+@pytest.mark.e2e
 async def test_a_refusal_shows_that_redis_is_there(server: RedisServer) -> None:
     with server.client() as client:
         client.rpush("name", "x")
@@ -256,6 +264,7 @@ async def test_a_refusal_shows_that_redis_is_there(server: RedisServer) -> None:
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.e2e
 async def test_an_error_of_the_operation_itself_is_not_hidden(server: RedisServer) -> None:
     async def wrong(_: Redis) -> None:
         raise KeyError("wrong")
@@ -272,6 +281,7 @@ async def test_an_error_of_the_operation_itself_is_not_hidden(server: RedisServe
         assert guarded.breaker.allows()
 
 
+@pytest.mark.e2e
 async def test_many_calls_at_once_share_few_connections(server: RedisServer) -> None:
     names = [f"name{i}" for i in range(500)]
     with server.client() as client:
@@ -285,6 +295,7 @@ async def test_many_calls_at_once_share_few_connections(server: RedisServer) -> 
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_waiting_for_a_connection_is_no_failure_of_redis(server: RedisServer) -> None:
     async with Guarded(server.url, 1, connections=1) as guarded:
         forever = asyncio.Event()
@@ -312,6 +323,7 @@ async def start_and_cancel(server: RedisServer, work: Callable[[], Awaitable[Any
     server.resume()
 
 
+@pytest.mark.e2e
 async def test_a_cancelled_call_leaves_its_answer_to_nobody(server: RedisServer) -> None:
     with server.client() as client:
         client.mset({"one": "1", "two": "2"})
@@ -324,6 +336,7 @@ async def test_a_cancelled_call_leaves_its_answer_to_nobody(server: RedisServer)
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_a_cancelled_pipeline_leaves_its_answers_to_nobody(server: RedisServer) -> None:
     async with Guarded(server.url, connections=1) as guarded:
         cache = guarded.cache()
@@ -335,6 +348,7 @@ async def test_a_cancelled_pipeline_leaves_its_answers_to_nobody(server: RedisSe
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_a_cancelled_call_is_no_failure(server: RedisServer) -> None:
     async with Guarded(server.url, connections=2) as guarded:
         server.hang()
@@ -350,6 +364,7 @@ async def test_a_cancelled_call_is_no_failure(server: RedisServer) -> None:
         assert await guarded.get() is None
 
 
+@pytest.mark.e2e
 async def test_a_cancelled_probe_leaves_the_probe_to_the_next_call(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         server.kill()
@@ -363,6 +378,7 @@ async def test_a_cancelled_probe_leaves_the_probe_to_the_next_call(server: Redis
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.e2e
 async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisServer) -> None:
     """Calls are cancelled as they wait, connect, write and read, beside calls that go on."""
     rng = random.Random(0)
@@ -410,13 +426,14 @@ async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisS
     ],
 )
 def test_a_wrong_address_is_refused_at_start_and_not_quoted(url: str) -> None:
-    with pytest.raises(CareError, match="CARE_REDIS_URL") as caught:
+    with raises(CareError, "invalid_setting", name="CARE_REDIS_URL") as caught:
         Guarded(url)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.e2e
 async def test_an_address_cannot_undo_what_the_guard_relies_on(server: RedisServer) -> None:
     url = f"{server.url}?decode_responses=true&protocol=3&socket_timeout=0.000001"
     async with Guarded(url) as guarded:
@@ -424,6 +441,7 @@ async def test_an_address_cannot_undo_what_the_guard_relies_on(server: RedisServ
         assert await guarded.get() == b"\xff"
 
 
+@pytest.mark.e2e
 async def test_closing_ends_all_connections(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await asyncio.gather(*(guarded.get() for _ in range(8)))
@@ -436,6 +454,7 @@ async def test_closing_ends_all_connections(server: RedisServer) -> None:
 # The cache
 
 
+@pytest.mark.e2e
 async def test_what_is_put_is_found_as_it_was(server: RedisServer) -> None:
     items = {
         key(1): found(0, 99, 5),
@@ -454,6 +473,7 @@ async def test_what_is_put_is_found_as_it_was(server: RedisServer) -> None:
         assert other.errors == {}
 
 
+@pytest.mark.e2e
 async def test_one_lookup_is_one_command_and_no_keys_are_none(server: RedisServer) -> None:
     with server.client() as client:
         async with Guarded(server.url) as guarded:
@@ -470,6 +490,7 @@ async def test_one_lookup_is_one_command_and_no_keys_are_none(server: RedisServe
     }
 
 
+@pytest.mark.e2e
 async def test_entries_lie_under_the_prefix_and_live_as_long_as_they_may(
     server: RedisServer,
 ) -> None:
@@ -485,6 +506,7 @@ def name_of(number: int) -> str:
     return PREFIX + key(number).hex()
 
 
+@pytest.mark.e2e
 async def test_garbage_under_our_keys_is_a_miss_and_told_of(server: RedisServer) -> None:
     rng = random.Random(0)
     async with Guarded(server.url) as guarded:
@@ -518,6 +540,7 @@ async def test_garbage_under_our_keys_is_a_miss_and_told_of(server: RedisServer)
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.e2e
 async def test_a_value_of_another_type_is_a_miss_until_it_is_put(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
@@ -533,6 +556,7 @@ async def test_a_value_of_another_type_is_a_miss_until_it_is_put(server: RedisSe
         assert guarded.errors == {}
 
 
+@pytest.mark.e2e
 async def test_what_another_secret_wrote_is_a_miss(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await guarded.cache(b"another").put_many([(key(1), found(1))])
@@ -540,6 +564,7 @@ async def test_what_another_secret_wrote_is_a_miss(server: RedisServer) -> None:
         assert guarded.errors == {"value": 1}
 
 
+@pytest.mark.e2e
 async def test_a_value_of_another_format_is_a_miss(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,6 +576,7 @@ async def test_a_value_of_another_format_is_a_miss(
         assert guarded.errors == {"value": 1}
 
 
+@pytest.mark.e2e
 async def test_rows_that_the_index_has_not_are_a_miss(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
@@ -571,6 +597,7 @@ async def test_without_redis_all_are_misses_and_nothing_is_raised() -> None:
         assert guarded.errors == {"connection": 3}
 
 
+@pytest.mark.e2e
 async def test_a_redis_that_takes_no_more_still_answers(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()

@@ -1,195 +1,173 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faiss
+import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
-from core.types import IndexManifest
-from tests.conftest import Builder, make_records
-from tests.service.conftest import Serve, exact_scores, ranking
+from core.documents import DocumentWriter
+from core.errors import EmbeddingSpaceError, IndexVersionError
+from core.files import sha256_file
+from core.filters import FilterWriter
+from core.manifest import IndexManifest
+from core.types import Document
+from service.search import load_index
+from service.settings import Settings
+from tests.encoders import DIMENSION, BigramEncoder
+from tests.errors import raises
 
-QUERY = "高血压患者的护理"
-DEPARTMENT = {d["_id"]: d["metadata"]["department"] for d in make_records(60)}
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY} | body)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
+FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 
 
-def assert_hits(answer: dict[str, Any], expected: list[tuple[str, float]]) -> None:
-    assert [hit["rank"] for hit in answer["hits"]] == list(range(1, len(expected) + 1))
-    scores = [hit["score"] for hit in answer["hits"]]
-    assert scores == sorted(scores, reverse=True)
-    assert scores == pytest.approx([score for _, score in expected], abs=1e-6)
+def change_manifest(folder: Path, **changes: Any) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
-@pytest.mark.parametrize("top_k", [1, 10, 60])
-def test_hits_are_those_of_exact_search(serve: Serve, folder: Path, top_k: int) -> None:
-    answer = search(serve(), top_k=top_k)
-    scores = exact_scores(folder, QUERY)
-    assert_hits(answer, ranking(scores)[:top_k])
-    for hit in answer["hits"]:
-        assert hit["score"] == pytest.approx(scores[hit["id"]], abs=1e-6)
+def accept_file(folder: Path, name: str) -> None:
+    """Writes the size and checksum that a file has now into the manifest."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    path = folder / name
+    record = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    change_manifest(folder, files=manifest["files"] | {name: record})
 
 
-def test_ten_hits_come_unasked(client: TestClient) -> None:
-    assert len(search(client)["hits"]) == 10
-
-
-def test_an_answer_holds_documents_index_timings_and_whether_it_was_cached(
-    serve: Serve, manifest: IndexManifest
+def assert_refused(
+    settings: Settings,
+    *named: object,
+    error: type[IndexVersionError] = IndexVersionError,
+    encoder: BigramEncoder | None = None,
 ) -> None:
-    answer = search(serve(), top_k=1)
-    (hit,) = answer["hits"]
-    record = next(r for r in make_records(60) if r["_id"] == hit["id"])
-    assert hit.keys() == {"id", "score", "rank", "title", "text", "metadata"}
-    assert {name: hit[name] for name in ("title", "text", "metadata")} == {
-        name: record[name] for name in ("title", "text", "metadata")
-    }
-    assert answer["index"] == {"name": "test", "version": manifest.version}
-    assert answer["cached"] is False
-    timings = answer["timings_ms"]
-    assert list(timings) == [
-        *("cache", "queue", "tokenize", "encode", "search", "fetch", "total"),
-    ]
-    total = timings.pop("total")
-    assert 0 < sum(timings.values()) <= total + 0.01
+    """The version is not loaded; the error's one line names these."""
+    with pytest.raises(IndexVersionError) as caught:
+        load_index(settings.indexes, settings.index, encoder or BigramEncoder())
+    assert caught.type is error
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [name for name in named if str(name) not in message] == []
 
 
-@pytest.mark.parametrize("include", [[], ["text"], ["metadata"], ["metadata", "text"]])
-def test_hits_carry_what_was_asked_for(client: TestClient, include: list[str]) -> None:
-    (hit,) = search(client, top_k=1, include=include)["hits"]
-    assert hit.keys() == {"id", "score", "rank", "title", *include}
+def test_a_sound_version_is_loaded(settings: Settings, manifest: IndexManifest) -> None:
+    index = load_index(settings.indexes, "test", BigramEncoder())
+    assert index.manifest == manifest
+    assert len(index.documents) == 60
+    assert index.filters.fields == {"department": 3, "rare": 2, "tags": 6}
 
 
-def test_min_score_leaves_out_what_is_below_and_keeps_what_is_equal(client: TestClient) -> None:
-    scores = [hit["score"] for hit in search(client, top_k=20)["hits"]]
-    limit = scores[7]
-    kept = [hit["score"] for hit in search(client, top_k=20, min_score=limit)["hits"]]
-    assert kept == [score for score in scores if score >= limit]
-    assert len(kept) < len(scores)
-
-
-@pytest.mark.parametrize(("min_score", "hits"), [(-1, 60), (1, 0)])
-def test_min_score_reaches_from_minus_one_to_one(
-    client: TestClient, min_score: int, hits: int
-) -> None:
-    assert len(search(client, top_k=60, min_score=min_score)["hits"]) == hits
+def test_without_an_active_version_the_command_to_build_one_is_named(settings: Settings) -> None:
+    assert_refused(settings, "'test'", "make build-index")
 
 
 @pytest.mark.parametrize(
-    ("departments", "top_k"), [(["儿科"], 5), (["儿科"], 60), (["儿科", "骨科"], 30)]
-)
-def test_a_filter_leaves_the_best_of_what_matches(
-    serve: Serve, folder: Path, departments: list[str], top_k: int
-) -> None:
-    answer = search(serve(), top_k=top_k, filter={"department": departments})
-    scores = exact_scores(folder, QUERY)
-    matching = {id_: s for id_, s in scores.items() if DEPARTMENT[id_] in departments}
-    assert_hits(answer, ranking(matching)[:top_k])
-    assert {hit["metadata"]["department"] for hit in answer["hits"]} == set(departments)
-
-
-@pytest.mark.parametrize(
-    ("filter_", "hits"),
+    ("current", "named"),
     [
-        ({}, 60),
-        ({"rare": [True]}, 1),
-        ({"rare": [True, False]}, 60),
-        ({"rare": [1]}, 0),
-        ({"tags": ["门诊"]}, 60),
-        ({"tags": ["组0", "组1"]}, 24),
-        ({"department": ["儿科"], "tags": ["组0"]}, 4),
-        ({"department": ["没有"]}, 0),
+        (b"20200101T000000Z-0", "manifest.json"),
+        (b"../../etc", "CURRENT"),
+        (b"\x00\x01", "CURRENT"),
+        (b"", "CURRENT"),
+        (b"\xff\xfe", "CURRENT"),
     ],
 )
-def test_every_field_of_a_filter_must_match(
-    client: TestClient, filter_: dict[str, Any], hits: int
+def test_a_current_file_that_names_no_version_is_refused(
+    settings: Settings, folder: Path, current: bytes, named: str
 ) -> None:
-    assert len(search(client, top_k=60, filter=filter_)["hits"]) == hits
+    (folder.parent / "CURRENT").write_bytes(current)
+    assert_refused(settings, named)
 
 
-def test_equal_scores_are_ordered_by_descending_id(serve: Serve, build_version: Builder) -> None:
-    records = make_records(8)
-    for record in records[:5]:
-        record |= {"title": "高血压", "text": QUERY}
-    build_version(records)
-    hits = search(serve(), top_k=5)["hits"]
-    assert len({hit["score"] for hit in hits}) == 1
-    assert [hit["id"] for hit in hits] == ["d0004", "d0003", "d0002", "d0001", "d0000"]
+def test_a_folder_without_manifest_is_refused(settings: Settings, folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    assert_refused(settings, folder, "manifest.json")
 
 
-def test_a_query_is_searched_under_the_text_rules(client: TestClient) -> None:
-    assert search(client)["hits"] == search(client, query=f" {QUERY}\u200b\n")["hits"]
-
-
-def test_an_index_describes_itself(serve: Serve, manifest: IndexManifest) -> None:
-    described = serve().get("/index").json()
-    assert described == {
-        "name": "test",
-        "version": manifest.version,
-        "pair": "care-mini",
-        "embedding_space": "bigrams-1",
-        "dimension": 64,
-        "count": 60,
-        "documents": 60,
-        "chunking": None,
-        "factory": "Flat",
-        "search_parameters": {},
-        "recall": manifest.recall.model_dump(mode="json"),
-        "filters": {
-            "department": ["儿科", "心血管科", "骨科"],
-            "rare": [False, True],
-            "tags": ["门诊", "组0", "组1", "组2", "组3", "组4"],
-        },
-        "created_at": manifest.model_dump(mode="json")["created_at"],
-    }
-
-
-def test_the_values_of_a_filter_field_are_limited_to_the_most_frequent(
-    serve: Serve, build_version: Builder
-) -> None:
-    records = make_records(150)
-    for i, record in enumerate(records):
-        record["metadata"] = {"number": max(0, i - 9)}
-    build_version(records)
-    values = serve().get("/index").json()["filters"]["number"]
-    assert len(values) == 100
-    assert values[0] == 0
-
-
-@pytest.mark.parametrize("status", ["live", "ready"])
-def test_a_sound_service_is_healthy(client: TestClient, status: str) -> None:
-    response = client.get(f"/health/{status}")
-    assert (response.status_code, response.json()) == (200, {"status": status})
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_broken_manifest_is_refused(settings: Settings, folder: Path, content: str) -> None:
+    (folder / "manifest.json").write_text(content)
+    assert_refused(settings, "manifest.json")
 
 
 @pytest.mark.parametrize(
-    ("path", "media_type"),
-    [
-        ("/", "text/html"),
-        ("/docs", "text/html"),
-        ("/openapi.json", "application/json"),
-        ("/metrics", "text/plain"),
-    ],
+    ("changes", "named"), [({"schema_version": 99}, "99"), ({"count": "many"}, "count")]
 )
-def test_pages_for_people_and_machines_are_served(
-    client: TestClient, path: str, media_type: str
+def test_a_manifest_of_another_kind_is_refused(
+    settings: Settings, folder: Path, changes: dict[str, Any], named: str
 ) -> None:
-    response = client.get(path)
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith(media_type)
-    assert response.text
+    change_manifest(folder, **changes)
+    assert_refused(settings, "manifest.json", named)
 
 
-@pytest.mark.parametrize(("path", "policed"), [("/", True), ("/index", True), ("/docs", False)])
-def test_browsers_are_told_to_load_nothing_from_elsewhere(
-    client: TestClient, path: str, policed: bool
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [delete, truncate, flip])
+def test_a_damaged_file_is_named(
+    settings: Settings, folder: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    headers = client.get(path).headers
-    assert ("default-src 'none'" in headers.get("Content-Security-Policy", "")) == policed
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["Referrer-Policy"] == "no-referrer"
+    damage(folder / name)
+    assert_refused(settings, folder / name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_something_else_is_refused(
+    settings: Settings, folder: Path, name: str
+) -> None:
+    (folder / name).write_bytes(b"something else")
+    accept_file(folder, name)
+    assert_refused(settings, folder / name)
+
+
+@pytest.mark.parametrize(("count", "dimension"), [(60, 8), (59, DIMENSION)])
+def test_foreign_vectors_are_refused(
+    settings: Settings, folder: Path, count: int, dimension: int
+) -> None:
+    index = faiss.IndexFlatIP(dimension)
+    index.add(np.ones((count, dimension), dtype=np.float32))
+    faiss.write_index(index, str(folder / "vectors.faiss"))
+    accept_file(folder, "vectors.faiss")
+    assert_refused(settings, "vectors.faiss", count, dimension, 60, DIMENSION)
+
+
+def test_foreign_documents_are_refused(settings: Settings, folder: Path) -> None:
+    with DocumentWriter(folder / "documents.arrow") as writer:
+        writer.write(Document(id="a", text="a"))
+    accept_file(folder, "documents.arrow")
+    with raises(IndexVersionError, "wrong_document_count", documents=1, expected=60):
+        load_index(settings.indexes, settings.index, BigramEncoder())
+
+
+def test_foreign_filters_are_refused(settings: Settings, folder: Path) -> None:
+    with FilterWriter(folder / "filters.arrow") as writer:
+        writer.add(0, {"ward": "a"})
+    accept_file(folder, "filters.arrow")
+    assert_refused(settings, folder / "filters.arrow")
+
+
+@pytest.mark.parametrize("claims", ["", "bigrams-1"])
+def test_another_embedding_space_is_refused_whatever_its_name(
+    settings: Settings, manifest: IndexManifest, claims: str
+) -> None:
+    encoder = BigramEncoder(space="other-9", claims=claims)
+    named = ["'test'", "bigrams-1", "other-9", "CARE_PAIR"] if not claims else ["bigrams"]
+    assert_refused(settings, *named, error=EmbeddingSpaceError, encoder=encoder)
+
+
+def test_a_version_in_milvus_is_not_looked_for_in_files(
+    settings: Settings, folder: Path, manifest: IndexManifest
+) -> None:
+    (folder / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
+    assert_refused(settings, "CARE_STORE", "CARE_MILVUS_URI")

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from core.types import IndexManifest
+from core.manifest import IndexManifest
 from service.metrics import STAGES
 from service.tracing import ENDPOINT, make_tracer
 from tests.service.conftest import Serve
@@ -96,7 +96,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"
         "from service.tracing import make_tracer\n"
         "try: make_tracer()\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
+        "except Exception as error: print(error.code, error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -105,7 +105,5 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == (
-        "CareError OTEL_EXPORTER_OTLP_ENDPOINT is set and OpenTelemetry is not installed: "
-        "pip install 'care-retrieval[tracing]'\n"
-    )
+    assert done.stdout.startswith("missing_package ")
+    assert "pip install 'care-retrieval[tracing]'" in done.stdout

@@ -1,33 +1,50 @@
-from collections.abc import Callable
+"""What training's tests share; torch is imported by the fixtures that need it."""
+
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from core.types import Pair
+from core.encoders import Pair
 from models.pairs import load_pair
-from models.training.recipe import load_recipe
-from models.training.run import run
-from tests.checkpoints import MAX_LENGTH, TEXTS, write_bert, write_qwen3
 from tests.conftest import write_jsonl
+from training.recipe import load_recipe
 
 RunRecipe = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import write_bert
+
     return write_bert(tmp_path_factory.mktemp("start") / "bert")
 
 
 @pytest.fixture(scope="session")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import write_qwen3
+
     return write_qwen3(tmp_path_factory.mktemp("start") / "qwen3", ends_texts=False)
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of initial checkpoints that holds the embedded encoder."""
+    from training.init import prepare
+    from training.schema import EncoderInit
+
+    out = tmp_path_factory.mktemp("embedded")
+    prepare(EncoderInit(start="embedded", pooling="mean"), "query", out)
+    return out
 
 
 @pytest.fixture(scope="session")
 def triples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each text asks for the next; the one behind that is a hard negative."""
+    from tests.checkpoints import TEXTS
+
     count = len(TEXTS)
     records = [
         {
@@ -43,6 +60,8 @@ def triples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def base(bert: Path, qwen3: Path, triples: Path) -> dict[str, Any]:
     """A recipe without stages."""
+    from tests.checkpoints import MAX_LENGTH
+
     return {
         "name": "tiny",
         "query": {"start": str(bert), "pooling": "cls", "max_length": MAX_LENGTH},
@@ -60,6 +79,7 @@ def base(bert: Path, qwen3: Path, triples: Path) -> dict[str, Any]:
 @pytest.fixture
 def run_recipe(tmp_path: Path) -> RunRecipe:
     """Writes a recipe, runs it in `out` and returns the run's folder."""
+    from training.run import run
 
     def start(recipe: dict[str, Any], *changes: str, out: str = "out") -> Path:
         path = write_recipe(tmp_path / "recipe.yaml", recipe)
@@ -74,8 +94,25 @@ def write_recipe(path: Path, recipe: dict[str, Any]) -> Path:
     return path
 
 
+def write_split(
+    folder: Path, split: str, queries: Mapping[str, str], judged: Iterable[tuple[str, str, int]]
+) -> None:
+    """Writes the queries and judgements of a split beside a corpus, each split in its files."""
+    records = [{"_id": id_, "text": text} for id_, text in queries.items()]
+    write_jsonl(folder / f"{split}.queries.jsonl", records)
+    rows = "".join(f"{query}\t{document}\t{score}\n" for query, document, score in judged)
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / f"{split}.qrels.tsv").write_text(header + rows, encoding="utf-8")
+
+
 def pair_of(run_folder: Path) -> Pair:
     return load_pair(str(run_folder / "pair.toml"))
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """The one file or folder that matches."""
+    (found,) = folder.glob(pattern)
+    return found
 
 
 DATA = [{"triples": "${triples}"}]

@@ -5,14 +5,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.training.losses import (
+from training.losses import (
+    distillation_kl,
+    embedding_kl,
     info_nce,
+    l2_normalize,
     matryoshka_info_nce,
-    score_divergence,
-    squared_distance,
-    unit,
+    mse_loss,
 )
-from models.training.objectives import known_positives
+from training.objectives import known_positives
+
+pytestmark = pytest.mark.train
 
 # Cosines 1 and 0.6 for the first query, 0 and 0.8 for the second.
 QUERIES = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -22,7 +25,7 @@ TARGETS = torch.tensor([0, 1])
 
 def random_units(rows: int, width: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return unit(torch.randn(rows, width, generator=generator))
+    return l2_normalize(torch.randn(rows, width, generator=generator))
 
 
 def reference(queries: Tensor, documents: Tensor, targets: Tensor, temperature: float) -> float:
@@ -67,17 +70,17 @@ def test_other_positives_of_a_query_are_known_and_its_target_is_not() -> None:
     assert known.tolist() == [[False, True, False], [False, False, False]]
 
 
-def test_squared_distance_is_summed_over_dimensions() -> None:
+def test_mse_loss_is_summed_over_dimensions() -> None:
     vectors = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     targets = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
-    assert float(squared_distance(vectors, targets)) == (1 + 4 + 9) / 2
+    assert float(mse_loss(vectors, targets)) == (1 + 4 + 9) / 2
 
 
-def test_squared_distance_of_unit_vectors_is_two_minus_two_cosines() -> None:
+def test_mse_loss_of_unit_vectors_is_two_minus_two_cosines() -> None:
     vectors, targets = random_units(8, 16, 0), random_units(8, 16, 1)
     cosine = (vectors.double() * targets.double()).sum(dim=1)
     expected = float((2 - 2 * cosine).mean())
-    assert float(squared_distance(vectors, targets)) == pytest.approx(expected, rel=1e-6)
+    assert float(mse_loss(vectors, targets)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_matryoshka_scales_after_truncation() -> None:
@@ -98,22 +101,22 @@ def test_matryoshka_scales_after_truncation() -> None:
     assert float(loss) == pytest.approx(sum(expected) / 3, rel=1e-5)
 
 
-def test_score_divergence_by_hand() -> None:
+def test_distillation_kl_by_hand() -> None:
     # The teacher's softmax over scores (1, 0.6) / 0.5, the student's over (0, 0.8) / 0.5.
     teacher = np.exp([2.0, 1.2]) / np.exp([2.0, 1.2]).sum()
     student = np.exp([0.0, 1.6]) / np.exp([0.0, 1.6]).sum()
     expected = float((teacher * np.log(teacher / student)).sum())
-    loss = score_divergence(QUERIES[1:], DOCUMENTS, QUERIES[:1], DOCUMENTS, 0.5, 0.5)
+    loss = distillation_kl(QUERIES[1:], DOCUMENTS, QUERIES[:1], DOCUMENTS, 0.5, 0.5)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_score_divergence_is_zero_for_equal_scores_and_finite_with_exclusions() -> None:
+def test_distillation_kl_is_zero_for_equal_scores_and_finite_with_exclusions() -> None:
     queries, documents = random_units(4, 8, 0).requires_grad_(), random_units(6, 8, 1)
     excluded = torch.zeros(4, 6, dtype=torch.bool)
     excluded[:, 5] = True
-    same = score_divergence(queries, documents, queries.detach(), documents, 0.1, 0.1, excluded)
+    same = distillation_kl(queries, documents, queries.detach(), documents, 0.1, 0.1, excluded)
     assert same.item() == pytest.approx(0, abs=1e-6)
-    other = score_divergence(
+    other = distillation_kl(
         queries, documents, random_units(4, 8, 2), documents, 0.1, 0.1, excluded
     )
     other.backward()
@@ -128,3 +131,13 @@ def test_losses_are_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         inside = info_nce(queries, documents, targets, 0.01)
     assert float(inside) == float(info_nce(queries, documents, targets, 0.01))
+
+
+def test_embedding_kl_is_that_of_the_softmax_over_dimensions() -> None:
+    torch.manual_seed(1)
+    student, teacher = (l2_normalize(torch.randn(3, 5, dtype=torch.float64)) for _ in range(2))
+    p, q = (np.exp(x.numpy() / 0.1) for x in (teacher, student))
+    p, q = (x / x.sum(axis=1, keepdims=True) for x in (p, q))
+    expected = (p * np.log(p / q)).sum(axis=1).mean()
+    assert float(embedding_kl(student, teacher, 0.1)) == pytest.approx(expected)
+    assert float(embedding_kl(teacher, teacher, 0.1)) == pytest.approx(0)

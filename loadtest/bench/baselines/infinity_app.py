@@ -4,18 +4,15 @@ The engine runs in the application's own process: its HTTP server would add a se
 vector as JSON, to each search.
 """
 
-import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
+from common import Search, prompt
+from common import search as find
 from fastapi import FastAPI
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 # Of a local model, infinity finds the ONNX file only where it runs in its folder.
@@ -30,10 +27,6 @@ engine = AsyncEmbeddingEngine.from_args(
         onnx_disable_optimize=True,
     )
 )
-index = faiss.read_index(os.environ["BENCH_VECTORS"])
-with Path(os.environ["BENCH_DOCUMENTS"]).open(encoding="utf-8") as lines:
-    documents = [json.loads(line) for line in lines]
-prompt = os.environ["BENCH_PROMPT"]
 
 
 @asynccontextmanager
@@ -46,34 +39,15 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-class Search(BaseModel):
-    """A question."""
-
-    query: str
-    top_k: int = 10
-
-
 @app.post("/search")
 async def search(body: Search) -> dict[str, Any]:
     """Finds passages."""
     vectors, _ = await engine.embed(sentences=[prompt + body.query])
-    scores, rows = await run_in_threadpool(index.search, np.stack(vectors), body.top_k)
-    return {
-        "hits": [
-            {**documents[row], "score": float(score)}
-            for score, row in zip(scores[0], rows[0], strict=True)
-        ]
-    }
+    return await run_in_threadpool(find, np.stack(vectors), body.top_k)
 
 
 @app.post("/encode")
 async def encode(body: Search) -> list[float]:
-    """The question's vector, to compare systems by."""
+    """Returns the question's vector, to compare systems by."""
     vectors, _ = await engine.embed(sentences=[prompt + body.query])
     return [float(element) for element in vectors[0]]
-
-
-@app.get("/ready")
-def ready() -> bool:
-    """Answers once the model is loaded."""
-    return True

@@ -1,0 +1,131 @@
+"""Files of records: JSONL is read a line at a time with its place; all are written whole or not."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.errors import DataError
+from core.files import atomic
+
+# What a spreadsheet program would take for a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields line numbers, from 1, and records; empty lines are skipped.
+
+    Raises:
+        DataError: If the file cannot be read or a line is not a JSON object.
+    """
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise record_error(path, number, "is not a JSON object", code="not_json")
+                yield number, record
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise unreadable(path, error) from error
+    except json.JSONDecodeError as error:
+        raise record_error(path, number, "is not valid JSON", code="not_json") from error
+
+
+def read_text(path: Path) -> str:
+    """Returns a UTF-8 file, without a byte order mark.
+
+    Raises:
+        DataError: If the file cannot be read or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
+    """Returns a field of a record, on line `number` of `path`, that must be a string.
+
+    Raises:
+        DataError: If it is missing or not a string.
+    """
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise field_error(path, number, name, "is missing or not a string")
+    return value
+
+
+def record_id(path: Path, number: int, record: Mapping[str, Any], name: str = "_id") -> str:
+    """Returns an id: a string, or a whole number as one.
+
+    Raises:
+        DataError: If it is missing, empty or of another type.
+    """
+    value = record.get(name, record.get("id") if name == "_id" else None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise field_error(path, number, name, "is missing, or neither a string nor a whole number")
+    return value
+
+
+def record_error(path: Path, number: int, reason: str, *, code: str = "bad_record") -> DataError:
+    """Returns the error of a wrong line."""
+    return DataError(f"{path} line {number} {reason}", code=code, path=path, line=number)
+
+
+def field_error(
+    path: Path, number: int, name: str, reason: str, *, code: str = "bad_field"
+) -> DataError:
+    """Returns the error of a wrong field of a record."""
+    message = f"{path} line {number}: {name} {reason}"
+    return DataError(message, code=code, path=path, line=number, field=name)
+
+
+def duplicate_error(path: Path, number: int, id_: str, name: str = "_id") -> DataError:
+    """Returns the error of an id that an earlier record has too."""
+    message = f"{path} line {number}: {name} '{id_}' is a duplicate"
+    return DataError(message, code="duplicate_id", path=path, line=number, field=name, id=id_)
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
+    """Returns the error of a file that cannot be read, or is not UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        return DataError(f"{path} is not UTF-8", code="not_utf8", path=path)
+    return DataError(f"{path} cannot be read: {error.strerror}", code="unreadable", path=path)
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes records, a line each."""
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes one indented JSON value."""
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=2)
+        file.write("\n")
+
+
+def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Writes tab-separated rows; the first is the header."""
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Writes comma-separated rows that spreadsheet programs read as UTF-8, and none as formulas."""
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows([_escaped(value) for value in row] for row in rows)
+
+
+def _escaped(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,0 +1,166 @@
+"""The search service, or another server, as a child process: started, waited for, stopped."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from core.errors import CareError
+
+# Model libraries import slowly where nothing is in the page cache.
+_START_WITHIN = 180.0
+_STOP_WITHIN = 30.0
+_POLL_EVERY = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that answers at `url`, on the loopback address."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+    def stop(self) -> int:
+        """Sends SIGTERM, after 30 s SIGKILL, and returns the exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def start_service(
+    indexes: Path | str,
+    index: str,
+    settings: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ServerProcess:
+    """Starts `python -m service`, on a free port unless `PORT` is given, and waits until it serves.
+
+    Settings of the calling shell (`CARE_*`, `OTEL_*`) are not passed on: a service that is
+    started for a purpose must not be closed by a key, or slowed by a limit, that was set for
+    another.
+
+    Args:
+        indexes: Folder of the indexes.
+        index: Name of the index.
+        settings: Settings without `CARE_`, for instance `{"PAIR": "care-mini"}`.
+        environment: Variables of the process instead of the caller's.
+
+    Raises:
+        CareError: If it does not start; what it printed is on standard error.
+    """
+    inherited = {
+        name: value
+        for name, value in (os.environ if environment is None else environment).items()
+        if not name.startswith(("CARE_", "OTEL_"))
+    }
+    given = {"INDEXES": str(indexes), "INDEX": index, "PORT": "0", "LOG_LEVEL": "warning"}
+    variables = {f"CARE_{name}": value for name, value in (given | dict(settings or {})).items()}
+
+    def announced(output: IO[bytes]) -> str | None:
+        output.seek(0)
+        line = output.readline().decode()
+        return line.split()[-1] if line.endswith("\n") else None
+
+    return _start([sys.executable, "-m", "service"], inherited | variables, None, announced)
+
+
+@contextmanager
+def running_service(
+    indexes: Path | str, index: str, pair: str | None = None, **settings: str
+) -> Iterator[ServerProcess]:
+    """Runs the service until the block ends; see `start_service`."""
+    chosen = {"PAIR": pair} if pair else {}
+    server = start_service(indexes, index, settings=settings | chosen)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def running_server(
+    command: Sequence[str],
+    url: str,
+    ready: str,
+    *,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+) -> Iterator[ServerProcess]:
+    """Runs any HTTP server until the block ends.
+
+    Args:
+        command: What starts it.
+        url: Where it listens.
+        ready: The path that is answered with 200 once it serves.
+        environment: All of its variables.
+        folder: Its working folder, or None for the caller's.
+
+    Raises:
+        CareError: If it ends or does not answer in time.
+    """
+
+    def answers(_: IO[bytes]) -> str | None:
+        try:
+            with urllib.request.urlopen(url + ready, timeout=30):
+                return url
+        except (urllib.error.URLError, OSError):
+            return None
+
+    server = _start(list(command), environment, folder, answers)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    """Returns a port of the loopback address that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(
+    command: list[str],
+    environment: Mapping[str, str],
+    folder: Path | None,
+    address: Callable[[IO[bytes]], str | None],
+) -> ServerProcess:
+    """Starts a process and waits until `address` finds out, from its output, where it serves."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdout=output)
+        end = time.monotonic() + _START_WITHIN
+        try:
+            while process.poll() is None and time.monotonic() < end:
+                if url := address(output):
+                    return ServerProcess(url, process)
+                time.sleep(_POLL_EVERY)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        name = " ".join(command[1:3])
+        if process.poll() is not None:
+            raise CareError(
+                f"'{name}' ended with status {process.returncode} before it served: "
+                "what it printed says why",
+                code="server_ended",
+                status=process.returncode,
+            )
+        process.kill()
+        process.wait()
+        raise CareError(
+            f"'{name}' did not answer within {_START_WITHIN:.0f} s", code="server_not_ready"
+        )

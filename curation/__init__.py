@@ -1,0 +1,1 @@
+"""Construction of benchmarks and training data with language models as judges."""

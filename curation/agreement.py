@@ -1,0 +1,106 @@
+"""How far judges agree."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import krippendorff
+import numpy as np
+from numpy.typing import NDArray
+from statsmodels.stats.inter_rater import aggregate_raters, cohens_kappa, fleiss_kappa
+
+from curation.judging import GRADES, POSITIVE, VERDICTS, Judgement
+
+
+def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
+    """Returns verdicts, grades of each judge, and measures of agreement.
+
+    Fleiss' kappa, on the five grades and on the two sides positive and not, takes the pairs
+    that all judges graded; Krippendorff's alpha, ordinal over the five grades, takes all.
+    Measures that are not defined, as of one judge or of grades that are all equal, are None.
+    """
+    verdicts = Counter(judgement.verdict for judgement in judgements)
+    judges = list(judgements[0].grades) if judgements else []
+    # int [judges, pairs]; -1 for no grade
+    codes = np.array(
+        [[_code(judgement.grades[name]) for judgement in judgements] for name in judges],
+        dtype=np.int64,
+    ).reshape(len(judges), len(judgements))
+    whole = codes[:, (codes >= 0).all(axis=0)]
+    sides = np.isin(whole, [GRADES.index(grade) for grade in POSITIVE]).astype(np.int64)
+    return {
+        "pairs": len(judgements),
+        "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
+        "dropped": verdicts["disputed"] + verdicts["incomplete"],
+        "grades": {
+            name: {grade: int((row == at).sum()) for at, grade in enumerate(GRADES)}
+            for name, row in zip(judges, codes, strict=True)
+        },
+        "judge_pairs": {
+            f"{judges[i]} - {judges[j]}": {
+                "same_grade": _share(whole[i] == whole[j]),
+                "same_side": _share(sides[i] == sides[j]),
+                "cohen_kappa_side": kappa(sides[i], sides[j]),
+            }
+            for i, j in combinations(range(len(judges)), 2)
+        },
+        "fleiss_kappa_grades": _fleiss(whole),
+        "fleiss_kappa_sides": _fleiss(sides),
+        "krippendorff_alpha_ordinal": _alpha(codes),
+    }
+
+
+def kappa(first: NDArray[np.int64], second: NDArray[np.int64]) -> float | None:
+    """Returns Cohen's kappa of two raters' binary labels, int [n]."""
+    table = np.zeros((2, 2))
+    np.add.at(table, (first, second), 1)
+    with np.errstate(all="ignore"):
+        return _defined(cohens_kappa(table, return_results=False)) if len(first) else None
+
+
+def _code(grade: str | None) -> int:
+    return -1 if grade is None else GRADES.index(grade)
+
+
+def _share(equal: NDArray[np.bool_]) -> float | None:
+    return float(equal.mean()) if len(equal) else None
+
+
+def _fleiss(codes: NDArray[np.int64]) -> float | None:
+    if len(codes) < 2 or not codes.size:
+        return None
+    with np.errstate(all="ignore"):
+        return _defined(fleiss_kappa(aggregate_raters(codes.T, n_cat=len(GRADES))[0]))
+
+
+def _alpha(codes: NDArray[np.int64]) -> float | None:
+    pairable = codes[:, (codes >= 0).sum(axis=0) > 1]
+    if len(np.unique(pairable[pairable >= 0])) < 2:
+        return None
+    data = np.where(pairable < 0, np.nan, pairable)
+    return _defined(krippendorff.alpha(reliability_data=data, level_of_measurement="ordinal"))
+
+
+def _defined(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def summary(statistics: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Returns the main numbers as rows of a table."""
+    return [
+        ("pairs", statistics["pairs"]),
+        *statistics["verdicts"].items(),
+        *(
+            (f"{pair}: same side", row["same_side"])
+            for pair, row in statistics["judge_pairs"].items()
+        ),
+        *(
+            (key, statistics[key])
+            for key in (
+                "fleiss_kappa_grades",
+                "fleiss_kappa_sides",
+                "krippendorff_alpha_ordinal",
+            )
+        ),
+    ]

@@ -1,0 +1,62 @@
+"""What the commands share: output folder, endpoints, samples, tables."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from core.files import exclusive
+from core.records import write_json, write_jsonl
+from curation.config import Budget, Endpoint
+from curation.llm import LanguageModels
+
+CACHE = "cache"
+COST = "cost.json"
+INVALID = "invalid-answers.jsonl"
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[Path]:
+    """Makes and locks an output folder.
+
+    Raises:
+        CareError: If another command has locked it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        yield folder
+
+
+@contextmanager
+def language_models(
+    endpoints: Sequence[Endpoint], folder: Path, budget: Budget, attempts: int
+) -> Iterator[LanguageModels]:
+    """Yields endpoints whose calls are kept in `folder`.
+
+    However the block ends, the costs and the questions without a valid answer are written.
+    """
+    with LanguageModels(endpoints, folder / CACHE / "calls.sqlite", budget, attempts) as models:
+        try:
+            yield models
+        finally:
+            write_json(folder / COST, models.costs())
+            write_jsonl(folder / INVALID, map(asdict, models.invalid))
+
+
+def sample_key(seed: int, *parts: str) -> str:
+    """Returns a key that orders things at random, the same on each machine, by `seed` alone."""
+    return hashlib.sha256("\0".join([str(seed), *parts]).encode()).hexdigest()
+
+
+def sample_queries(queries: Mapping[str, str], limit: int | None, seed: int) -> dict[str, str]:
+    """Returns at most `limit` queries, chosen by `seed`, in their order."""
+    chosen = set(sorted(queries, key=lambda id_: sample_key(seed, id_))[:limit])
+    return {id_: text for id_, text in queries.items() if id_ in chosen}
+
+
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a Markdown table; floats have three decimals."""
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([f"{v:.3f}" if isinstance(v, float) else str(v) for v in row] for row in lines)
+    return "".join("| " + " | ".join(row) + " |\n" for row in cells)

@@ -1,0 +1,195 @@
+"""The expert check: a sample of pairs without labels, and its comparison with an expert's."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from openpyxl import Workbook, load_workbook
+from openpyxl.styles import Alignment
+from openpyxl.utils.exceptions import InvalidFileException
+from openpyxl.worksheet.datavalidation import DataValidation
+
+from core.errors import CareError, DataError
+from core.files import atomic
+from core.records import (
+    read_jsonl,
+    record_error,
+    string,
+    unreadable,
+    write_csv,
+    write_jsonl,
+)
+from curation.agreement import kappa
+from curation.benchmark import STATISTICS
+from curation.common import output_folder, sample_key
+from curation.judging import JUDGEMENTS
+from evaluation.beir import document_texts, read_documents, read_queries
+
+KEY = "key.jsonl"
+SHEET = "pairs"
+HEADER = ("pair", "query", "passage", "label", "comment")
+_WIDTHS = (8, 40, 100, 8, 30)
+_LABELS = {"1": 1, "0": 0}
+
+
+def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
+    """Writes a sample of a benchmark's agreed pairs as pairs.csv and pairs.xlsx, and their key.
+
+    The spreadsheets hold no label, id or rank; only key.jsonl tells which pair is which, and
+    must not go out with them.
+
+    Args:
+        benchmark: Output folder of `build-benchmark`.
+        output: Folder for the files.
+        size: Pairs; all, if there are fewer.
+        seed: Of the sample and its order.
+
+    Returns:
+        The number of pairs.
+
+    Raises:
+        CareError: If the folder is no benchmark or not a whole one, or an earlier sample, which
+            may be labelled already, lies in `output`.
+    """
+    if not (benchmark / STATISTICS).is_file():
+        raise CareError(
+            f"{benchmark} has no {STATISTICS}: let build-benchmark finish first",
+            code="incomplete_benchmark",
+            path=benchmark,
+        )
+    path = benchmark / JUDGEMENTS
+    agreed = [
+        {name: string(path, number, record, name) for name in ("query-id", "corpus-id", "verdict")}
+        for number, record in read_jsonl(path)
+        if record.get("verdict") in ("positive", "negative")
+    ]
+    agreed.sort(key=lambda pair: sample_key(seed, "expert", pair["query-id"], pair["corpus-id"]))
+    sample = agreed[:size]
+    documents = document_texts(read_documents(benchmark / "retrieval" / "corpus.jsonl"))
+    queries = read_queries(benchmark / "queries.jsonl")
+    rows = [
+        (number, queries[pair["query-id"]], documents[pair["corpus-id"]], "", "")
+        for number, pair in enumerate(sample, start=1)
+    ]
+    with output_folder(output):
+        for name in ("pairs.csv", "pairs.xlsx", KEY):
+            if (output / name).exists():
+                raise CareError(
+                    f"{output / name} exists: choose another --output",
+                    code="output_exists",
+                    path=output / name,
+                )
+        write_csv(output / "pairs.csv", [HEADER, *rows])
+        _write_xlsx(output / "pairs.xlsx", rows)
+        write_jsonl(
+            output / KEY, ({"pair": number, **pair} for number, pair in enumerate(sample, start=1))
+        )
+    return len(sample)
+
+
+def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
+    book = Workbook()
+    sheet = book.active
+    sheet.title = SHEET
+    sheet.append(HEADER)
+    sheet.freeze_panes = "A2"
+    for row in rows:
+        sheet.append(row)
+        for cell in sheet[sheet.max_row]:
+            cell.alignment = Alignment(wrap_text=True, vertical="top")
+            if isinstance(cell.value, str):
+                cell.data_type = "s"  # never a formula
+    for column, width in zip("ABCDE", _WIDTHS, strict=True):
+        sheet.column_dimensions[column].width = width
+    choice = DataValidation(type="list", formula1='"1,0"', allow_blank=True)
+    sheet.add_data_validation(choice)
+    choice.add(f"D2:D{max(2, sheet.max_row)}")
+    with atomic(path) as temporary:
+        book.save(temporary)
+
+
+def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
+    """Compares the labels of a returned spreadsheet with the consensus.
+
+    Args:
+        labels: CSV or XLSX with the columns `pair` and `label`: 1 if the passage answers the
+            question directly, 0 if not, empty if the expert could not say.
+        key: The file that `expert_sample` wrote.
+
+    Returns:
+        Pairs, labelled pairs, agreement, Cohen's kappa and the table of both.
+
+    Raises:
+        CareError: If a file cannot be read, or a label is no 1 or 0.
+    """
+    consensus: dict[str, str] = {}
+    for number, record in read_jsonl(key):
+        if "pair" not in record:
+            reason = "has no pair: it is no key of expert-sample"
+            raise record_error(key, number, reason, code="not_key")
+        consensus[str(record["pair"])] = string(key, number, record, "verdict")
+    given: dict[str, int] = {}
+    for number, row in _spreadsheet(labels):
+        pair, label = row.get("pair", ""), row.get("label", "")
+        if not pair and not label:
+            continue
+        if pair not in consensus:
+            raise _row_error(labels, number, f"{key} has no pair '{pair}'", "unknown_pair")
+        if pair in given:
+            raise _row_error(labels, number, f"pair '{pair}' is a duplicate", "duplicate_id")
+        if not label:
+            continue
+        if label not in _LABELS:
+            reason = f"label '{label}' is neither 1 nor 0"
+            raise _row_error(labels, number, reason, "bad_label")
+        given[pair] = _LABELS[label]
+    ours = np.array([int(consensus[pair] == "positive") for pair in given], dtype=np.int64)
+    theirs = np.array(list(given.values()), dtype=np.int64)
+    return {
+        "pairs": len(consensus),
+        "labelled": len(given),
+        "agreement": float((ours == theirs).mean()) if len(given) else None,
+        "cohen_kappa": kappa(ours, theirs),
+        "both_positive": int((ours & theirs).sum()),
+        "both_negative": int(((1 - ours) & (1 - theirs)).sum()),
+        "consensus_positive_only": int((ours & (1 - theirs)).sum()),
+        "expert_positive_only": int(((1 - ours) & theirs).sum()),
+    }
+
+
+def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
+    try:
+        if path.suffix.lower() == ".xlsx":
+            book = load_workbook(path, read_only=True, data_only=True)
+            sheet = book[SHEET] if SHEET in book.sheetnames else book.worksheets[0]
+            rows = [[_cell(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+        else:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [[_cell(value) for value in row] for row in csv.reader(file)]
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8: save it as 'CSV UTF-8' or as XLSX"
+        raise DataError(message, code="not_utf8", path=path) from error
+    except (BadZipFile, InvalidFileException, KeyError, csv.Error) as error:
+        message = f"{path} is no spreadsheet: {error}"
+        raise DataError(message, code="not_spreadsheet", path=path) from error
+    header = rows[0] if rows else []
+    if missing := {"pair", "label"} - set(header):
+        raise _row_error(path, 1, f"there is no column '{min(missing)}'", "missing_column")
+    return [
+        (number, dict(zip(header, row, strict=False)))
+        for number, row in enumerate(rows[1:], start=2)
+    ]
+
+
+def _row_error(path: Path, number: int, reason: str, code: str) -> DataError:
+    return DataError(f"{path} row {number}: {reason}", code=code, path=path, row=number)
+
+
+def _cell(value: object) -> str:
+    """Returns a cell as text; numbers come as floats where a program has touched them."""
+    return "" if value is None else str(value).strip().removesuffix(".0")

@@ -1,0 +1,209 @@
+"""Grades of passages by several language models, and the vote on them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from core.errors import CareError
+from core.records import write_jsonl
+from core.types import Document
+from curation import prompts
+from curation.common import CACHE, language_models, sample_key
+from curation.config import JudgingCommand, JudgingOptions
+from curation.llm import LanguageModels, Question
+from curation.retrieval import Pools, candidate_pools
+from evaluation.beir import document_texts
+
+JUDGEMENTS = "judgements.jsonl"
+
+Grade = Literal["S", "A", "B", "C", "D"]
+GRADES: tuple[Grade, ...] = get_args(Grade)
+POSITIVE: frozenset[Grade] = frozenset({"S", "A"})
+
+Verdict = Literal["positive", "negative", "disputed", "incomplete"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A query and a document, and the grade of each judge; None where it gave no valid one."""
+
+    query: str
+    document: str
+    grades: Mapping[str, Grade | None]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the judges agree on, by `consensus`."""
+        return consensus(list(self.grades.values()))
+
+    def record(self) -> dict[str, Any]:
+        """Returns it as a line of judgements.jsonl."""
+        return {
+            "query-id": self.query,
+            "corpus-id": self.document,
+            "grades": dict(self.grades),
+            "verdict": self.verdict,
+        }
+
+
+def consensus(grades: Sequence[Grade | None]) -> Verdict:
+    """Applies the voting rule: positive if all judges say S or A, negative if none does.
+
+    Anything between is disputed; a pair that a judge did not grade is incomplete. Neither
+    belongs in a benchmark.
+    """
+    if None in grades:
+        return "incomplete"
+    votes = [grade in POSITIVE for grade in grades]
+    if all(votes):
+        return "positive"
+    return "disputed" if any(votes) else "negative"
+
+
+def judge(
+    models: LanguageModels,
+    judges: Sequence[str],
+    pools: Mapping[str, Sequence[str]],
+    queries: Mapping[str, str],
+    documents: Mapping[str, str],
+    options: JudgingOptions,
+) -> list[Judgement]:
+    """Has each judge grade the documents of each pool.
+
+    All judges see the same calls: the pool's documents in its order, cut into groups.
+
+    Args:
+        models: The endpoints.
+        judges: Names of the endpoints that judge.
+        pools: Document ids by query id.
+        queries: Text by id.
+        documents: Text by id.
+        options: How passages are put to them.
+
+    Returns:
+        A judgement for each pair, in the pools' order.
+
+    Raises:
+        LanguageModelError: If an endpoint cannot be used or the budget is spent.
+    """
+    size = options.passages_per_call
+    groups = [
+        (query, pool[start : start + size])
+        for query, pool in pools.items()
+        for start in range(0, len(pool), size)
+    ]
+    # Made when they are asked: together they can be gigabytes.
+    questions = [
+        partial(_question, query, group, queries, documents, options) for query, group in groups
+    ]
+    answers = models.ask(dict.fromkeys(judges, questions), "judge")
+    return [
+        Judgement(query, id_, {name: _grade(answers[name][at], place) for name in judges})
+        for at, (query, group) in enumerate(groups)
+        for place, id_ in enumerate(group)
+    ]
+
+
+def _question(
+    query: str,
+    group: Sequence[str],
+    queries: Mapping[str, str],
+    documents: Mapping[str, str],
+    options: JudgingOptions,
+) -> Question[BaseModel]:
+    return Question(
+        id=f"{query} {' '.join(group)}",
+        system=prompts.judge_prompt(options.language),
+        user=prompts.judge_question(
+            queries[query], [documents[id_][: options.passage_chars] for id_ in group]
+        ),
+        again=prompts.again(options.language),
+        answer=grades_model(len(group)),
+    )
+
+
+def _grade(answer: BaseModel | None, place: int) -> Grade | None:
+    if answer is None:
+        return None
+    grade: Grade = getattr(answer, f"passage_{place}")
+    return grade
+
+
+@cache
+def grades_model(count: int) -> type[BaseModel]:
+    """Returns the schema of an answer: a grade for `Passage-0` to `Passage-{count - 1}`."""
+    fields: dict[str, Any] = {
+        f"passage_{i}": (Grade, Field(alias=f"Passage-{i}")) for i in range(count)
+    }
+    model: type[BaseModel] = create_model("Grades", __config__=ConfigDict(extra="forbid"), **fields)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Candidates and what the judges said of them.
+
+    Attributes:
+        pools: Ids by query id, best first.
+        judgements: By query and document id.
+    """
+
+    pools: Pools
+    judgements: Mapping[tuple[str, str], Judgement]
+
+    def of(self, query: str, verdict: str) -> list[str]:
+        """Returns the documents of a query that have a verdict, in the pool's order."""
+        return [id_ for id_ in self.pools[query] if self.judgements[query, id_].verdict == verdict]
+
+
+def judge_candidates(
+    config: JudgingCommand,
+    documents: Sequence[Document],
+    queries: Mapping[str, str],
+    also: Mapping[str, Sequence[str]] | None = None,
+) -> Judged:
+    """Retrieves candidates, has them judged, and writes judgements, costs, invalid answers.
+
+    Judges see each pool in an order that tells nothing, the same for all of them.
+
+    Args:
+        config: The command's configuration; its output folder must be locked.
+        documents: The corpus.
+        queries: Text by id.
+        also: Documents by query id that are judged wherever they rank.
+
+    Raises:
+        CareError: If a retriever or endpoint cannot be used or the budget is spent.
+    """
+    if not queries or not documents:
+        raise CareError(
+            f"{config.queries} and {config.corpus} leave nothing to judge",
+            code="nothing_to_judge",
+            queries=len(queries),
+            documents=len(documents),
+        )
+    folder = config.output
+    # Opened first: a key that is missing shows before hours of encoding.
+    with language_models(config.judges, folder, config.budget, config.attempts) as models:
+        pools = candidate_pools(
+            config.retrievers, documents, queries, config.depth, folder / CACHE / "vectors"
+        )
+        for query, ids in (also or {}).items():
+            pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
+        judgements = judge(
+            models,
+            [endpoint.name for endpoint in config.judges],
+            {
+                query: sorted(pool, key=lambda id_: sample_key(config.seed, query, id_))
+                for query, pool in pools.items()
+            },
+            queries,
+            document_texts(documents),
+            config,
+        )
+    write_jsonl(folder / JUDGEMENTS, (judgement.record() for judgement in judgements))
+    return Judged(pools, {(item.query, item.document): item for item in judgements})

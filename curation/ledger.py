@@ -1,0 +1,121 @@
+"""Every call to a language model, on disk: its answer is the cache, its tokens are the costs."""
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from core.errors import CareError
+
+State = Literal["sent", "answered", "rejected", "failed", "lost"]
+
+# A killed process loses no row that was committed; only a power cut may lose the last ones.
+_SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS calls (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    state TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    answer_tokens INTEGER NOT NULL,
+    text TEXT NOT NULL DEFAULT ''
+);
+DROP INDEX IF EXISTS final;
+UPDATE calls SET state = 'rejected' WHERE state = 'refused';
+CREATE UNIQUE INDEX IF NOT EXISTS ended ON calls (key) WHERE state IN ('answered', 'rejected');
+UPDATE calls SET state = 'lost' WHERE state = 'sent';
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended for good: the answer's text, or why the server rejected the question."""
+
+    state: Literal["answered", "rejected"]
+    text: str
+
+
+class Ledger:
+    """The calls of one output folder; one process at a time holds it.
+
+    A call is written before it is sent, with the most tokens that it can use, and again when
+    its answer is there, with what it used. One that was cut off in between counts in full.
+
+    Args:
+        path: The SQLite file; made if it is not there.
+
+    Raises:
+        CareError: If the file is no such ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise CareError(
+                f"{path} is not a ledger of calls: {error}", code="not_ledger", path=path
+            ) from error
+        self.calls: int
+        self.tokens: int
+        self.calls, self.tokens = self._db.execute(
+            "SELECT count(*), coalesce(sum(prompt_tokens + answer_tokens), 0) FROM calls"
+        ).fetchone()
+
+    def outcome(self, key: str) -> Outcome | None:
+        """Returns how the call ended, or None if it never did."""
+        row = self._db.execute(
+            "SELECT state, text FROM calls WHERE key = ? AND state IN ('answered', 'rejected')",
+            (key,),
+        ).fetchone()
+        return Outcome(*row) if row else None
+
+    def begin(self, key: str, endpoint: str, prompt_tokens: int, answer_tokens: int) -> int:
+        """Writes that a call is sent, with the most tokens that it can use; returns its row."""
+        row = self._db.execute(
+            "INSERT INTO calls (key, endpoint, state, prompt_tokens, answer_tokens)"
+            " VALUES (?, ?, 'sent', ?, ?)",
+            (key, endpoint, prompt_tokens, answer_tokens),
+        ).lastrowid
+        assert row is not None
+        self.calls += 1
+        self.tokens += prompt_tokens + answer_tokens
+        return row
+
+    def end(
+        self,
+        row: int,
+        state: Literal["answered", "rejected", "failed", "lost"],
+        prompt_tokens: int | None = None,
+        answer_tokens: int | None = None,
+        text: str = "",
+    ) -> None:
+        """Writes how a call ended and what it used; None leaves what it could have used."""
+        (change,) = self._db.execute(
+            "SELECT coalesce(?, prompt_tokens) - prompt_tokens"
+            " + coalesce(?, answer_tokens) - answer_tokens FROM calls WHERE id = ?",
+            (prompt_tokens, answer_tokens, row),
+        ).fetchone()
+        self._db.execute(
+            "UPDATE calls SET state = ?, text = ?, prompt_tokens = coalesce(?, prompt_tokens),"
+            " answer_tokens = coalesce(?, answer_tokens) WHERE id = ?",
+            (state, text, prompt_tokens, answer_tokens, row),
+        )
+        self.tokens += change
+
+    def usage(self, endpoint: str) -> list[tuple[State, int, int, int]]:
+        """Returns calls of an endpoint, their prompt and answer tokens, by state."""
+        return self._db.execute(
+            "SELECT state, count(*), sum(prompt_tokens), sum(answer_tokens) FROM calls"
+            " WHERE endpoint = ? GROUP BY state ORDER BY state",
+            (endpoint,),
+        ).fetchall()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()

@@ -1,0 +1,470 @@
+"""Questions to language models: answers are valid JSON under a schema, paid for once."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
+
+import openai
+from pydantic import BaseModel, ValidationError
+from tqdm import tqdm
+
+from core.errors import CareError
+from core.retries import RetryPolicy, TransientError, is_transient, retry_after
+from curation.config import Budget, Endpoint
+from curation.ledger import Ledger, Outcome
+
+_LONGEST_RETRY_AFTER = 600.0
+# The least time between two messages about an endpoint that fails [s].
+_MESSAGE_INTERVAL = 10.0
+# What a chat template may add to each message [tokens].
+_TEMPLATE_TOKENS = 32
+_QUOTED_CHARS = 2000
+_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
+_MEANINGS = {
+    401: "the key is wrong or missing",
+    403: "the key may not use this model",
+    404: "it does not know the model, or the address is wrong",
+}
+_COSTS = (
+    *("calls", "answered", "rejected", "failed", "lost", "reused", "invalid"),
+    *("prompt_tokens", "answer_tokens", "price"),
+)
+
+Answer = TypeVar("Answer", bound=BaseModel)
+Message = dict[str, str]
+
+
+class LanguageModelError(CareError):
+    """A server of a language model cannot be reached, rejects requests, or keeps failing."""
+
+    default_code = "language_model_failed"
+
+
+class BudgetError(LanguageModelError):
+    """The next call to a language model could exceed the budget."""
+
+    default_code = "budget_spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[Answer]):
+    """One question and what counts as an answer.
+
+    Attributes:
+        id: What it is about, as the file of invalid answers names it.
+        system: The instruction.
+        user: The question.
+        again: How an invalid answer is asked for again; `{complaint}` says what was wrong.
+        answer: The schema.
+        check: Returns what is wrong with an answer that fits the schema, or "".
+    """
+
+    id: str
+    system: str
+    user: str
+    again: str
+    answer: type[Answer]
+    check: Callable[[Answer], str] = lambda _: ""
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidAnswer:
+    """A question without a valid answer, and what came instead: texts and complaints."""
+
+    endpoint: str
+    id: str
+    tried: list[dict[str, str]]
+
+
+class LanguageModels:
+    """Endpoints that share a ledger and a budget.
+
+    An answer that is in the ledger is never asked for again. When the budget is spent, or an
+    endpoint fails for good, calls under way are waited for and written down; a later run
+    continues from there.
+
+    Args:
+        endpoints: The endpoints that may be asked.
+        ledger: The file of calls.
+        budget: The most calls and tokens of all runs with this ledger. A call is sent only
+            if the most that it can use still fits: a token for each byte of the prompt, and
+            all tokens that the answer may have.
+        attempts: How often a question is asked before it is left without a valid answer.
+
+    Raises:
+        LanguageModelError: If the environment variable of a key is not set.
+        CareError: If the file is no ledger.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        ledger: Path,
+        budget: Budget | None = None,
+        attempts: int = 3,
+    ) -> None:
+        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self._keys = {endpoint.name: _api_key(endpoint) for endpoint in endpoints}
+        self._account = _Account(Ledger(ledger), budget or Budget(), attempts)
+
+    @property
+    def invalid(self) -> list[InvalidAnswer]:
+        """The questions without a valid answer so far, by endpoint and id."""
+        return sorted(self._account.invalid, key=lambda item: (item.endpoint, item.id))
+
+    def ask(
+        self, questions: Mapping[str, Sequence[Callable[[], Question[Answer]]]], title: str
+    ) -> dict[str, list[Answer | None]]:
+        """Puts questions to endpoints and returns the answers in the questions' order.
+
+        Args:
+            questions: What makes each, when it is asked, by the name of the endpoint.
+            title: Of the progress bar.
+
+        Returns:
+            For each endpoint its answers; None where none was valid: see `invalid`.
+
+        Raises:
+            BudgetError: If the next call could exceed the budget.
+            LanguageModelError: If an endpoint cannot be used or goes on failing.
+        """
+        answers: dict[str, list[Answer | None]] = {
+            name: [None] * len(asked) for name, asked in questions.items()
+        }
+        self._account.stopped, self._account.changed = None, asyncio.Event()
+        with tqdm(total=sum(map(len, answers.values())), desc=title, unit=" answers") as progress:
+            asyncio.run(self._ask(questions, answers, progress))
+        if self._account.stopped:
+            raise self._account.stopped
+        return answers
+
+    async def _ask(
+        self,
+        questions: Mapping[str, Sequence[Callable[[], Question[Answer]]]],
+        answers: Mapping[str, list[Answer | None]],
+        progress: "tqdm[Any]",
+    ) -> None:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            for name, asked in questions.items():
+                endpoint = self._endpoints[name]
+                # Repetitions are ours: each counts against the budget.
+                client = openai.AsyncOpenAI(
+                    base_url=endpoint.base_url,
+                    api_key=self._keys[name],
+                    max_retries=0,
+                    timeout=endpoint.timeout,
+                )
+                await stack.enter_async_context(client)
+                session = _Session(self._account, endpoint, client, progress)
+                todo = enumerate(asked)
+                for _ in range(endpoint.concurrency):
+                    group.create_task(session.work(todo, answers[name]))
+
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Returns calls by state, tokens and price of each endpoint, and of all.
+
+        `reused` counts the answers that this run found in the ledger; all else, all runs.
+        """
+        table: dict[str, dict[str, float]] = {}
+        for name, endpoint in self._endpoints.items():
+            row = table[name] = dict.fromkeys(_COSTS, 0)
+            for state, calls, prompt_tokens, answer_tokens in self._account.ledger.usage(name):
+                row["calls"] += calls
+                row[state] += calls
+                row["prompt_tokens"] += prompt_tokens
+                row["answer_tokens"] += answer_tokens
+            row["reused"] = self._account.reused[name]
+            row["invalid"] = sum(item.endpoint == name for item in self.invalid)
+            row["price"] = (
+                row["prompt_tokens"] * endpoint.input_price
+                + row["answer_tokens"] * endpoint.output_price
+            ) / 1e6
+        total = {key: sum(row[key] for row in table.values()) for key in _COSTS}
+        return table | {"all": total}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._account.ledger.__exit__()
+
+
+@dataclass
+class _Account:
+    """What all endpoints share.
+
+    Attributes:
+        ledger: The calls.
+        budget: The most that they may use.
+        attempts: How often a question is asked.
+        in_flight: Calls that are sent and not answered yet.
+        stopped: The error after which no call begins, or None.
+        changed: Is set when a call has ended or `stopped`; of one event loop.
+        reused: Answers found in the ledger, by endpoint.
+        invalid: Questions without a valid answer.
+    """
+
+    ledger: Ledger
+    budget: Budget
+    attempts: int
+    in_flight: int = 0
+    stopped: CareError | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    reused: Counter[str] = field(default_factory=Counter)
+    invalid: list[InvalidAnswer] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def admitted(
+        self, key: str, endpoint: str, prompt_tokens: int, answer_tokens: int
+    ) -> AsyncIterator[int]:
+        """Waits until a call fits into the budget, and yields its row in the ledger."""
+        # Calls in flight may use less than they can.
+        while not self._fits(prompt_tokens + answer_tokens):
+            self.changed.clear()
+            await self.changed.wait()
+        row = self.ledger.begin(key, endpoint, prompt_tokens, answer_tokens)
+        self.in_flight += 1
+        try:
+            yield row
+        finally:
+            self.in_flight -= 1
+            self.changed.set()
+
+    def _fits(self, tokens: int) -> bool:
+        if self.stopped:
+            raise self.stopped
+        most, spent = self.budget, self.ledger
+        if most.calls is not None and spent.calls >= most.calls:
+            raise BudgetError(
+                f"the budget of {most.calls:,} calls is spent: raise budget.calls and run again "
+                "to continue",
+                calls=most.calls,
+            )
+        if most.tokens is None or spent.tokens + tokens <= most.tokens:
+            return True
+        if not self.in_flight:
+            left = most.tokens - spent.tokens
+            raise BudgetError(
+                f"the budget of {most.tokens:,} tokens has {left:,} left and the next call could "
+                f"use {tokens:,}: raise budget.tokens and run again to continue",
+                tokens=most.tokens,
+                left=left,
+            )
+        return False
+
+
+@dataclass
+class _Session:
+    """One endpoint during one `ask`.
+
+    Attributes:
+        locks: Of calls under way, by their key.
+        answers: Whether it has answered any question.
+        reported: When a failure was last shown [s].
+    """
+
+    account: _Account
+    endpoint: Endpoint
+    client: openai.AsyncOpenAI
+    progress: "tqdm[Any]"
+    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    answers: bool = False
+    reported: float = -inf
+
+    async def work(
+        self,
+        todo: Iterator[tuple[int, Callable[[], Question[Answer]]]],
+        answers: list[Answer | None],
+    ) -> None:
+        """Asks questions until none is left or the calls are stopped."""
+        for place, question in todo:
+            try:
+                answers[place] = await self._answer(question())
+            except (CareError, sqlite3.Error) as error:
+                # Not raised before the calls of the other workers have ended: they are paid for.
+                if isinstance(error, sqlite3.Error):
+                    message = f"the ledger of calls cannot be written: {error}"
+                    error = CareError(message, code="ledger_not_written")
+                self.account.stopped = self.account.stopped or error
+                self.account.changed.set()
+            if self.account.stopped:
+                return
+            self.progress.update()
+
+    async def _answer(self, question: Question[Answer]) -> Answer | None:
+        asked: list[Message] = [
+            {"role": "system", "content": question.system},
+            {"role": "user", "content": question.user},
+        ]
+        messages, tried = asked, []
+        for _ in range(self.account.attempts):
+            outcome = await self._outcome(messages, question.answer)
+            if outcome.state == "rejected":
+                tried.append({"text": "", "complaint": outcome.text})
+                break
+            answer, complaint = _read(outcome.text, question)
+            if not complaint:
+                return answer
+            tried.append({"text": outcome.text, "complaint": complaint})
+            messages = [
+                *asked,
+                {"role": "assistant", "content": outcome.text[:_QUOTED_CHARS]},
+                {"role": "user", "content": question.again.format(complaint=complaint)},
+            ]
+        self.account.invalid.append(InvalidAnswer(self.endpoint.name, question.id, tried))
+        return None
+
+    async def _outcome(self, messages: list[Message], schema: type[BaseModel]) -> Outcome:
+        endpoint = self.endpoint
+        body = _body(endpoint, messages, schema)
+        key = _key(endpoint, body)
+        # Equal questions at once: the second waits for the first one's answer.
+        async with self.locks.setdefault(key, asyncio.Lock()):
+            if known := self.account.ledger.outcome(key):
+                self.account.reused[endpoint.name] += 1
+                self.answers |= known.state == "answered"
+                return known
+            policy = RetryPolicy(endpoint.retries, endpoint.backoff, _LONGEST_RETRY_AFTER)
+            try:
+                return await policy.run(lambda: self._call(key, body), self._report)
+            except TransientError as error:
+                if error.wait > policy.longest_wait:
+                    reason = f"{error.reason} and asks to wait for {error.wait:.0f} s"
+                    raise self._error(reason, wait=error.wait) from None
+                attempts = endpoint.retries + 1
+                reason = f"failed {attempts} times in a row: it {error.reason}"
+                raise self._error(reason, attempts=attempts) from None
+
+    def _report(self, error: TransientError, delay: float) -> None:
+        if time.monotonic() - self.reported >= _MESSAGE_INTERVAL:
+            self.reported = time.monotonic()
+            message = f"{_place(self.endpoint)} {error.reason}: retrying in {delay:.0f} s"
+            self.progress.write(message, file=sys.stderr)
+
+    async def _call(self, key: str, body: dict[str, Any]) -> Outcome:
+        endpoint, ledger = self.endpoint, self.account.ledger
+        prompt_tokens = sum(
+            len(message["content"].encode()) + _TEMPLATE_TOKENS for message in body["messages"]
+        ) + len(json.dumps(body.get("response_format", "")))
+        async with self.account.admitted(
+            key, endpoint.name, prompt_tokens, endpoint.max_tokens
+        ) as row:
+            try:
+                async with asyncio.timeout(endpoint.timeout):
+                    completion = await self.client.chat.completions.create(
+                        **body, extra_body=endpoint.extra_body
+                    )
+                text = completion.choices[0].message.content or ""
+                if not isinstance(text, str):
+                    raise TypeError
+            except openai.APIStatusError as error:
+                return self._rejected(row, error)
+            except (TimeoutError, openai.APITimeoutError):
+                reason = f"gives no answer within {endpoint.timeout:g} s"
+            except openai.APIConnectionError as error:
+                reason = f"cannot be reached ({type(error.__cause__ or error).__name__})"
+            except (openai.APIError, ValueError, TypeError, IndexError, AttributeError):
+                # The status is 200 nevertheless.
+                reason = "sends a body that is no chat completion"
+            else:
+                self.answers = True
+                used = completion.usage
+                prompt, answer = (
+                    (used.prompt_tokens, used.completion_tokens) if used else (None, None)
+                )
+                ledger.end(row, "answered", prompt, answer, text)
+                return Outcome("answered", text)
+            ledger.end(row, "lost")
+            raise TransientError(reason)
+
+    def _rejected(self, row: int, error: openai.APIStatusError) -> Outcome:
+        """Says what a status other than 200 means: for the question, the call or the endpoint."""
+        status, ledger = error.status_code, self.account.ledger
+        if status in (400, 413, 422) and self.answers:
+            # It answers other questions: this one is too long, or against its rules.
+            text = f"status {status}: {error.message}"
+            ledger.end(row, "rejected", 0, 0, text)
+            return Outcome("rejected", text)
+        ledger.end(row, "failed", 0, 0)
+        if is_transient(status):
+            wait = retry_after(error.response.headers.get("Retry-After"))
+            raise TransientError(f"answers status {status}", wait)
+        meaning = _MEANINGS.get(status, error.message)
+        raise self._error(f"answers status {status}: {meaning}", "request_rejected", status=status)
+
+    def _error(self, reason: str, code: str | None = None, **fields: float) -> LanguageModelError:
+        message = f"{_place(self.endpoint)} {reason}"
+        return LanguageModelError(message, code=code, endpoint=self.endpoint.name, **fields)
+
+
+def _place(endpoint: Endpoint) -> str:
+    return f"{endpoint.base_url} ({endpoint.name})"
+
+
+def _api_key(endpoint: Endpoint) -> str:
+    variable = endpoint.api_key_env
+    if variable is None:
+        return "none"  # the client insists on one; servers without keys ignore it
+    if not (key := os.environ.get(variable)):
+        raise LanguageModelError(
+            f"the environment variable {variable}, the key of {endpoint.name}, is not set",
+            code="missing_api_key",
+            variable=variable,
+            endpoint=endpoint.name,
+        )
+    return key
+
+
+def _body(endpoint: Endpoint, messages: list[Message], schema: type[BaseModel]) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": messages,
+        "temperature": endpoint.temperature,
+        endpoint.max_tokens_field: endpoint.max_tokens,
+    }
+    if endpoint.seed is not None:
+        body["seed"] = endpoint.seed
+    if endpoint.structured == "json_object":
+        body["response_format"] = {"type": "json_object"}
+    elif endpoint.structured == "json_schema":
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {
+                "name": schema.__name__,
+                "schema": schema.model_json_schema(),
+                "strict": True,
+            },
+        }
+    return body
+
+
+def _key(endpoint: Endpoint, body: dict[str, Any]) -> str:
+    """Returns the identity of a call; the server's address is no part of it."""
+    content = json.dumps([endpoint.name, body, endpoint.extra_body], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _read(text: str, question: Question[Answer]) -> tuple[Answer | None, str]:
+    """Returns the answer, or what is wrong with the text."""
+    if fenced := _FENCE.fullmatch(text):
+        text = fenced[1]
+    try:
+        answer = question.answer.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return None, f"{place}: {first['msg']}" if place else first["msg"]
+    return answer, question.check(answer)

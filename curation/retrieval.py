@@ -1,0 +1,130 @@
+"""Candidate pools: what several retrievers find, merged."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from core.encoders import Role
+from core.errors import CareError
+from core.text import normalize_text
+from core.types import Document, FloatArray
+from curation.config import Bm25Retriever, PairRetriever, Retriever, RunRetriever
+from evaluation.beir import Run, document_texts
+from evaluation.bm25 import bm25_run
+from evaluation.metrics import ranked
+from evaluation.trec import read_run
+from models.encoders.cached import encode_cached
+from models.encoders.factory import load_encoder
+from models.pairs import load_pair
+from stores.exact import exact_search
+
+# As in reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
+_RRF = 60
+
+Pools = dict[str, list[str]]
+
+
+def candidate_pools(
+    retrievers: Sequence[Retriever],
+    documents: Sequence[Document],
+    queries: Mapping[str, str],
+    depth: int,
+    cache: Path,
+) -> Pools:
+    """Returns for each query the ids of the documents that any retriever ranks in its top.
+
+    Args:
+        retrievers: The retrievers.
+        documents: The corpus.
+        queries: Text by id.
+        depth: Documents of each retriever.
+        cache: The folder for vectors.
+
+    Returns:
+        Ids by query id, in the order of reciprocal rank fusion.
+
+    Raises:
+        CareError: If a retriever cannot be used.
+    """
+    runs = [_run(retriever, documents, queries, depth, cache) for retriever in retrievers]
+    return {query: _merge([run.get(query, {}) for run in runs], depth) for query in queries}
+
+
+def encode(
+    pair: str,
+    role: Role,
+    texts: Sequence[str],
+    cache: Path,
+    *,
+    batch_size: int = 32,
+    threads: int = 1,
+) -> FloatArray:
+    """Encodes texts by one side of a pair; returns unit vectors, float32 [n, dimension].
+
+    Args:
+        pair: A registered pair, or the path of a TOML file.
+        role: The side.
+        texts: n texts under the text rules.
+        cache: The folder for vectors.
+        batch_size: Texts encoded at once.
+        threads: Of the encoder.
+
+    Raises:
+        PairError: If there is no such pair or it cannot be loaded.
+    """
+    loaded = load_pair(pair)
+    spec = loaded.query if role == "query" else loaded.document
+    return encode_cached(
+        partial(load_encoder, spec, loaded.folder, threads),
+        spec,
+        texts,
+        cache,
+        batch_size=batch_size,
+        label=f"{pair} {role}",
+    )
+
+
+def _merge(rankings: Sequence[Mapping[str, float]], depth: int) -> list[str]:
+    fused: dict[str, float] = {}
+    for scores in rankings:
+        for rank, (id_, _) in enumerate(ranked(scores)[:depth], start=1):
+            fused[id_] = fused.get(id_, 0.0) + 1 / (_RRF + rank)
+    return [id_ for id_, _ in ranked(fused)]
+
+
+def _run(
+    retriever: Retriever,
+    documents: Sequence[Document],
+    queries: Mapping[str, str],
+    depth: int,
+    cache: Path,
+) -> Run:
+    match retriever:
+        case Bm25Retriever():
+            return bm25_run(documents, queries, depth)
+        case RunRetriever(path=path):
+            known = {document.id for document in documents}
+            # Cleaning dropped some documents; some queries are not of the sample.
+            run = {
+                query: {id_: score for id_, score in scores.items() if id_ in known}
+                for query, scores in read_run(path).items()
+                if query in queries
+            }
+            if not any(run.values()):
+                raise CareError(
+                    f"{path} has no document of the corpus for any of the queries",
+                    code="run_of_other_data",
+                    path=path,
+                )
+            return run
+        case PairRetriever(pair=pair, batch_size=batch_size, threads=threads):
+            side = partial(encode, pair, cache=cache, batch_size=batch_size, threads=threads)
+            vectors = side("document", list(document_texts(documents).values()))
+            asked = side("query", [normalize_text(query) for query in queries.values()])
+            found = exact_search(asked, vectors, min(depth, len(documents)))
+            return {
+                query: {
+                    documents[row].id: float(score) for score, row in zip(scores, rows, strict=True)
+                }
+                for query, scores, rows in zip(queries, *found, strict=True)
+            }

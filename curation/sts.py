@@ -1,0 +1,161 @@
+"""Pairs for semantic textual similarity: questions rewritten with synonyms and checked."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from core.errors import CareError
+from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
+from core.text import normalize_text
+from curation import prompts
+from curation.common import language_models, output_folder, sample_key, sample_queries
+from curation.config import StsConfig
+from curation.llm import Question
+from evaluation.beir import read_queries
+
+
+class Rewrites(BaseModel):
+    """Three rewrites of a question; only the first keeps its meaning."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    same_with_synonym: str
+    other_with_synonym: str
+    other_without_synonym: str
+
+
+KINDS = tuple(Rewrites.model_fields)
+
+
+def check_rewrites(
+    rewrites: Rewrites, *, question: str, term: str, synonym: str, chars: tuple[int, int]
+) -> str:
+    """Returns what is wrong with rewrites, or "".
+
+    Whether the intent is the same only a reader can say; all else is checked.
+    """
+    shortest, longest = chars
+    texts = {name: normalize_text(getattr(rewrites, name)) for name in KINDS}
+    for name, text in texts.items():
+        wanted, barred = (term, synonym) if name == "other_without_synonym" else (synonym, term)
+        if wanted not in text:
+            return f"{name} does not contain '{wanted}'"
+        if barred in text:
+            return f"{name} contains '{barred}'"
+        if not shortest <= len(text) <= longest:
+            return f"{name} has {len(text)} characters, not {shortest} to {longest}"
+    if len({question, *texts.values()}) < 1 + len(texts):
+        return "two of the rewrites and the question are equal"
+    return ""
+
+
+def read_synonyms(path: Path) -> dict[str, list[str]]:
+    """Reads tab-separated lines of a term and its synonyms.
+
+    A synonym that contains its term, or is part of it, is ignored: code could not tell which of
+    the two a rewrite uses.
+
+    Raises:
+        DataError: If the file cannot be read or a line has no synonym.
+    """
+    synonyms: dict[str, list[str]] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        words = [normalize_text(word) for word in line.split("\t")]
+        if not any(words):
+            continue
+        term, others = words[0], [word for word in words[1:] if word]
+        if not term or not others:
+            reason = "is not a term and its synonyms, tab-separated"
+            raise record_error(path, number, reason, code="not_synonyms")
+        usable = [word for word in others if word not in term and term not in word]
+        synonyms.setdefault(term, []).extend(usable)
+    return {term: others for term, others in synonyms.items() if others}
+
+
+def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns the longest term of the dictionary that the question contains."""
+    found = (term for term in synonyms if term in question)
+    return max(found, key=lambda term: (len(term), term), default=None)
+
+
+def write_sts(config: StsConfig) -> dict[str, Any]:
+    """Writes sts.jsonl and sts.tsv: `text1`, `text2`, `label`; returns the statistics.
+
+    Raises:
+        CareError: If an input is wrong, the endpoint fails, or the budget is spent.
+    """
+    synonyms = read_synonyms(config.synonyms)
+    every = {id_: normalize_text(text) for id_, text in read_queries(config.questions).items()}
+    terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}
+    usable = {
+        id_: every[id_]
+        for id_, term in terms.items()
+        if not any(synonym in every[id_] for synonym in synonyms[term])
+    }
+    questions = sample_queries(usable, config.limit, config.seed)
+    if not questions:
+        raise CareError(
+            f"no question of {config.questions} has a term of {config.synonyms}",
+            code="no_term",
+            path=config.questions,
+        )
+    chosen = {
+        id_: min(synonyms[terms[id_]], key=lambda word: sample_key(config.seed, id_, word))
+        for id_ in questions
+    }
+    with output_folder(config.output) as folder:
+        asked = [
+            partial(_question, config, id_, text, terms[id_], chosen[id_])
+            for id_, text in questions.items()
+        ]
+        writer = config.writer.name
+        with language_models([config.writer], folder, config.budget, config.attempts) as models:
+            answers = models.ask({writer: asked}, "rewrite")[writer]
+        rows = [
+            {
+                "text1": text,
+                "text2": normalize_text(getattr(answer, kind)),
+                "label": int(kind == "same_with_synonym"),
+                "kind": kind,
+                "question-id": id_,
+                "term": terms[id_],
+                "synonym": chosen[id_],
+            }
+            for (id_, text), answer in zip(questions.items(), answers, strict=True)
+            if answer
+            for kind in KINDS
+        ]
+        columns = ("text1", "text2", "label")
+        write_tsv(folder / "sts.tsv", [columns, *([row[c] for c in columns] for row in rows)])
+        write_jsonl(folder / "sts.jsonl", rows)
+        statistics = {
+            "questions": len(every),
+            "with_a_term": len(usable),
+            "asked": len(questions),
+            "invalid": sum(answer is None for answer in answers),
+            "pairs": len(rows),
+        }
+        write_json(folder / "statistics.json", statistics)
+    return statistics
+
+
+def _question(
+    config: StsConfig, id_: str, text: str, term: str, synonym: str
+) -> Question[Rewrites]:
+    # Whole numbers of characters that lie within the share.
+    chars = (
+        math.ceil(len(text) * (1 - config.length_change)),
+        math.floor(len(text) * (1 + config.length_change)),
+    )
+    return Question(
+        id=id_,
+        system=prompts.rewrite_prompt(config.language, *chars),
+        user=prompts.rewrite_question(text, term, synonym),
+        again=prompts.again(config.language),
+        answer=Rewrites,
+        check=partial(check_rewrites, question=text, term=term, synonym=synonym, chars=chars),
+    )

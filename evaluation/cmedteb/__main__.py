@@ -1,0 +1,153 @@
+"""`python -m evaluation.cmedteb`: score systems on CMedTEB, compare and report."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from core import cli
+from core.errors import CareError
+from core.files import write_text
+from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, evaluate_task
+from evaluation.cmedteb.report import html_report
+from evaluation.cmedteb.results import compare, markdown_table, read_scores
+from evaluation.cmedteb.tasks import TASKS, RankingData, find_tasks, task
+from evaluation.cmedteb.tradeoff import measure_tradeoff
+from models.encoders.factory import load_encoder
+from models.pairs import DEFAULT_PAIR, load_pair
+
+
+def main(arguments: Sequence[str] | None = None, *, load: Load = load_encoder) -> int:
+    """Runs the command and returns its exit status; see `core.cli.run`.
+
+    Args:
+        arguments: Words of the command line instead of the process's.
+        load: What loads one side of a pair.
+    """
+    options = _parser().parse_args(arguments)
+    options.load = load
+    return cli.run(lambda: options.run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.cmedteb", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+
+    run = commands.add_parser("run", help="score systems and write table, runs and report")
+    run.add_argument(
+        "--system",
+        action="append",
+        help=f"a registered pair, the path of a pair's .toml, or bm25 (default {DEFAULT_PAIR})",
+    )
+    run.add_argument("--task", action="append", help="only this task, of those that are there")
+    run.set_defaults(run=_run)
+
+    tradeoff = commands.add_parser("tradeoff", help="draw nDCG@10 against queries/s")
+    tradeoff.add_argument("--system", action="append", required=True)
+    tradeoff.set_defaults(run=_tradeoff)
+
+    report = commands.add_parser("report", help="write the HTML report of what was scored")
+    report.add_argument("--failures", type=cli.positive_int, default=50, help="per task at most")
+    report.set_defaults(run=_report)
+
+    for command in (run, tradeoff, report):
+        command.add_argument("--data", required=True, help="local folder, or 'hub'")
+        command.add_argument("--hub", help="with --data hub: OWNER/NAME of CMedTEB's own data sets")
+        command.add_argument("--split", default="test", help="split of local retrieval data")
+    for command in (run, tradeoff):
+        cache = Path("builds/embeddings")
+        command.add_argument("--cache", type=Path, default=cache, help="folder of vectors")
+        command.add_argument("--batch-size", type=cli.positive_int, default=32)
+
+    versus = commands.add_parser("compare", help="test the difference of two scored systems")
+    versus.add_argument("first")
+    versus.add_argument("second")
+    versus.set_defaults(run=_compare)
+    for command in (run, tradeoff, report, versus):
+        command.add_argument("--out", type=Path, required=True, help="folder of results")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    found = find_tasks(options.data, options.split, options.hub)
+    wanted = [task(name) for name in options.task] if options.task else list(found)
+    if missing := [known.name for known in wanted if known not in found]:
+        raise _missing(options.data, missing[0])
+    absent = [known.name for known in TASKS if known not in found]
+    if absent:
+        print(f"not in {options.data}: {', '.join(absent)}")
+    for system in _systems(options.system or [DEFAULT_PAIR], options):
+        for known in wanted:
+            print(f"{system.name}: {known.column} …", flush=True)
+            evaluate_task(system, known, found[known](), options.out)
+    table = markdown_table(read_scores(options.out))
+    write_text(options.out / "table.md", table)
+    print(table)
+    print(f"written: {options.out / 'table.md'}, runs and scores in {options.out}/SYSTEM/")
+
+
+def _missing(data: str, name: str) -> CareError:
+    return CareError(f"{data} holds no {name}", code="missing_task", path=data, task=name)
+
+
+def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairModel | Bm25Model]:
+    """Returns the systems; their names are those of folders."""
+    systems: dict[str, PairModel | Bm25Model] = {}
+    for given in names:
+        system: PairModel | Bm25Model = (
+            Bm25Model()
+            if given == BM25
+            else PairModel(
+                load_pair(given), options.cache, batch_size=options.batch_size, load=options.load
+            )
+        )
+        if not re.fullmatch(r"\w[\w.-]*", system.name):
+            raise CareError(
+                f"{given}: '{system.name}' cannot name a folder of results",
+                code="bad_system_name",
+                system=system.name,
+            )
+        if system.name in systems:
+            raise CareError(
+                f"{given}: another system is named '{system.name}' too",
+                code="duplicate_system",
+                system=system.name,
+            )
+        systems[system.name] = system
+    return list(systems.values())
+
+
+def _tradeoff(options: argparse.Namespace) -> None:
+    retrieval = task("retrieval")
+    found = find_tasks(options.data, options.split, options.hub)
+    if retrieval not in found:
+        raise _missing(options.data, retrieval.name)
+    data = found[retrieval]()
+    assert isinstance(data, RankingData)
+    print(measure_tradeoff(_systems(options.system, options), retrieval, data, options.out))
+    print(f"written: {options.out}/tradeoff.png, .svg, .md, .json")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    scores = read_scores(options.out)
+    for name in (options.first, options.second):
+        if name not in scores:
+            known = ", ".join(scores)
+            raise CareError(
+                f"{options.out} has no scores of '{name}': there are {known}",
+                code="unknown_system",
+                system=name,
+            )
+    print(compare(scores[options.first], scores[options.second]), end="")
+
+
+def _report(options: argparse.Namespace) -> None:
+    tasks = find_tasks(options.data, options.split, options.hub)
+    path = options.out / "report.html"
+    write_text(path, html_report(options.out, tasks, failures=options.failures))
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

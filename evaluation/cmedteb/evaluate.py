@@ -1,0 +1,275 @@
+"""Pairs and BM25 on the tasks: mteb encodes and searches, ir-measures scores."""
+
+import hashlib
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import mteb
+from datasets import Dataset
+from mteb.abstasks import AbsTaskRetrieval
+from mteb.abstasks.sts import AbsTaskSTS
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+
+from core.encoders import Encoder, EncoderSpec, Pair, Role
+from core.errors import CareError
+from core.provenance import library_versions
+from core.types import Document, FloatArray
+from evaluation.bm25 import Bm25Index
+from evaluation.cmedteb.results import TaskScore, run_path, write_score
+from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
+from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
+from evaluation.statistics import mean_interval, pearson_interval
+from evaluation.trec import write_run
+from models.encoders.cached import encode_cached
+from models.encoders.factory import load_encoder
+
+BM25 = "bm25"
+MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
+# What mteb calls kinds and measures.
+_TYPES = {"retrieval": "Retrieval", "reranking": "Reranking", "sts": "STS"}
+_MAIN_SCORES = {
+    "nDCG@10": "ndcg_at_10",
+    "MAP@10": "map_at_10",
+    "MAP": "map_at_1000",
+    "Pearson": "cosine_pearson",
+}
+_INSTRUCTION = re.compile(r"(?<=Instruct: )[^\n]*(?=\n)")
+
+Load = Callable[[EncoderSpec, Path], Encoder]
+
+
+def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
+    r"""Returns the spec with a task's instruction in a prompt that has a place for one.
+
+    A prompt of the form "Instruct: …\nQuery:" has one; others stay as they are.
+    """
+    prompt = _INSTRUCTION.sub(lambda found: instruction or found[0], spec.prompt)
+    return spec.model_copy(update={"prompt": prompt})
+
+
+class PairModel(AbsEncoder):
+    """A pair as a model of mteb: documents by the document side, all else by the query side.
+
+    Args:
+        pair: The pair.
+        cache: Folder of its vectors.
+        batch_size: Texts in a batch.
+        load: What loads one side.
+    """
+
+    def __init__(
+        self, pair: Pair, cache: Path, *, batch_size: int = 32, load: Load = load_encoder
+    ) -> None:
+        self.name = pair.name
+        self.pair = pair
+        self._cache = cache
+        self._batch_size = batch_size
+        self._load = load
+        self._loaded: dict[Role, Encoder] = {}
+        self.mteb_model_meta = _meta(pair.name, pair.query.dimension)
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        **kwargs: Any,
+    ) -> FloatArray:
+        """Encodes the texts of a data loader; returns float32 [n, dimension]."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        if prompt_type == PromptType.document:
+            spec = self.pair.document
+        else:
+            told = task_metadata.prompt
+            instruction = told.get("query", "") if isinstance(told, dict) else told or ""
+            spec = with_instruction(self.pair.query, instruction)
+        return encode_cached(
+            lambda: self._encoder(spec),
+            spec,
+            texts,
+            self._cache,
+            batch_size=self._batch_size,
+            label=f"{self.pair.name} {spec.role}",
+        )
+
+    def _encoder(self, spec: EncoderSpec) -> Encoder:
+        # One encoder of each role at a time: a large one fills a GPU.
+        encoder = self._loaded.pop(spec.role, None)
+        if encoder is None or encoder.spec != spec:
+            del encoder
+            encoder = self._load(spec, self.pair.folder)
+        self._loaded[spec.role] = encoder
+        return encoder
+
+
+class Bm25Model:
+    """BM25 over words as a model of mteb, the baseline; it has no answer to STS."""
+
+    name = BM25
+
+    def __init__(self) -> None:
+        self.mteb_model_meta = _meta(BM25, None)
+
+    def index(self, corpus: Any, **kwargs: Any) -> None:
+        """Indexes the corpus."""
+        self._index = Bm25Index(Document(row["id"], row["text"]) for row in corpus)
+
+    def search(
+        self, queries: Any, *, top_k: int, top_ranked: Any = None, **kwargs: Any
+    ) -> dict[str, dict[str, float]]:
+        """Ranks the corpus, or the candidates of each query."""
+        ids, texts = queries["id"], queries["text"]
+        if top_ranked:
+            return {
+                id_: self._index.score(text, top_ranked[id_])
+                for id_, text in zip(ids, texts, strict=True)
+            }
+        return dict(zip(ids, self._index.search(texts, top_k), strict=True))
+
+
+class RankingTask(AbsTaskRetrieval):
+    """Retrieval, or reranking of given candidates, as a task of mteb."""
+
+    def __init__(self, known: Task, data: RankingData) -> None:
+        self.metadata = _metadata(known)
+        super().__init__()
+        split = {
+            "corpus": _texts(data.corpus),
+            "queries": _texts(data.queries),
+            "relevant_docs": data.qrels,
+            "top_ranked": data.candidates,
+        }
+        self.dataset = cast("Any", {"default": {"test": split}})
+        self.data_loaded = True
+
+
+class StsTask(AbsTaskSTS):
+    """Similarity of two texts as a task of mteb."""
+
+    min_score = 0
+    max_score = 1
+
+    def __init__(self, known: Task, data: PairData) -> None:
+        self.metadata = _metadata(known)
+        super().__init__()
+        columns = {"sentence1": data.first, "sentence2": data.second, "score": data.label}
+        self.dataset = cast("Any", {"default": {"test": Dataset.from_dict(columns)}})
+        self.data_loaded = True
+
+
+def evaluate_task(
+    system: PairModel | Bm25Model, known: Task, data: TaskData, out: Path
+) -> TaskScore | None:
+    """Runs a system on a task; writes the run file and the score.
+
+    Args:
+        system: The system.
+        known: What the task is.
+        data: Its data.
+        out: Folder of results; those of the system lie in a folder of its name.
+
+    Returns:
+        The score, or None if the system has no answer to such a task (BM25 to STS).
+
+    Raises:
+        CareError: If no query has a relevant document, or the system finds all pairs of STS
+            equally alike.
+    """
+    labels: list[float] | None = None
+    if isinstance(data, PairData):
+        if isinstance(system, Bm25Model):
+            return None
+        similarities = _predict(system, StsTask(known, data))["cosine_scores"]
+        if len(set(similarities)) < 2:
+            raise CareError(
+                f"'{system.name}' finds all pairs of '{known.name}' equally alike",
+                code="equal_similarities",
+                system=system.name,
+                task=known.name,
+            )
+        labels = data.label
+        interval = pearson_interval(labels, similarities)
+        items = {str(number): value for number, value in enumerate(similarities)}
+        contents: list[Any] = [data.first, data.second, labels]
+    else:
+        if not any(grade > 0 for grades in data.qrels.values() for grade in grades.values()):
+            raise CareError(
+                f"no query of '{known.name}' has a relevant document",
+                code="no_relevant_document",
+                task=known.name,
+            )
+        run = _predict(system, RankingTask(known, data))
+        items = score_queries(MEASURES[known.measure], data.qrels, run)
+        interval = mean_interval(list(items.values()))
+        contents = [data.corpus, data.queries, data.qrels, data.candidates]
+        write_run(run_path(out, system.name, known.name), run, system.name)
+    score = TaskScore(
+        system=system.name,
+        task=known.name,
+        measure=known.measure,
+        **asdict(interval),
+        items=items,
+        labels=labels,
+        data_sha256=hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest(),
+        libraries=library_versions(),
+    )
+    write_score(out, score)
+    return score
+
+
+def _predict(system: PairModel | Bm25Model, task: RankingTask | StsTask) -> Any:
+    logging.getLogger("mteb").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        mteb.evaluate(
+            cast("Any", system),
+            task,
+            co2_tracker=False,
+            cache=None,
+            encode_kwargs={"batch_size": 256, "show_progress_bar": False},
+            prediction_folder=folder,
+            show_progress_bar=False,
+        )
+        file = Path(folder) / task.prediction_file_name
+        return json.loads(file.read_text("utf-8"))["default"]["test"]
+
+
+def _texts(texts: dict[str, str]) -> Dataset:
+    return Dataset.from_dict({"id": list(texts), "text": list(texts.values())})
+
+
+def _metadata(known: Task) -> TaskMetadata:
+    return TaskMetadata(
+        name=known.name,
+        description=f"{known.column} of CMedTEB",
+        prompt=known.instruction,
+        dataset={"path": "local", "revision": "1"},
+        type=_TYPES[known.kind],
+        category="t2t",
+        modalities=["text"],
+        eval_splits=["test"],
+        eval_langs=["cmn-Hans"],
+        main_score=_MAIN_SCORES[known.measure],
+    )
+
+
+def _meta(name: str, dimension: int | None) -> ModelMeta:
+    facts = {
+        "name": f"care/{name}",
+        "revision": "1",
+        "languages": ["cmn-Hans"],
+        "embed_dim": dimension,
+        "similarity_fn_name": ScoringFunction.COSINE,
+    }
+    return ModelMeta.create_empty(facts)

@@ -1,0 +1,115 @@
+"""The report: one HTML file with tables, plots and the queries that score low."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from core.errors import CareError
+from evaluation.beir import Run
+from evaluation.cmedteb.results import NOTES, TaskScore, difference, read_scores, run_path
+from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData
+from evaluation.metrics import ranked
+from evaluation.plots import score_bars
+from evaluation.trec import read_run
+
+# A query that scores less is shown: its first relevant document is not among the first two.
+LOW = 0.5
+_DEPTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A document in the report; rank counts from 1, None if it was not found."""
+
+    id: str
+    rank: int | None
+    grade: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LowQuery:
+    """A query that scored low: what was retrieved beside what was judged relevant."""
+
+    query_id: str
+    query: str
+    score: float
+    retrieved: list[Passage]
+    relevant: list[Passage]
+
+
+def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, failures: int) -> str:
+    """Returns the report of all scores of a folder, the best systems of each task first.
+
+    Args:
+        out: Folder of results.
+        tasks: What reads the data that they were scored on.
+        failures: Queries shown for each system and ranking task at most, the worst first.
+
+    Raises:
+        CareError: If there are no scores, or run files do not belong to the data.
+    """
+    every = [score for scores in read_scores(out).values() for score in scores.values()]
+    every.sort(key=lambda score: -score.value)
+    sections = []
+    for known in TASKS:
+        scores = {score.system: score for score in every if score.task == known.name}
+        if not scores:
+            continue
+        data = tasks[known]() if known in tasks else None
+        bars = {name: score.interval for name, score in scores.items()}
+        sections.append(
+            {
+                "task": known,
+                "scores": scores,
+                "plot": score_bars(bars, f"{known.column}, {known.measure} × 100"),
+                "differences": [
+                    (a, b, difference(scores[a], scores[b])) for a, b in combinations(scores, 2)
+                ],
+                "low": {
+                    name: low_queries(
+                        score, read_run(run_path(out, name, known.name)), data, failures
+                    )
+                    for name, score in scores.items()
+                }
+                if isinstance(data, RankingData)
+                else {},
+            }
+        )
+    loader = PackageLoader("evaluation.cmedteb", ".")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return template.get_template("report.html.j2").render(sections=sections, notes=NOTES, low=LOW)
+
+
+def low_queries(score: TaskScore, run: Run, data: RankingData, count: int) -> list[LowQuery]:
+    """Returns the queries that score below `LOW`, the lowest first, at most `count`.
+
+    Raises:
+        CareError: If a query or document of the run is not in the data.
+    """
+    low = sorted((value, query) for query, value in score.items.items() if value < LOW)
+    try:
+        return [_low_query(query, value, run.get(query, {}), data) for value, query in low[:count]]
+    except KeyError as error:
+        raise CareError(
+            f"the run of '{score.system}' on '{score.task}' names {error}, which the data lack",
+            code="run_of_other_data",
+            system=score.system,
+            task=score.task,
+            id=error.args[0],
+        ) from error
+
+
+def _low_query(query: str, value: float, scores: dict[str, float], data: RankingData) -> LowQuery:
+    ranks = {id_: rank for rank, (id_, _) in enumerate(ranked(scores), start=1)}
+    grades = data.qrels[query]
+    return LowQuery(
+        query,
+        data.queries[query],
+        value,
+        [Passage(i, ranks[i], grades.get(i), data.corpus[i]) for i in list(ranks)[:_DEPTH]],
+        [Passage(i, ranks.get(i), g, data.corpus[i]) for i, g in grades.items() if g > 0],
+    )

@@ -1,0 +1,196 @@
+"""Scores of systems on tasks: files, the benchmark's table, the difference of two systems."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.errors import CareError
+from core.files import write_text
+from core.records import read_text
+from evaluation.cmedteb.tasks import ASYMMETRIC_COLUMNS, PAPER_COLUMNS, TASKS, task
+from evaluation.statistics import (
+    Difference,
+    Interval,
+    paired_difference,
+    pearson_difference,
+    rank_correlation,
+)
+
+NOTES = """\
+Scores × 100 with 95 % bootstrap intervals over queries (10,000 resamples). Avg is over the
+five tasks of the paper and stands only where all five were scored; Asym. Avg is over Retrieval
+and Rerank.
+CMedQA v1 and v2: MAP over all candidates. Rerank: MAP@10 as trec_eval's map_cut_10 and mteb's
+map_at_10, which divide by all relevant passages of a query, not by ten at most.
+Retrieval: nDCG@10. STS: Pearson's r of the cosine similarity."""
+
+
+class TaskScore(BaseModel):
+    """A system's score on a task.
+
+    Attributes:
+        system: Name of the system.
+        task: Name of the task.
+        measure: What the score is.
+        value: The score, 0 to 1 (Pearson: -1 to 1).
+        low: Lower end of its 95 % bootstrap interval.
+        high: Upper end.
+        items: Score of each query; of STS, similarity of each pair.
+        labels: Of STS, the label of each pair.
+        data_sha256: Checksum of the texts and judgements that it was scored on.
+        libraries: Versions of the libraries that it was made with.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    system: str
+    task: str
+    measure: str
+    value: float
+    low: float
+    high: float
+    items: dict[str, float]
+    labels: list[float] | None = None
+    data_sha256: str
+    libraries: dict[str, str]
+
+    @property
+    def interval(self) -> Interval:
+        """The score with its interval."""
+        return Interval(self.value, self.low, self.high)
+
+
+Scores = Mapping[str, Mapping[str, TaskScore]]
+
+
+def run_path(out: Path, system: str, task: str) -> Path:
+    """Returns where the TREC run file of a score lies."""
+    return out / system / f"{task}.trec"
+
+
+def write_score(out: Path, score: TaskScore) -> None:
+    """Writes a score as SYSTEM/TASK.json."""
+    path = out / score.system / f"{score.task}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, score.model_dump_json(indent=1) + "\n")
+
+
+def read_score(path: Path) -> TaskScore:
+    """Reads a score.
+
+    Raises:
+        CareError: If the file is missing or is no score.
+    """
+    try:
+        return TaskScore.model_validate_json(read_text(path))
+    except ValidationError as error:
+        raise CareError(
+            f"{path} is no score of this benchmark", code="not_score", path=path
+        ) from error
+
+
+def read_scores(out: Path) -> Scores:
+    """Returns all scores of a folder, by task, by system, the best systems first.
+
+    Those with the most tasks come first; among them the mean over tasks decides.
+
+    Raises:
+        CareError: If there is none, or two were scored on different data.
+    """
+    scores: dict[str, dict[str, TaskScore]] = {}
+    for path in sorted(out.glob("*/*.json")):
+        score = read_score(path)
+        scores.setdefault(score.system, {})[score.task] = score
+    if not scores:
+        raise CareError(
+            f"{out} holds no scores: run some systems first", code="no_scores", path=out
+        )
+    for known in TASKS:
+        checksums = {s[known.name].data_sha256 for s in scores.values() if known.name in s}
+        if len(checksums) > 1:
+            raise _different_data(known.name)
+    order = sorted(
+        scores, key=lambda name: (-len(scores[name]), -_mean(scores[name], list(scores[name])))
+    )
+    return {name: scores[name] for name in order}
+
+
+def markdown_table(scores: Scores) -> str:
+    """Returns the table of all systems in the paper's columns, and how far tasks agree."""
+    columns = [t for t in TASKS if any(t.name in tasks for tasks in scores.values())]
+    header = ["system", *(f"{t.column} ({t.measure})" for t in columns), "Avg", "Asym. Avg"]
+    rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    for system, tasks in scores.items():
+        cells = [percent(tasks[t.name].interval) if t.name in tasks else "–" for t in columns]
+        averages = [
+            f"{100 * _mean(tasks, names):.2f}" if tasks.keys() >= set(names) else "–"
+            for names in (PAPER_COLUMNS, ASYMMETRIC_COLUMNS)
+        ]
+        rows.append([system, *cells, *averages])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + f"\n\n{NOTES}\n" + _agreement(scores)
+
+
+def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> str:
+    """Returns a Markdown table of the differences of two systems, first less second.
+
+    Raises:
+        CareError: If they share no task.
+    """
+    shared = [t.name for t in TASKS if t.name in first and t.name in second]
+    if not shared:
+        raise CareError("the two systems share no task", code="no_shared_task")
+    lines = ["| task | difference × 100 | 95 % interval | p |", "|---|---:|---|---:|"]
+    for name in shared:
+        d = difference(first[name], second[name])
+        lines.append(
+            f"| {task(name).column} | {100 * d.value:+.2f} "
+            f"| {100 * d.low:+.2f} to {100 * d.high:+.2f} | {d.p:.4f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def difference(first: TaskScore, second: TaskScore) -> Difference:
+    """Returns the paired difference of two scores on the same task.
+
+    Raises:
+        CareError: If they were scored on different items.
+    """
+    if first.data_sha256 != second.data_sha256 or first.items.keys() != second.items.keys():
+        raise _different_data(first.task)
+    a = list(first.items.values())
+    b = [second.items[item] for item in first.items]
+    if first.labels is not None:
+        return pearson_difference(first.labels, a, b)
+    return paired_difference(a, b)
+
+
+def percent(score: Interval) -> str:
+    """Returns a score and its interval, × 100."""
+    return f"{100 * score.value:.2f} ({100 * score.low:.1f}–{100 * score.high:.1f})"
+
+
+def _mean(tasks: Mapping[str, TaskScore], names: Sequence[str]) -> float:
+    return sum(tasks[name].value for name in names) / len(names)
+
+
+def _agreement(scores: Scores) -> str:
+    """How far CMedQA and the new tasks order the systems alike."""
+    whole = [tasks for tasks in scores.values() if tasks.keys() >= set(PAPER_COLUMNS)]
+    if len(whole) < 3:
+        return ""
+    old, new = (
+        [_mean(tasks, names) for tasks in whole] for names in (PAPER_COLUMNS[:2], PAPER_COLUMNS[2:])
+    )
+    rho, p = rank_correlation(old, new)
+    return (
+        f"\nSpearman's coefficient of the averages of CMedQA and of the new tasks over "
+        f"{len(whole)} systems: {rho:.3f} (p = {p:.3f}).\n"
+    )
+
+
+def _different_data(task: str) -> CareError:
+    return CareError(
+        f"systems were scored on different data of '{task}'", code="different_data", task=task
+    )

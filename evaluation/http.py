@@ -1,0 +1,50 @@
+"""Runs of a search service over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+from tqdm import tqdm
+
+from core.errors import CareError
+from evaluation.beir import Run
+
+_BATCH = 32
+_TIMEOUT = 120.0
+
+
+def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
+    """Asks the service each query and returns scores by document id, by query id.
+
+    A document of an index of chunks has the score of its best chunk.
+
+    Args:
+        url: The service's address.
+        queries: Text by query id.
+        top_k: Documents for each query.
+
+    Raises:
+        CareError: If a request fails.
+    """
+    run: Run = {}
+    ids = list(queries)
+    with httpx2.Client(base_url=url, timeout=_TIMEOUT) as client:
+        count = _content(client.get("/index"))["count"]
+        for start in tqdm(range(0, len(ids), _BATCH), desc="search", unit=" batches"):
+            part = ids[start : start + _BATCH]
+            fields = {"top_k": min(top_k, count), "collapse": True, "include": []}
+            body = {"queries": [{"query": queries[id_]} | fields for id_ in part]}
+            results = _content(client.post("/search/batch", json=body))["results"]
+            for id_, result in zip(part, results, strict=True):
+                run[id_] = {hit.get("parent", hit["id"]): hit["score"] for hit in result["hits"]}
+    return run
+
+
+def _content(response: httpx2.Response) -> Any:
+    if response.status_code != 200:
+        raise CareError(
+            f"{response.url} answered {response.status_code}: {response.text}",
+            code="search_failed",
+            status=response.status_code,
+        )
+    return response.json()

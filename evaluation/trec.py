@@ -1,0 +1,48 @@
+"""Run files in TREC's format: query-id Q0 document-id rank score system."""
+
+from pathlib import Path
+
+from core.errors import CareError
+from core.files import write_text
+from core.records import read_text, record_error
+from evaluation.beir import Run
+from evaluation.metrics import ranked
+
+
+def write_run(path: Path, run: Run, system: str) -> None:
+    """Writes a run, each query's documents by descending score, then by descending id.
+
+    Raises:
+        CareError: If an id or the system's name holds white space, which the format cannot carry.
+    """
+    lines = []
+    for query, scores in run.items():
+        for word in (query, *scores, system):
+            if len(word.split()) != 1:
+                raise CareError(
+                    f"'{word}' holds white space: a run in TREC's format cannot name it",
+                    code="white_space_in_id",
+                    id=word,
+                )
+        lines += [
+            f"{query} Q0 {id_} {rank} {score!r} {system}\n"
+            for rank, (id_, score) in enumerate(ranked(scores), start=1)
+        ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(lines))
+
+
+def read_run(path: Path) -> Run:
+    """Reads a run.
+
+    Raises:
+        DataError: If the file cannot be read or a line has not six columns with a score.
+    """
+    run: Run = {}
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        try:
+            query, _, document, _, score, _ = line.split()
+            run.setdefault(query, {})[document] = float(score)
+        except ValueError as error:
+            raise record_error(path, number, "is no line of a TREC run", code="not_run") from error
+    return run

@@ -1,0 +1,109 @@
+"""Vectors that an index version holds already, found by the checksum of their texts."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core import documents, filters
+from core.canaries import canary_vectors
+from core.documents import DocumentReader
+from core.errors import IndexVersionError
+from core.filters import FilterReader
+from core.manifest import IndexManifest
+from core.shards import ShardedVectors, whole_shards
+from core.text import document_text
+from core.types import FloatArray, RowArray
+from indexer.digests import DIGEST, digest
+from indexer.staging import read_staged, unique_text_rows
+from stores.registry import VectorStores
+
+# Other types keep approximations, or know no vector by its row.
+_EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
+
+
+class VectorCache:
+    """Finds vectors by text; what is kept is a checksum and a row for each text.
+
+    Args:
+        texts: The text of each row, after the text rules.
+        take: Returns the vectors of rows, float32 [rows, dimension].
+    """
+
+    def __init__(self, texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> None:
+        digests = np.fromiter(map(digest, texts), DIGEST)
+        self._digests, self._rows = np.unique(digests, return_index=True)
+        self._take = take
+
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
+        """Returns bool [n], which texts are known, and float32 [known, dimension]."""
+        digests = np.fromiter(map(digest, texts), DIGEST)
+        at = np.searchsorted(self._digests, digests)
+        at[at == len(self._digests)] = 0
+        known: NDArray[np.bool_] = self._digests[at] == digests
+        return known, self._take(self._rows[at[known]])
+
+
+def version_vectors(
+    folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
+) -> VectorCache:
+    """Returns the vectors of a version: from its index or, if that is lossy, from its build.
+
+    Args:
+        folder: The version.
+        manifest: Its manifest.
+        builds: The build folders of all indexes.
+        stores: Where vectors are kept.
+
+    Raises:
+        IndexVersionError: If they are gone, or the text rules have changed since.
+    """
+    if _EXACT.fullmatch(manifest.factory):
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+        vectors = stores.of(folder).open(folder, manifest, filter_reader)
+        cache = VectorCache(_texts(reader, range(len(reader))), vectors.take)
+    elif found := _build_vectors(manifest, builds):
+        cache = found
+    else:
+        raise IndexVersionError(
+            f"the vectors of {manifest.version} are gone: {manifest.factory} does not give them "
+            f"back and its shards are not in {builds}: build the index from its whole corpus, "
+            "or encode all its documents again (--encode-all)",
+            code="vectors_gone",
+            version=manifest.version,
+        )
+    known, vectors_found = cache([canary.text for canary in manifest.canaries])
+    if not known.all() or not np.array_equal(vectors_found, canary_vectors(manifest.canaries)):
+        raise IndexVersionError(
+            f"the texts of {manifest.version} are not those that its vectors were made from; the "
+            "text rules have changed: encode all its documents again (--encode-all)",
+            code="text_rules_changed",
+            version=manifest.version,
+        )
+    return cache
+
+
+def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
+    # A version's id ends with the first digits of its build's key.
+    for folder in builds.glob(f"*/{manifest.version.rpartition('-')[2]}*/"):
+        if not read_staged(folder):
+            continue
+        rows, records = unique_text_rows(folder), whole_shards(folder)
+        if sum(record.rows for record in records) != len(rows):
+            continue
+        size = records[0].rows
+        failed = {r.shard * size + row for r in records for row in r.failed}
+        encoded = np.setdiff1d(np.arange(len(rows)), list(failed))
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        vectors = ShardedVectors(folder, size, encoded)
+        return VectorCache(_texts(reader, rows[encoded]), vectors.take)
+    return None
+
+
+def _texts(reader: DocumentReader, rows: Iterable[int]) -> Iterable[str]:
+    for row in rows:
+        document = reader[int(row)]
+        yield document_text(document.title, document.text)

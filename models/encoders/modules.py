@@ -1,0 +1,114 @@
+"""The layout of sentence-transformers: which modules a checkpoint folder has, and in what order."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from core.encoders import Pooling
+from core.errors import PairError
+from core.records import write_json
+
+# These names of modules and modes are read by all versions of sentence-transformers and by vLLM.
+TYPES = "sentence_transformers.models."
+_MODES: dict[Pooling, str] = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "last_token": "pooling_mode_lasttoken",
+}
+_POOLING: dict[str, Pooling] = {mode: pooling for pooling, mode in _MODES.items()} | {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last_token",
+}
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+
+
+def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
+    """Returns the folders of the transformer and of the Dense modules behind its pooling.
+
+    Raises:
+        PairError: If `modules.json` names other modules, or another pooling.
+    """
+    file = checkpoint / "modules.json"
+    if not file.is_file():
+        return checkpoint, []
+    folders: dict[str, list[Path]] = {kind: [] for kind in _KINDS}
+    for module in json.loads(file.read_text("utf-8")):
+        kind = module["type"].rpartition(".")[2]
+        if kind not in folders:
+            raise _unsupported(file, kind, f"a module {kind}: {', '.join(_KINDS)} are supported")
+        folders[kind].append(checkpoint / module["path"])
+    if (count := len(folders["Transformer"])) != 1:
+        raise _unsupported(file, "Transformer", f"{count} transformers instead of one")
+    for folder in folders["Pooling"]:
+        _check_pooling(folder / "config.json", pooling)
+    return folders["Transformer"][0], folders["Dense"]
+
+
+def _unsupported(file: Path, module: str, what: str) -> PairError:
+    return PairError.at(file, f"names {what}", "unsupported_module", module=module)
+
+
+def _check_pooling(file: Path, pooling: Pooling) -> None:
+    if not file.is_file():
+        return
+    config = json.loads(file.read_text("utf-8"))
+    names = [key for key, value in config.items() if value is True and key != "include_prompt"]
+    found = [_POOLING.get(name, name) for name in names or [config.get("pooling_mode")]]
+    if found != [pooling]:
+        reason = f"pools by {found[0]}, not by the pair's pooling {pooling}"
+        raise PairError.at(file, reason, "other_pooling", found=found[0], expected=pooling)
+
+
+def write_modules(
+    folder: Path,
+    pooling: Pooling,
+    *,
+    max_length: int,
+    prompts: Mapping[str, str],
+    dense: Sequence[str] = (),
+    default_prompt: str | None = None,
+) -> list[tuple[str, str]]:
+    """Makes a checkpoint of transformers a model of sentence-transformers with unit vectors.
+
+    Args:
+        folder: The checkpoint; Dense modules lie in it.
+        pooling: How token vectors become one vector.
+        max_length: Tokens that the model reads, special tokens included.
+        prompts: Texts put before each input, by name: `query`, `document`.
+        dense: Folders of the Dense modules behind the pooling, in their order.
+        default_prompt: Name of the prompt that is used if none is asked for, or None.
+
+    Returns:
+        Kind and path of each module, in their order.
+    """
+    modules = [
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        *(("Dense", path) for path in dense),
+        ("Normalize", "2_Normalize"),
+    ]
+    for _, path in modules:
+        (folder / path).mkdir(exist_ok=True)
+    width = json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"]
+    modes = dict.fromkeys(_MODES.values(), False) | {_MODES[pooling]: True}
+    files: dict[str, object] = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"{TYPES}{kind}"}
+            for i, (kind, path) in enumerate(modules)
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": width,
+            **modes,
+            "include_prompt": True,
+        },
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": dict(prompts),
+            "default_prompt_name": default_prompt,
+            "similarity_fn_name": "cosine",
+        },
+    }
+    for name, content in files.items():
+        write_json(folder / name, content)
+    return modules

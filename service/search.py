@@ -1,0 +1,195 @@
+"""One index version as the service searches it: opened and checked, queries to rows to hits."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from core import documents, filters
+from core.canaries import check_canaries
+from core.documents import DocumentReader
+from core.encoders import Encoder
+from core.errors import EmbeddingSpaceError, IndexVersionError
+from core.filters import FilterReader
+from core.manifest import IndexManifest
+from core.types import FloatArray, Hit, Query, RowArray
+from core.versions import index_folder, read_manifest, verify_files
+from stores.base import ScoredRows, Vectors, VectorStore
+from stores.faiss.store import FaissStore
+
+# Chunks searched for, for each document wanted, and how many times more when they were of too
+# few documents: the last search costs three quarters of all.
+_OVERFETCH = 4
+_WIDEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """What was found for one query.
+
+    Attributes:
+        rows: What the caches keep.
+        hits: The documents of these rows.
+        search: Time that the search took [s].
+        fetch: Time to read the documents [s].
+        cached: Whether the rows come from a cache.
+    """
+
+    rows: ScoredRows
+    hits: list[Hit]
+    search: float = 0.0
+    fetch: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedIndex:
+    """All that a search reads; released when the last request that uses it ends.
+
+    Attributes:
+        identity: A checksum that no other index version has, whatever its name.
+    """
+
+    identity: str
+    manifest: IndexManifest
+    documents: DocumentReader
+    filters: FilterReader
+    vectors: Vectors
+
+    def search(self, query: Query, vector: FloatArray) -> QueryResult:
+        """Finds the hits of a query whose vector is float32 [dimension], of unit norm.
+
+        Raises:
+            UnavailableError: If the vectors cannot be searched now.
+        """
+        started = time.perf_counter()
+        passing = self.filters.rows(query.filter)
+        if query.collapse:
+            scores, rows = search_documents(
+                lambda fetch: self.vectors.search(vector, fetch, passing, query.filter),
+                self.documents.first_chunks,
+                query.top_k,
+                len(self.documents) if passing is None else len(passing),
+                query.min_score,
+            )
+        else:
+            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
+        if query.min_score is not None:
+            good = scores >= query.min_score
+            scores, rows = scores[good], rows[good]
+        searched = time.perf_counter()
+        hits = self.hits((scores, rows))
+        fetched = time.perf_counter()
+        return QueryResult((scores, rows), hits, searched - started, fetched - searched)
+
+    def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
+        """Reads the documents of rows that caches kept."""
+        results = []
+        for rows in found:
+            started = time.perf_counter()
+            hits = self.hits(rows)
+            fetch = time.perf_counter() - started
+            results.append(QueryResult(rows, hits, fetch=fetch, cached=True))
+        return results
+
+    def hits(self, found: ScoredRows) -> list[Hit]:
+        """Reads the documents of rows; equal scores are ordered by descending id."""
+        pairs = [
+            (float(score), self.documents[int(row)]) for score, row in zip(*found, strict=True)
+        ]
+        pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
+        return [
+            Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
+            for rank, (score, d) in enumerate(pairs, start=1)
+        ]
+
+
+def load_index(
+    root: Path, name: str, encoder: Encoder, store: VectorStore | None = None
+) -> LoadedIndex:
+    """Opens the active version of an index and checks all of it.
+
+    Raises:
+        EmbeddingSpaceError: If the index is of another space than the query encoder.
+        IndexVersionError: If there is no active version or anything about it is wrong.
+    """
+    store = store or FaissStore()
+    folder = index_folder(root, name) / store.active_version(root, name)
+    manifest = read_manifest(folder)
+    theirs, ours = manifest.encoder.embedding_space, encoder.spec.embedding_space
+    if theirs != ours:
+        raise EmbeddingSpaceError(
+            f"index '{name}' is of the embedding space '{theirs}', the query encoder of '{ours}': "
+            "set CARE_PAIR to the pair that the index was built with",
+            index=name,
+            embedding_space=theirs,
+            encoder_space=ours,
+        )
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            check_canaries(encoder, manifest.canaries)
+        finally:
+            verified.result()
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    if len(reader) != manifest.count:
+        raise IndexVersionError(
+            f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}",
+            code="wrong_document_count",
+            path=folder,
+            documents=len(reader),
+            expected=manifest.count,
+        )
+    filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+    vectors = store.open(folder, manifest, filter_reader)
+    return LoadedIndex(_identity(manifest), manifest, reader, filter_reader, vectors)
+
+
+def search_documents(
+    search: Callable[[int], ScoredRows],
+    first_chunks: Callable[[RowArray], RowArray],
+    k: int,
+    most: int,
+    min_score: float | None,
+) -> ScoredRows:
+    """Finds the best chunk of each of the k nearest documents.
+
+    Fewer than k come back only if the chunks that may be found are of fewer documents, or
+    those left are below the lowest score.
+
+    Args:
+        search: Returns that many of the nearest chunks, or all, best first.
+        first_chunks: Returns of each row's document the row of the first chunk.
+        k: Documents wanted.
+        most: The number of chunks that may be found.
+        min_score: The lowest score wanted, or None; chunks below it may come back.
+
+    Returns:
+        Cosine similarities, float32 [m], descending, and rows, int64 [m].
+    """
+    fetch = min(most, _OVERFETCH * k)
+    while True:
+        scores, rows = search(fetch)
+        best = _best(scores, first_chunks(rows), rows)
+        exhausted = fetch == most or len(rows) < fetch
+        if len(best) >= k or exhausted or (min_score is not None and scores[-1] < min_score):
+            return scores[best[:k]], rows[best[:k]]
+        fetch = min(most, _WIDEN * fetch)
+
+
+def _best(scores: FloatArray, parents: RowArray, rows: RowArray) -> RowArray:
+    """Returns the places of each parent's best chunk, best first; of equals the first chunk."""
+    order = np.lexsort((rows, -scores))
+    _, first = np.unique(parents[order], return_index=True)
+    best: RowArray = order[np.sort(first)]
+    return best
+
+
+def _identity(manifest: IndexManifest) -> str:
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    return hashlib.sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Where the vectors of index versions are kept and searched: FAISS files, or Milvus."""

@@ -1,0 +1,1 @@
+"""Vectors in one memory-mapped FAISS file beside the documents of a version."""

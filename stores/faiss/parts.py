@@ -1,0 +1,182 @@
+"""Inverted lists of more vectors than memory holds, as one file that FAISS reads.
+
+Vectors are added to the trained index until the memory that it was given is full. It is then
+written to a part, which is an index file, and emptied. In the end the lists of all parts are
+mapped and written list by list, behind the header that FAISS writes for the empty index. What
+vectors are refined with is encoded row by row, straight to disk.
+
+The file is byte for byte what FAISS itself writes of an index in memory. FAISS maps such a
+file (`IO_FLAG_MMAP_IFC`): its lists and what they are refined with stay on disk until they are
+read, and only 4-bit product codes (`x4fs`) with their ids, which it rearranges, are held in
+memory. So a version needs neither `OnDiskInvertedLists`, which knows a second file by its path
+and nothing of refinement, nor more memory to be searched than to be built.
+"""
+
+import shutil
+import struct
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+import faiss
+import numpy as np
+
+from core.errors import CareError
+from core.files import sync
+from core.progress import progress_bar
+from core.shards import ShardedVectors
+from stores.faiss.training import assigning_on_gpus
+
+_CHUNK_ROWS = 4096
+_ID_BYTES = 8
+# Lists grow by doubling.
+_SLACK = 2
+
+# What an index file ends with: inverted lists, of which none has a row, and codes, of which
+# there are none. The number of vectors comes after four letters and the dimension.
+_LISTS = struct.Struct("<4sQQ4sQ")
+_NO_CODES = struct.pack("<Q", 0)
+_COUNT = slice(8, 16)
+
+
+def write_in_parts(
+    index: faiss.Index, vectors: ShardedVectors, path: Path, *, memory: int, progress: bool
+) -> None:
+    """Writes an index of all vectors; row i has id i.
+
+    Parts lie beside the file while it is written: as much disk again as the lists take.
+
+    Args:
+        index: Trained and empty, with inverted lists, refined or not; it is empty afterwards.
+        vectors: All document vectors.
+        path: The file to write.
+        memory: What the vectors of one part may take [bytes]; 4-bit product codes are one part.
+        progress: Whether to show a bar.
+
+    Raises:
+        CareError: If a part cannot be written whole, for instance because the disk is full.
+    """
+    refined = isinstance(index, faiss.IndexRefine)
+    base = faiss.downcast_index(index.base_index) if refined else index
+    refine = faiss.downcast_index(index.refine_index) if refined else None
+    with TemporaryDirectory(dir=path.parent, prefix="parts-") as scratch:
+        codes = Path(scratch, "refine.codes")
+        parts = _Parts(base, Path(scratch), memory)
+        with (
+            codes.open("wb") as file,
+            assigning_on_gpus(base),
+            progress_bar("index", show=progress, total=len(vectors)) as bar,
+        ):
+            for start, chunk in vectors.chunks(_CHUNK_ROWS):
+                parts.add(start, chunk)
+                if refine is not None:
+                    file.write(refine.sa_encode(chunk).data)
+                bar.update(len(chunk))
+        parts.end()
+        with path.open("wb") as out:
+            if refine is None:
+                parts.write(out, len(vectors))
+            else:
+                head, tail = _around(index, base, refine)
+                out.write(_counting(head, len(vectors)))
+                parts.write(out, len(vectors))
+                _write_codes(out, refine, codes, len(vectors))
+                out.write(tail)
+    sync(path)
+
+
+class _Parts:
+    """The inverted lists of an index, in files of as many rows as memory holds."""
+
+    def __init__(self, index: faiss.IndexIVF, folder: Path, memory: int) -> None:
+        self._index = index
+        self._folder = folder
+        self._files: list[Path] = []
+        row_bytes = _SLACK * (index.code_size + _ID_BYTES)
+        # 4-bit codes lie in blocks of rows, which cannot be joined.
+        whole = isinstance(index, faiss.IndexIVFFastScan)
+        self._rows = None if whole else max(1, memory // row_bytes)
+
+    def add(self, start: int, chunk: np.ndarray) -> None:
+        """Adds successive rows, float32 [n, dimension], the first of which is `start`."""
+        step = self._rows or len(chunk)
+        for at in range(0, len(chunk), step):
+            piece = chunk[at : at + step]
+            if self._rows and self._index.ntotal + len(piece) > self._rows:
+                self.end()
+            ids = np.arange(start + at, start + at + len(piece))
+            self._index.add_with_ids(piece, ids)
+
+    def end(self) -> None:
+        """Writes what the index holds to a part, and empties it."""
+        path = self._folder / f"part-{len(self._files):05d}"
+        write_file(self._index, path)
+        self._files.append(path)
+        self._index.reset()
+
+    def write(self, out: BinaryIO, count: int) -> None:
+        """Writes the index of all `count` vectors."""
+        if len(self._files) == 1:
+            with self._files[0].open("rb") as file:
+                shutil.copyfileobj(file, out)
+            return
+        empty = faiss.serialize_index(self._index).tobytes()
+        lists, code_size = self._index.nlist, self._index.code_size
+        _expect(empty, _LISTS.pack(b"ilar", lists, code_size, b"sprs", 0))
+        indexes = [faiss.read_index(str(f), faiss.IO_FLAG_MMAP_IFC) for f in self._files]
+        parts = [index.invlists for index in indexes]
+        sizes = np.array([[part.list_size(i) for part in parts] for i in range(lists)], "<u8")
+        out.write(_counting(empty[: -_LISTS.size], count))
+        out.write(_LISTS.pack(b"ilar", lists, code_size, b"full", lists))
+        out.write(sizes.sum(axis=1).tobytes())
+        for i in range(lists):
+            rows = [(part, int(n)) for part, n in zip(parts, sizes[i], strict=True) if n]
+            for part, n in rows:
+                out.write(faiss.rev_swig_ptr(part.get_codes(i), n * code_size).data)
+            for part, n in rows:
+                out.write(faiss.rev_swig_ptr(part.get_ids(i), n).data)
+
+
+def write_file(index: faiss.Index, path: Path) -> None:
+    """Writes an index to disk.
+
+    Raises:
+        CareError: If it cannot be written whole, for instance because the disk is full.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise CareError(
+            f"{path} cannot be written: is the disk full?", code="input_output", path=path
+        ) from error
+
+
+def _around(
+    index: faiss.IndexRefine, base: faiss.Index, refine: faiss.Index
+) -> tuple[bytes, bytes]:
+    """Returns what the file of a refined index holds before and after the two in it."""
+    whole = faiss.serialize_index(index).tobytes()
+    inside = faiss.serialize_index(base).tobytes() + faiss.serialize_index(refine).tobytes()
+    head, found, tail = whole.partition(inside)
+    if not found:
+        raise RuntimeError("this FAISS writes refined indexes in an unknown way")
+    return head, tail
+
+
+def _write_codes(out: BinaryIO, refine: faiss.Index, codes: Path, count: int) -> None:
+    empty = faiss.serialize_index(refine).tobytes()
+    _expect(empty, _NO_CODES)
+    unit = 4 if isinstance(refine, faiss.IndexFlat) else 1  # numbers, or bytes
+    out.write(_counting(empty[: -len(_NO_CODES)], count))
+    out.write(struct.pack("<Q", codes.stat().st_size // unit))
+    with codes.open("rb") as file:
+        shutil.copyfileobj(file, out)
+
+
+def _counting(header: bytes, count: int) -> bytes:
+    return header[: _COUNT.start] + struct.pack("<q", count) + header[_COUNT.stop :]
+
+
+def _expect(header: bytes, end: bytes) -> None:
+    if not header.endswith(end):
+        raise RuntimeError("this FAISS writes empty indexes in an unknown way")

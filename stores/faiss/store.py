@@ -1,0 +1,159 @@
+"""The store of FAISS files: building, opening, choosing search parameters."""
+
+from pathlib import Path
+
+import faiss
+
+from core.errors import IndexVersionError
+from core.files import sync
+from core.filters import FilterReader
+from core.manifest import VECTORS_FILE, IndexManifest
+from core.progress import progress_bar
+from core.shards import ShardedVectors
+from core.types import FloatArray, RowArray
+from core.versions import current_version
+from stores.base import NewVectors, SearchChoice, StoreName, check_vectors
+from stores.faiss.parts import write_file, write_in_parts
+from stores.faiss.search import (
+    REFINED_TO_SCANNED,
+    FaissVectors,
+    read_index,
+    search_parameters,
+)
+from stores.faiss.training import trained_index
+from stores.milvus.names import read_collection
+from stores.recall import RECALL_K, Parameters, choose_parameters
+
+_CHUNK_ROWS = 4096
+_EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
+_PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_REFINE_FACTORS = (4, 16, 64)
+
+
+class FaissStore:
+    """Vectors in `vectors.faiss` beside the documents; `CURRENT` names the active version."""
+
+    name: StoreName = "faiss"
+
+    def active_version(self, root: Path, name: str) -> str:
+        """Returns the version that `CURRENT` names."""
+        return current_version(root, name)
+
+    def build(self, new: NewVectors) -> SearchChoice:
+        """Writes `vectors.faiss` and chooses how it is searched."""
+        path = new.folder / VECTORS_FILE
+        build_index(
+            new.vectors,
+            new.factory,
+            path,
+            threads=new.threads,
+            memory=new.memory,
+            progress=new.progress,
+        )
+        return choose_search(read_index(path), new.vectors, new.queries, new.recall)
+
+    def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> FaissVectors:
+        """Maps the version's file into memory."""
+        if read_collection(folder):
+            raise IndexVersionError(
+                f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI",
+                code="wrong_store",
+                path=folder,
+            )
+        path = folder / VECTORS_FILE
+        vectors = FaissVectors(path, manifest.search_parameters)
+        check_vectors(vectors, manifest, path)  # brings in the pages of first searches, too
+        return vectors
+
+    def activate(self, name: str, folder: Path) -> None:
+        """Does nothing: `CURRENT` says it."""
+
+    def is_active(self, folder: Path) -> bool:
+        """Returns False: services go by `CURRENT` alone."""
+        return False
+
+    def drop(self, folder: Path) -> None:
+        """Does nothing: all vectors are in the folder."""
+
+
+def build_index(
+    vectors: ShardedVectors,
+    factory: str,
+    path: Path,
+    *,
+    threads: int,
+    memory: int,
+    progress: bool,
+) -> None:
+    """Writes an inner-product index over unit vectors; row i has id i.
+
+    Args:
+        vectors: All document vectors, read in chunks.
+        factory: A factory string that `check_factory` accepts for them.
+        path: The file to write.
+        threads: Threads to use.
+        memory: What a sample to train on, and vectors in inverted lists, may take [bytes]. Flat
+            and HNSW are built with all their vectors in memory.
+        progress: Whether to show bars.
+
+    Raises:
+        CareError: If the memory is too small, or the file cannot be written whole.
+    """
+    faiss.omp_set_num_threads(threads)
+    index = trained_index(vectors, factory, threads=threads, memory=memory, progress=progress)
+    if faiss.try_extract_index_ivf(index) is not None:
+        write_in_parts(index, vectors, path, memory=memory, progress=progress)
+        return
+    with progress_bar("index", show=progress, total=len(vectors)) as bar:
+        for _, chunk in vectors.chunks(_CHUNK_ROWS):
+            index.add(chunk)
+            bar.update(len(chunk))
+    write_file(index, path)
+    sync(path)
+
+
+def choose_search(
+    index: faiss.Index, vectors: ShardedVectors, queries: FloatArray, target: float
+) -> SearchChoice:
+    """Finds the cheapest search parameters whose recall@10 reaches the target, or else the best.
+
+    Args:
+        index: The index over `vectors`.
+        vectors: All document vectors, for the exact search that recall is measured against.
+        queries: float32 [q, dimension], held-out query vectors.
+        target: The mean recall@10 wanted.
+    """
+
+    def search(queries: FloatArray, k: int, parameters: Parameters) -> RowArray:
+        rows: RowArray = index.search(queries, k, params=search_parameters(parameters))[1]
+        return rows
+
+    return choose_parameters(search, _by_cost(index), vectors, queries, target, _hint(index))
+
+
+def _by_cost(index: faiss.Index) -> list[dict[str, int]]:
+    """Returns the combinations of parameters that an index can be searched with, cheapest first."""
+    if isinstance(index, faiss.IndexHNSW):
+        return [{"efSearch": width} for width in _EF_SEARCH]
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is None:
+        return [{}]
+    probes = sorted({min(number, lists.nlist) for number in _PROBES})
+    if not isinstance(index, faiss.IndexRefine):
+        return [{"nprobe": number} for number in probes]
+
+    def cost(parameters: Parameters) -> float:
+        scanned: float = parameters["nprobe"] * index.ntotal / lists.nlist
+        return scanned + REFINED_TO_SCANNED * RECALL_K * parameters["k_factor"]
+
+    return sorted(
+        ({"nprobe": n, "k_factor": factor} for n in probes for factor in _REFINE_FACTORS), key=cost
+    )
+
+
+def _hint(index: faiss.Index) -> str:
+    if isinstance(index, faiss.IndexHNSW):
+        return "a factory with more links or without quantisation"
+    if isinstance(index, faiss.IndexRefine):
+        return "fewer lists, more parts, or Refine(SQfp16) or RFlat where it is Refine(SQ8)"
+    return "fewer lists, or IVF with Flat where it is SQ8"

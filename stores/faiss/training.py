@@ -1,0 +1,112 @@
+"""Empty indexes that are trained on a sample of the vectors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import faiss
+import numpy as np
+
+from core.errors import CareError
+from core.progress import progress_bar
+from core.shards import ShardedVectors
+from core.types import FloatArray
+from stores.faiss.factory import ROWS_PER_LIST
+
+_EF_CONSTRUCTION = 200
+_SAMPLE_ROWS = 100_000
+# A product quantiser has at most 256 centroids a part; 100 vectors for each do.
+_PRODUCT_SAMPLE_ROWS = 25_600
+_LIST_SAMPLE_ROWS = 50
+_LIST_ROUNDS = 10
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that FAISS can use; its build for processors has none."""
+    return faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+
+
+@contextmanager
+def assigning_on_gpus(index: faiss.Index) -> Iterator[None]:
+    """Lets GPUs, where there are any, find the list of each vector that is added.
+
+    Args:
+        index: An index with inverted lists. It has its own centroids again after the block.
+    """
+    if not gpus():
+        yield
+        return
+    lists = faiss.extract_index_ivf(index)
+    own = lists.quantizer
+    lists.quantizer = faiss.index_cpu_to_all_gpus(own)
+    try:
+        yield
+    finally:
+        lists.quantizer = own
+
+
+def trained_index(
+    vectors: ShardedVectors, factory: str, *, threads: int, memory: int, progress: bool
+) -> faiss.Index:
+    """Returns an empty inner-product index, ready to be added to.
+
+    Args:
+        vectors: All document vectors; a sample of them is read.
+        factory: A factory string that `check_factory` accepts for them.
+        threads: Threads to use.
+        memory: How much the sample may take [bytes].
+        progress: Whether to show a bar.
+
+    Raises:
+        CareError: If too small a sample fits into the memory.
+    """
+    index = faiss.index_factory(vectors.dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efConstruction = _EF_CONSTRUCTION
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        lists.quantizer.add(_centroids(vectors, lists.nlist, memory=memory, progress=progress))
+        lists.quantizer_trains_alone = 0
+    if index.is_trained:
+        return index
+    if not isinstance(index, faiss.IndexRefine):
+        index.train(_sample(vectors, _SAMPLE_ROWS, memory))
+        return index
+    base = faiss.downcast_index(index.base_index)
+    base.pq.cp.min_points_per_centroid = 1  # check_factory has its own bound, with a message
+    if isinstance(base, faiss.IndexIVFPQ):
+        # Only searches by Hamming distance need it, and it takes most of the training's time.
+        base.do_polysemous_training = False
+    # Its many small steps: 5 s on one thread, 84 s on two (20,000 vectors).
+    faiss.omp_set_num_threads(1)
+    base.train(_sample(vectors, _PRODUCT_SAMPLE_ROWS, memory))
+    faiss.omp_set_num_threads(threads)
+    index.refine_index.train(_sample(vectors, _SAMPLE_ROWS, memory))
+    index.is_trained = True
+    return index
+
+
+def _centroids(vectors: ShardedVectors, lists: int, *, memory: int, progress: bool) -> FloatArray:
+    """Returns float32 [lists, dimension] of unit norm, by spherical k-means."""
+    row_bytes = 4 * vectors.dimension
+    if memory < ROWS_PER_LIST * lists * row_bytes:
+        needed = ROWS_PER_LIST * lists * row_bytes / 2**30
+        raise CareError(
+            f"training {lists} inverted lists needs {needed:.2f} GiB, --memory-gib allows "
+            f"{memory / 2**30:.2f}: allow more, or choose fewer lists",
+            code="too_little_memory",
+            needed_gib=needed,
+        )
+    sample = _sample(vectors, _LIST_SAMPLE_ROWS * lists, memory)
+    kmeans = faiss.Kmeans(vectors.dimension, lists, niter=1, spherical=True, gpu=gpus())
+    with progress_bar("train", show=progress, total=_LIST_ROUNDS * len(sample)) as bar:
+        for _ in range(_LIST_ROUNDS):
+            kmeans.train(sample, init_centroids=kmeans.centroids)
+            bar.update(len(sample))
+    centroids: FloatArray = kmeans.centroids
+    return centroids
+
+
+def _sample(vectors: ShardedVectors, number: int, memory: int) -> FloatArray:
+    number = min(number, len(vectors), max(1, memory // (4 * vectors.dimension)))
+    rows = np.linspace(0, len(vectors) - 1, number).astype(np.int64)
+    return vectors.take(np.unique(rows))

@@ -1,0 +1,215 @@
+"""The store of Milvus collections: built, opened, pointed to by an alias, dropped."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from pymilvus import DataType, MilvusClient, MilvusException
+
+from core.breaker import UnavailableError
+from core.errors import CareError, IndexVersionError
+from core.files import write_text
+from core.filters import FilterReader
+from core.manifest import IndexManifest
+from core.progress import progress_bar
+from core.types import FloatArray, RowArray
+from stores.base import NewVectors, SearchChoice, StoreError, StoreName, check_vectors
+from stores.milvus import names
+from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR
+from stores.milvus.vectors import MILVUS_ERRORS, Guard, MilvusVectors, error_name, search_many
+from stores.recall import Parameters, choose_parameters
+
+# Until Milvus has taken a batch, or all of them, or loaded a collection; indexing has no limit [s].
+_LONG_TIMEOUT = 600.0
+# Milvus refuses messages of more than 64 MB.
+_INSERT_BYTES = 16 << 20
+_INSERT_ROWS = 4096
+# A call waits for a connection until its time-out; by default the client tries again after pauses
+# that grow beyond it. gRPC itself would wait for minutes before it connects anew.
+_GRPC_OPTIONS = {
+    "grpc.service_config": json.dumps({"methodConfig": [{"name": [{}], "waitForReady": True}]}),
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+}
+_ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
+
+
+class MilvusStore:
+    """Vectors in a collection for each version; an alias points to the active one's.
+
+    Args:
+        uri: Where Milvus is.
+        token: What it asks for, or empty.
+        timeout: The longest wait for an answer to a small request or a search [s].
+
+    Raises:
+        StoreError: If it does not answer.
+    """
+
+    name: StoreName = "milvus"
+
+    def __init__(self, uri: str, token: str, timeout: float) -> None:
+        # It logs each error that it raises, with its traceback; its messages quote addresses.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        with _asking("connect"):
+            self._client = MilvusClient(
+                uri=uri, token=token, timeout=timeout, dedicated=True, grpc_options=_GRPC_OPTIONS
+            )
+        # When a connection breaks during calls the client would connect anew for each of them, one
+        # after the other, with a time-out each; gRPC connects anew by itself.
+        del self._client._handler._on_rpc_error
+        self._timeout = timeout
+        self._guard = Guard()
+
+    def active_version(self, root: Path, name: str) -> str:
+        """Returns the version whose collection the alias points to."""
+        alias = names.alias_name(name)
+        with _asking("describe the alias"):
+            if not self._client.has_collection(alias, timeout=self._timeout):
+                raise IndexVersionError(
+                    f"Milvus has no alias '{alias}': build the index with --store milvus",
+                    code="no_active_version",
+                    alias=alias,
+                )
+            found = self._client.describe_alias(alias, timeout=self._timeout)
+        return names.version_of(found["collection_name"])
+
+    def build(self, new: NewVectors) -> SearchChoice:
+        """Fills the collection of a new version, indexes and loads it.
+
+        The folder names the collection before the collection exists: whoever finds the folder
+        after a kill can drop it.
+
+        Raises:
+            CareError: If Milvus fails, or a document has too many metadata values for it.
+        """
+        collection = names.collection_name(new.index, new.version)
+        write_text(new.folder / COLLECTION, f"{collection}\n")
+        places, labels = new.filters.labels_of_rows(len(new.vectors))
+        if (most := int(np.diff(places).max())) > MAX_LABELS:
+            row = int(np.diff(places).argmax())
+            raise CareError(
+                f"row {row} has {most:,} metadata values to filter by; Milvus takes {MAX_LABELS:,}",
+                code="too_many_values",
+                row=row,
+                count=most,
+            )
+        with _asking("create a collection"):
+            self._client.create_collection(
+                collection, schema=_schema(new.vectors.dimension), timeout=self._timeout
+            )
+        size = max(1, min(_INSERT_ROWS, _INSERT_BYTES // (4 * new.vectors.dimension)))
+        with (
+            _asking("insert the vectors"),
+            progress_bar("index", show=new.progress, total=len(new.vectors)) as bar,
+        ):
+            for start, chunk in new.vectors.chunks(size):
+                rows = [
+                    {ROW: row, VECTOR: vector, LABELS: labels[places[row] : places[row + 1]]}
+                    for row, vector in enumerate(chunk, start)
+                ]
+                self._client.insert(collection, rows, timeout=_LONG_TIMEOUT)
+                bar.update(len(chunk))
+            self._client.flush(collection, timeout=_LONG_TIMEOUT)
+        self._index(collection, new.factory)
+
+        def search(queries: FloatArray, k: int, parameters: Parameters) -> RowArray:
+            with _asking("search"):
+                return search_many(self._client, collection, queries, k, parameters)
+
+        by_cost = names.parameters_by_cost(new.factory)
+        hint = "a factory with more links"
+        return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
+
+    def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> MilvusVectors:
+        """Loads the version's collection, if it is not loaded."""
+        collection = names.read_collection(folder)
+        if collection is None:
+            raise IndexVersionError(
+                f"the vectors of {folder} are not in Milvus: unset CARE_STORE",
+                code="wrong_store",
+                path=folder,
+            )
+        with _asking("open a collection"):
+            if not self._client.has_collection(collection, timeout=self._timeout):
+                raise IndexVersionError(
+                    f"Milvus has no collection '{collection}': the vectors of {folder} are missing",
+                    code="vectors_missing",
+                    collection=collection,
+                )
+            self._client.load_collection(collection, timeout=_LONG_TIMEOUT)
+            vectors = MilvusVectors(
+                self._client, collection, manifest, filters, self._timeout, self._guard
+            )
+        try:
+            check_vectors(vectors, manifest, f"'{collection}' in Milvus")
+        except UnavailableError as error:
+            raise StoreError("Milvus did not search: it failed or was too slow") from error
+        return vectors
+
+    def activate(self, name: str, folder: Path) -> None:
+        """Points the alias of an index to the collection of a version, in one step."""
+        collection, alias = names.read_collection(folder), names.alias_name(name)
+        with _asking("switch the alias"):
+            if self._client.has_collection(alias, timeout=self._timeout):
+                self._client.alter_alias(collection, alias, timeout=self._timeout)
+            else:
+                self._client.create_alias(collection, alias, timeout=self._timeout)
+
+    def is_active(self, folder: Path) -> bool:
+        """Returns whether an alias points to the version's collection."""
+        collection = names.read_collection(folder)
+        with _asking("list aliases"):
+            if not self._client.has_collection(collection, timeout=self._timeout):
+                return False
+            return bool(self._client.list_aliases(collection, timeout=self._timeout)["aliases"])
+
+    def drop(self, folder: Path) -> None:
+        """Drops the version's collection, if it exists."""
+        collection = names.read_collection(folder)
+        with _asking("drop a collection"):
+            if self._client.has_collection(collection, timeout=self._timeout):
+                self._client.drop_collection(collection, timeout=self._timeout)
+
+    def _index(self, collection: str, factory: str) -> None:
+        kind, parameters = names.index_parameters(factory)
+        with _asking("index the vectors"):
+            indexes = self._client.prepare_index_params()
+            indexes.add_index(VECTOR, index_type=kind, metric_type=METRIC, params=parameters)
+            self._client.create_index(collection, indexes)
+            try:
+                indexes = self._client.prepare_index_params()
+                indexes.add_index(LABELS, index_type="INVERTED")
+                self._client.create_index(collection, indexes)
+            except MilvusException:
+                # milvus-lite indexes no arrays: it reads them all, and finds the same.
+                pass
+            self._client.load_collection(collection)
+
+
+def _schema(dimension: int) -> object:
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field(ROW, DataType.INT64, is_primary=True)
+    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dimension)
+    schema.add_field(LABELS, DataType.ARRAY, element_type=DataType.INT64, max_capacity=MAX_LABELS)
+    return schema
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Turns any error of the client into one that says what Milvus did not do.
+
+    Raises:
+        StoreError: In its place; it does not quote the address, which may hold a password.
+    """
+    try:
+        yield
+    except MILVUS_ERRORS as error:
+        reason = error.message if isinstance(error, MilvusException) else error_name(error)
+        raise StoreError(
+            f"Milvus did not {what}: {_ADDRESS.sub('…', reason)}", request=what
+        ) from error

@@ -1,0 +1,228 @@
+"""The vectors of a version in Milvus: searched, with and without a filter, and read."""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from pymilvus import MilvusClient, MilvusException
+
+from core.breaker import Breaker, UnavailableError
+from core.errors import IndexVersionError
+from core.filters import FilterReader
+from core.manifest import IndexManifest
+from core.types import Filter, FloatArray, RowArray
+from stores.base import ScoredRows
+from stores.milvus.names import (
+    MAX_HITS,
+    ROW,
+    VECTOR,
+    labels_expression,
+    rows_expression,
+    search_parameters,
+)
+from stores.recall import Parameters
+
+_T = TypeVar("_T")
+
+MILVUS_ERRORS = (MilvusException, grpc.RpcError)
+
+_LOG = logging.getLogger("care.stores")
+
+# Until a probe finds out whether Milvus answers again [s].
+_RETRY_AFTER = 1.0
+# Until many vectors are read or searched at once [s].
+_LONG_TIMEOUT = 600.0
+_NOT_LOADED = 101
+# Candidates of a graph for each neighbour that it returns, as in `stores/faiss/search.py`.
+_BEAM = 4
+# A version's rows never change: what was verified when it was opened is what is found later.
+STRONG, EVENTUALLY = "Strong", "Eventually"
+_READ_ROWS = 1024
+
+
+class MilvusVectors:
+    """The collection of one version.
+
+    Calls that serve a query go through a breaker: after three failures in a row all but one a
+    second fail at once.
+
+    Args:
+        client: The connection.
+        collection: The collection's name; it is loaded.
+        manifest: The version's description.
+        filters: Its filters.
+        timeout: The longest wait for one call [s].
+        guard: What calls go through; one for each connection.
+    """
+
+    def __init__(
+        self,
+        client: MilvusClient,
+        collection: str,
+        manifest: IndexManifest,
+        filters: FilterReader,
+        timeout: float,
+        guard: "Guard",
+    ) -> None:
+        self._client = client
+        self._collection = collection
+        self._manifest = manifest
+        self._filters = filters
+        self._timeout = timeout
+        self._guard = guard
+        (found,) = self._query(STRONG, output_fields=["count(*)"])
+        self.count = int(found["count(*)"])
+        fields = client.describe_collection(collection, timeout=timeout)["fields"]
+        self.dimension = next(int(f["params"]["dim"]) for f in fields if f["name"] == VECTOR)
+
+    def search(
+        self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
+    ) -> ScoredRows:
+        """Finds the nearest vectors; see `stores.base.Vectors.search`.
+
+        If the graph yields too few of those that match, or more are wanted than Milvus returns,
+        the vectors of all that match are read and compared here.
+        """
+        matching = self._manifest.count if rows is None else len(rows)
+        wanted = min(k, matching)
+        if wanted == 0:
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        if wanted <= MAX_HITS and (rows is None or filter_):
+            expression = labels_expression(self._filters.labels(filter_ or {}))
+            found = self._call(partial(self._nearest, query, wanted, expression))
+            if len(found[1]) == wanted:
+                return found
+        return self._exact(query, wanted, rows)
+
+    def take(self, rows: RowArray) -> FloatArray:
+        """Returns float32 [rows, dimension].
+
+        Raises:
+            IndexVersionError: If the collection lacks a row.
+            UnavailableError: If Milvus fails or does not answer.
+        """
+        vectors = np.empty((len(rows), self.dimension), np.float32)
+        at = 0
+        for part in _parts(rows):
+            by_row = dict(zip(*self._read(part), strict=True))
+            if missing := [row for row in part if row not in by_row]:
+                raise IndexVersionError(
+                    f"Milvus: '{self._collection}' has no row {missing[0]}",
+                    code="row_missing",
+                    row=missing[0],
+                )
+            vectors[at : at + len(part)] = [by_row[row] for row in part]
+            at += len(part)
+        return vectors
+
+    def _nearest(self, query: FloatArray, k: int, expression: str) -> ScoredRows:
+        (hits,) = self._client.search(
+            self._collection,
+            data=[query],
+            anns_field=VECTOR,
+            limit=k,
+            filter=expression,
+            search_params=search_parameters(self._manifest.search_parameters, _BEAM * k),
+            output_fields=[ROW],
+            consistency_level=EVENTUALLY,
+            timeout=self._timeout,
+        )
+        scores = np.array([hit["distance"] for hit in hits], np.float32)
+        return scores, np.array([hit[ROW] for hit in hits], np.int64)
+
+    def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
+        if rows is None:
+            rows = np.arange(self._manifest.count)
+        scores, best = np.empty(0, np.float32), np.empty(0, np.int64)
+        for part in _parts(rows):
+            found, vectors = self._read(part)
+            scores = np.concatenate([scores, vectors.reshape(-1, len(query)) @ query])
+            best = np.concatenate([best, np.array(found, np.int64)])
+            order = np.argsort(-scores, kind="stable")[:k]
+            scores, best = scores[order], best[order]
+        return scores, best
+
+    def _read(self, rows: list[int]) -> tuple[list[int], FloatArray]:
+        """Returns those of these rows that the collection has, and their vectors."""
+        read = partial(self._query, filter=rows_expression(rows), output_fields=[ROW, VECTOR])
+        found = self._call(read)
+        vectors = np.array([entity[VECTOR] for entity in found], np.float32)
+        return [entity[ROW] for entity in found], vectors
+
+    def _query(self, consistency: str = EVENTUALLY, **arguments: Any) -> list[dict[str, Any]]:
+        entities: list[dict[str, Any]] = self._client.query(
+            self._collection, consistency_level=consistency, timeout=self._timeout, **arguments
+        )
+        return entities
+
+    def _call(self, call: Callable[[], _T]) -> _T:
+        with self._guard:
+            try:
+                return call()
+            except MilvusException as error:
+                if error.code != _NOT_LOADED:
+                    raise
+            # Milvus has been started anew and does not know what was loaded.
+            self._client.load_collection(self._collection, timeout=self._timeout)
+            return call()
+
+
+def search_many(
+    client: MilvusClient, collection: str, queries: FloatArray, k: int, parameters: Parameters
+) -> RowArray:
+    """Returns the nearest rows of each query, int64 [q, k]; -1 where fewer are found."""
+    results = client.search(
+        collection,
+        data=list(queries),
+        anns_field=VECTOR,
+        limit=k,
+        search_params=search_parameters(parameters, k),
+        output_fields=[ROW],
+        consistency_level=STRONG,
+        timeout=_LONG_TIMEOUT,
+    )
+    rows = np.full((len(queries), k), -1, np.int64)
+    for i, hits in enumerate(results):
+        rows[i, : len(hits)] = [hit[ROW] for hit in hits]
+    return rows
+
+
+class Guard:
+    """Lets calls of all threads through as long as Milvus answers; entered once for each call."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._breaker = Breaker(retry_after=_RETRY_AFTER)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._breaker.allows():
+                raise UnavailableError
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._lock:
+            if error is None:
+                self._breaker.succeeded()
+            elif isinstance(error, MILVUS_ERRORS):
+                self._breaker.failed()
+            else:
+                self._breaker.abandoned()
+        if isinstance(error, MILVUS_ERRORS):
+            _LOG.warning("Milvus failed", extra={"fields": {"code": error_name(error)}})
+            raise UnavailableError from error
+
+
+def error_name(error: MilvusException | grpc.RpcError) -> str:
+    """Returns the code of an error; its message may quote an address."""
+    code = error.code if isinstance(error, MilvusException) else error.code()
+    return str(getattr(code, "name", code))
+
+
+def _parts(rows: RowArray) -> Iterator[list[int]]:
+    for start in range(0, len(rows), _READ_ROWS):
+        part: list[int] = rows[start : start + _READ_ROWS].tolist()
+        yield part

@@ -1,0 +1,65 @@
+import pytest
+
+from core.types import Document
+from curation.cleaning import anonymize, clean, clean_documents, clean_queries
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("请打13812345678，谢谢", "请打<tel>，谢谢"),
+        ("座机0571-88888888。", "座机<tel>。"),
+        ("身份证号330106198803251234。", "身份证号<id>。"),
+        ("加QQ123456789问", "加QQ<qq>问"),
+        ("邮箱a.b@qq.com。", "邮箱<email>。"),
+        ("见http://www.x.com/a 。", "见<url> 。"),
+        ("微信号：zhang_san88，", "微信号：<wechat>，"),
+        ("您好，我叫张伟，今年30岁", "您好，我叫<name>，今年30岁"),
+        # A phone number with QQ in the text is a phone number still.
+        ("电话13812345678，QQ：123456789。", "电话<tel>，QQ：<qq>。"),
+    ],
+)
+def test_personal_data_are_replaced(text: str, expected: str) -> None:
+    assert anonymize(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "血小板150，白细胞6.8.5.1，血压120-80，HBV DNA 2.6×10^6",
+        "乙肝DNA定量123456789拷贝",
+        "服用阿司匹林100mg每天1次，共20121113天",
+        "我叫不出名字的药",
+    ],
+)
+def test_medical_values_stay(text: str) -> None:
+    assert anonymize(text) == text
+
+
+def test_html_goes_and_signs_stay() -> None:
+    assert clean("<p>胆红素&gt;17.1，WBC<4.0</p>", anonymous=False) == "胆红素>17.1，WBC<4.0"
+
+
+def test_queries_are_filtered_and_counted() -> None:
+    queries = {
+        "short": "痛",
+        "long": "痛" * 30,
+        "first": "头痛  怎么办？",
+        "again": "头痛 怎么办？",
+        "phone": "头痛，电话13812345678，回我",
+    }
+    kept, counts = clean_queries(queries, (4, 25), anonymous=True)
+    assert kept == {"first": "头痛 怎么办？", "phone": "头痛，电话<tel>，回我"}
+    assert counts == {
+        "kept": 2,
+        "too_short": 1,
+        "too_long": 1,
+        "duplicate": 1,
+        "anonymized": 1,
+    }
+
+
+def test_documents_keep_title_and_metadata() -> None:
+    document = Document("d", "<b>头痛</b>的时候多休息", "头痛<br>", {"department": "内科"})
+    (cleaned,), _ = clean_documents([document], (4, 25), anonymous=True)
+    assert cleaned == Document("d", "头痛 的时候多休息", "头痛", {"department": "内科"})

@@ -1,0 +1,92 @@
+"""milvus-lite in a process of its own, which speaks what Milvus speaks."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pymilvus import MilvusClient
+
+from stores.registry import MilvusAddress, VectorStores
+
+
+class MilvusServer:
+    """A Milvus on the loopback interface that keeps its port and data from start to start.
+
+    Args:
+        folder: Where it keeps its data.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self._port: int = listener.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def stores(self) -> VectorStores:
+        """Stores that are connected to it."""
+        return VectorStores(MilvusAddress(self.uri))
+
+    def start(self) -> None:
+        """Starts it and returns when it takes connections."""
+        command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1"]
+        command += ["--port", str(self._port), "--data-dir", str(self._folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port)).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, "milvus-lite did not start"
+                assert time.monotonic() < deadline, "milvus-lite does not listen"
+                time.sleep(0.05)
+
+    @contextmanager
+    def client(self) -> Iterator[MilvusClient]:
+        """A plain client beside the one under test."""
+        client = MilvusClient(self.uri, timeout=20, dedicated=True)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def hang(self) -> None:
+        """Stops it without ending it: connections stay, answers do not come."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it at once, hung or not."""
+        if self._process:
+            self._process.kill()
+            self._process.wait(timeout=20)
+            self._process = None
+
+    def _signal(self, number: int) -> None:
+        assert self._process, "milvus-lite does not run"
+        self._process.send_signal(number)
+
+
+@contextmanager
+def run_milvus(folder: Path) -> Iterator[MilvusServer]:
+    """Starts a Milvus and ends it."""
+    server = MilvusServer(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,264 @@
+"""The service over Milvus answers as it does over files of FAISS."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from core.errors import IndexVersionError
+from core.manifest import Chunking, IndexManifest
+from core.versions import index_folder
+from service.app import create_app
+from service.search import LoadedIndex, load_index
+from service.settings import Settings
+from tests.conftest import DEPARTMENTS, SUBJECTS, Builder
+from tests.encoders import BigramEncoder
+from tests.engines.distributed.conftest import milvus_settings
+from tests.engines.distributed.milvus_server import MilvusServer
+from tests.errors import raises
+
+ADMIN = {"Authorization": "Bearer secret"}
+COUNT = 400
+CHUNKING = Chunking(tokens=40, overlap=10)
+Hit = dict[str, Any]
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    """Documents of one to nine sentences with values of every kind that can be filtered by."""
+    chance = random.Random(1)
+    return [
+        {
+            "_id": f"d{i:04d}",
+            "title": f"{SUBJECTS[i % len(SUBJECTS)]}第{i}讲",
+            "text": "".join(
+                f"{SUBJECTS[(i + j) % len(SUBJECTS)]}患者第{i}号的要点{i * 7919 % 10007 + j}。"
+                for j in range(1 + i % 9)
+            ),
+            "metadata": {
+                "department": DEPARTMENTS[i % len(DEPARTMENTS)],
+                "year": 2000 + i % 9,
+                "seen": i % 7 == 0,
+                "mixed": [1, "1", True, "a\"b'\\", [i % 2], None, 1.5][i % 7],
+                "tags": chance.sample(["门诊", "急诊", "住院", "1", "0"], chance.randrange(5)),
+            },
+        }
+        for i in range(count)
+    ]
+
+
+def filters(chance: random.Random) -> dict[str, list[Any]]:
+    values = {
+        "department": [*DEPARTMENTS, "无此科"],
+        "year": list(range(1999, 2010)),
+        "seen": [True, False],
+        "mixed": [1, "1", True, False, "a\"b'\\", 0],
+        "tags": ["门诊", "急诊", "住院", "1", "0"],
+    }
+    fields = chance.sample(sorted(values), chance.randrange(4))
+    return {field: chance.sample(values[field], chance.randrange(1, 3)) for field in fields}
+
+
+def questions(number: int) -> list[dict[str, Any]]:
+    chance = random.Random(number)
+    return [
+        {
+            "query": f"{chance.choice(SUBJECTS)}患者第{chance.randrange(COUNT)}号的要点",
+            "top_k": chance.choice([1, 3, 10, 50, COUNT]),
+            "filter": filters(chance),
+            "min_score": chance.choice([None, None, 0.2, 0.5]),
+            "collapse": chance.random() < 0.5,
+        }
+        for _ in range(number)
+    ]
+
+
+class Both:
+    """The same documents served from files and from Milvus."""
+
+    def __init__(self, files: TestClient, milvus: TestClient) -> None:
+        self.files, self.milvus = files, milvus
+
+
+@pytest.fixture(params=[None, CHUNKING], ids=["documents", "chunks"])
+def both(
+    request: pytest.FixtureRequest, tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> Iterator[Both]:
+    made = records(COUNT)
+    build_version(made, chunking=request.param, indexes=tmp_path / "files")
+    build_version(made, chunking=request.param, store="milvus", stores=milvus.stores)
+    on_files = Settings(indexes=tmp_path / "files", index="test", threads=1, cache_entries=0)
+    with ExitStack() as stack:
+        apps = (on_files, milvus_settings(tmp_path / "indexes", milvus.uri))
+        yield Both(*(stack.enter_context(TestClient(create_app(s, BigramEncoder()))) for s in apps))
+
+
+def by_score(hits: list[Hit], collapse: bool) -> list[dict[str, Hit]]:
+    """Hits whose scores are equal but for their last bits, which of two stores may differ."""
+    found: list[dict[str, Hit]] = []
+    last = 2.0
+    for hit in hits:
+        if last - hit["score"] > 1e-6:
+            found.append({})
+        last = hit["score"]
+        # Of a document whose best chunks are equal, either may be found.
+        parent = hit.get("parent") if collapse else None
+        hidden = {"score", "rank"} | ({"id", "text", "chunk"} if parent else set())
+        key = parent or hit["id"]
+        found[-1][key] = {name: value for name, value in hit.items() if name not in hidden}
+    return found
+
+
+def assert_same(ours: list[Hit], expected: list[Hit], top_k: int, collapse: bool) -> None:
+    assert [hit["rank"] for hit in ours] == list(range(1, len(expected) + 1))
+    np.testing.assert_allclose(
+        [hit["score"] for hit in ours], [hit["score"] for hit in expected], atol=2e-6
+    )
+    for _, tied in groupby(ours, key=lambda hit: hit["score"]):
+        ids = [hit["id"] for hit in tied]
+        assert ids == sorted(ids, reverse=True)
+    # Which of the last equals come back is not laid down.
+    end = -1 if len(expected) == top_k else None
+    assert by_score(ours, collapse)[:end] == by_score(expected, collapse)[:end]
+
+
+def test_both_stores_find_the_same(both: Both) -> None:
+    found = 0
+    for question in questions(60):
+        answers = [client.post("/search", json=question) for client in (both.files, both.milvus)]
+        assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
+        expected, ours = (answer.json()["hits"] for answer in answers)
+        assert_same(ours, expected, question["top_k"], question["collapse"])
+        found += len(ours)
+    assert found > 500
+
+
+def test_both_stores_describe_and_refuse_alike(both: Both) -> None:
+    described = [client.get("/index").json() for client in (both.files, both.milvus)]
+    for description in described:
+        del description["version"], description["created_at"]
+    assert described[0] == described[1]
+    wrong = {"query": "发热", "filter": {"unknown": [1]}}
+    refused = [client.post("/search", json=wrong) for client in (both.files, both.milvus)]
+    assert [answer.status_code for answer in refused] == [422, 422]
+    assert refused[0].json()["detail"] == refused[1].json()["detail"]
+    assert both.milvus.get("/health/ready").status_code == 200
+
+
+def load(tmp_path: Path, milvus: MilvusServer) -> LoadedIndex:
+    settings = milvus_settings(tmp_path / "indexes", milvus.uri)
+    return load_index(settings.indexes, "test", BigramEncoder(), milvus.stores.get("milvus"))
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
+def test_a_filter_loses_no_hits(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer, factory: str
+) -> None:
+    made = records(600)
+    build_version(made, store="milvus", stores=milvus.stores, factory=factory, recall=0.5)
+    index = load(tmp_path, milvus)
+    for text in ("发热患者第3号", "头痛", "贫血患者的要点"):
+        query = BigramEncoder().encode([text]).vectors[0]
+        for filter_ in ({"seen": [True]}, {"tags": ["1"]}, {"year": [2001, 2005]}):
+            rows = index.filters.rows(filter_)
+            assert rows is not None
+            scores, found = index.vectors.search(query, len(rows), rows, filter_)
+            assert sorted(found) == rows.tolist()
+            assert (np.diff(scores) <= 0).all()
+            documents = [index.documents[row] for row in found]
+            texts = [f"{document.title}\n{document.text}" for document in documents]
+            vectors = BigramEncoder("document").encode(texts).vectors
+            np.testing.assert_allclose(scores, vectors @ query, atol=2e-6)
+
+
+def test_more_than_milvus_returns_is_compared_here(
+    tmp_path: Path,
+    build_version: Builder,
+    milvus: MilvusServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_version(records(COUNT), store="milvus", stores=milvus.stores)
+    index = load(tmp_path, milvus)
+    query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
+    filter_ = {"department": ["儿科"]}
+    rows = index.filters.rows(filter_)
+    expected = [index.vectors.search(query, 50), index.vectors.search(query, 50, rows, filter_)]
+    monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 49)
+    monkeypatch.setattr("stores.milvus.vectors._READ_ROWS", 30)
+    ours = [index.vectors.search(query, 50), index.vectors.search(query, 50, rows)]
+    for (scores, _), (expected_scores, _) in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
+    assert rows is not None
+    assert set(ours[1][1]) <= set(rows)
+
+
+def test_values_that_no_document_has_find_nothing(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> None:
+    build_version(records(COUNT), store="milvus", stores=milvus.stores)
+    settings = milvus_settings(tmp_path / "indexes", milvus.uri)
+    with TestClient(create_app(settings, BigramEncoder())) as client:
+        for filter_ in ({"year": [1]}, {"seen": [True], "year": [1]}):
+            answer = client.post("/search", json={"query": "发热", "filter": filter_})
+            assert (answer.status_code, answer.json()["hits"]) == (200, [])
+
+
+def publish(build_version: Builder, milvus: MilvusServer, count: int = 60) -> IndexManifest:
+    return build_version(records(count), store="milvus", stores=milvus.stores)
+
+
+def test_a_collection_of_other_vectors_is_refused(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> None:
+    folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
+    name = (folder / "vectors.milvus").read_text("ascii").strip()
+    with milvus.client() as client:
+        client.delete(name, filter="row == 59")
+        with raises(IndexVersionError, "wrong_vectors"):
+            load(tmp_path, milvus)
+        rows = [{"row": row, "vector": [0.125] * 64, "labels": []} for row in range(60)]
+        client.upsert(name, rows)
+        with raises(IndexVersionError, "foreign_vectors"):
+            load(tmp_path, milvus)
+        client.drop_collection(name)
+    with raises(IndexVersionError, "no_active_version"):
+        load(tmp_path, milvus)
+
+
+def test_an_alias_to_a_version_that_is_not_here_is_refused(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> None:
+    folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
+    folder.rename(tmp_path / "elsewhere")
+    with raises(IndexVersionError, "manifest_missing"):
+        load(tmp_path, milvus)
+
+
+def test_a_reload_follows_the_alias(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> None:
+    first = publish(build_version, milvus)
+    settings = milvus_settings(tmp_path / "indexes", milvus.uri)
+    with TestClient(create_app(settings, BigramEncoder())) as client:
+        second = publish(build_version, milvus, 61)
+        assert client.get("/index").json()["version"] == first.version
+        reloaded = client.post("/index/reload", headers=ADMIN)
+        assert (reloaded.status_code, reloaded.json()["version"]) == (200, second.version)
+        folder = index_folder(settings.indexes, "test") / second.version
+        with milvus.client() as plain:
+            plain.drop_collection((folder / "vectors.milvus").read_text("ascii").strip())
+        assert client.post("/index/reload", headers=ADMIN).status_code == 503
+
+
+def test_the_stores_are_not_mistaken_for_each_other(
+    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+) -> None:
+    publish(build_version, milvus)
+    settings = Settings(indexes=tmp_path / "indexes", index="test")
+    with raises(IndexVersionError, "wrong_store"):
+        load_index(settings.indexes, "test", BigramEncoder())

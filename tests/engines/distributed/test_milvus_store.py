@@ -1,0 +1,283 @@
+"""The life of versions whose vectors are in Milvus."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import CareError, IndexVersionError
+from core.filters import FilterReader
+from core.versions import current_version, index_folder, list_versions, read_manifest
+from indexer.__main__ import main
+from indexer.build import BuildOptions, build, up_to_date
+from indexer.update import Changes, active_manifest, kept_factory, update
+from indexer.versions import activate, prune, rollback, verify_version
+from stores.milvus.names import alias_name, collection_name
+from stores.milvus.store import MilvusStore
+from stores.registry import MilvusAddress, VectorStores
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder, make_spec
+from tests.engines.distributed.milvus_server import MilvusServer
+from tests.errors import error_code, raises
+from tests.indexer.builds import build_options
+
+ENCODERS = BigramEncoder("document"), BigramEncoder("query")
+
+
+@pytest.fixture
+def options(tmp_path: Path, milvus: MilvusServer) -> BuildOptions:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(60))
+    return build_options(tmp_path, corpus, store="milvus", stores=milvus.stores)
+
+
+def publish(options: BuildOptions) -> str:
+    return build(options, *ENCODERS)[0].version
+
+
+def folder_of(options: BuildOptions, version: str) -> Path:
+    return index_folder(options.indexes, "test") / version
+
+
+def aliased(milvus: MilvusServer) -> str:
+    with milvus.client() as client:
+        return str(client.describe_alias(alias_name("test"))["collection_name"])
+
+
+def collections(milvus: MilvusServer) -> set[str]:
+    with milvus.client() as client:
+        return set(client.list_collections())
+
+
+def test_a_version_keeps_its_vectors_in_a_collection(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    version = publish(options)
+    folder = folder_of(options, version)
+    manifest = verify_version(folder, milvus.stores)
+    assert set(manifest.files) == {"documents.arrow", "filters.arrow", "vectors.milvus"}
+    assert (manifest.store, manifest.factory, manifest.recall.recall) == ("milvus", "Flat", 1)
+    assert "pymilvus" in manifest.libraries
+    assert milvus.uri not in (folder / "manifest.json").read_text("utf-8")
+    assert collections(milvus) == {collection_name("test", version)}
+    assert aliased(milvus) == collection_name("test", version)
+    assert up_to_date(options, make_spec("document")) == manifest
+    assert (
+        up_to_date(replace(options, store="faiss", stores=VectorStores()), make_spec("document"))
+        is None
+    )
+
+
+def test_its_vectors_are_those_that_the_encoder_made(options: BuildOptions) -> None:
+    folder = folder_of(options, publish(options))
+    records = make_records(60)
+    rows = np.array([59, 0, 7, 7])
+    texts = [f"{records[row]['title']}\n{records[row]['text']}" for row in rows]
+    expected = BigramEncoder("document").encode(texts).vectors
+    manifest = read_manifest(folder)
+    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+    vectors = options.stores.of(folder).open(folder, manifest, filters)
+    assert np.array_equal(vectors.take(rows), expected)
+
+
+def test_a_graph_is_searched_as_widely_as_recall_asks(options: BuildOptions) -> None:
+    wide = replace(options, factory="HNSW8", recall=0.95)
+    write_jsonl(Path(options.corpus), make_records(1500))
+    manifest, _ = build(wide, *ENCODERS)
+    assert manifest.search_parameters["efSearch"] in (16, 32, 64, 128, 256, 512, 1024)
+    assert manifest.recall.recall >= 0.95
+    with raises(IndexVersionError, "recall_not_reached", target=1.1):
+        build(replace(wide, recall=1.1), *ENCODERS)
+
+
+def test_switch_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusServer) -> None:
+    first, second = publish(options), publish(options)
+    assert aliased(milvus) == collection_name("test", second)
+    assert rollback(options.indexes, "test", options.stores) == first
+    assert aliased(milvus) == collection_name("test", first)
+    assert current_version(options.indexes, "test") == first
+    activate(options.indexes, "test", second, options.stores)
+    assert aliased(milvus) == collection_name("test", second)
+
+
+def test_a_pruned_version_takes_its_collection_with_it(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    first, second, third = (publish(options) for _ in range(3))
+    activate(options.indexes, "test", second, options.stores)
+    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == [first]
+    assert list_versions(options.indexes, "test") == [second, third]
+    assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
+
+
+def test_what_an_alias_leads_to_is_not_pruned(options: BuildOptions, milvus: MilvusServer) -> None:
+    first, second = publish(options), publish(options)
+    with milvus.client() as client:
+        client.alter_alias(collection_name("test", first), alias_name("test"))
+    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == []
+    assert list_versions(options.indexes, "test") == [first, second]
+
+
+def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
+    first, second = publish(options), publish(options)
+    for command in (
+        lambda: rollback(options.indexes, "test"),
+        lambda: activate(options.indexes, "test", first),
+        lambda: prune(options.indexes, "test", options.builds, keep=0),
+        lambda: verify_version(folder_of(options, first)),
+    ):
+        with raises(CareError, "milvus_address_missing"):
+            command()
+    assert list_versions(options.indexes, "test") == [first, second]
+    assert current_version(options.indexes, "test") == second
+
+
+def test_a_killed_build_leaves_the_alias_and_is_tidied_up(
+    options: BuildOptions, milvus: MilvusServer, tmp_path: Path
+) -> None:
+    first = publish(options)
+    write_jsonl(Path(options.corpus), make_records(61))
+    command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
+    assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
+    assert len(collections(milvus)) == 2
+    assert aliased(milvus) == collection_name("test", first)
+    assert current_version(options.indexes, "test") == first
+    second = publish(options)
+    assert collections(milvus) == {collection_name("test", version) for version in (first, second)}
+    assert aliased(milvus) == collection_name("test", second)
+    assert verify_version(folder_of(options, second), options.stores).count == 61
+    assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
+
+
+def test_prune_tidies_up_after_a_killed_build(
+    options: BuildOptions, milvus: MilvusServer, tmp_path: Path
+) -> None:
+    first = publish(options)
+    command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
+    assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
+    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == []
+    assert collections(milvus) == {collection_name("test", first)}
+    assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
+
+
+def test_a_build_that_fails_leaves_no_collection(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    with raises(IndexVersionError, "recall_not_reached"):
+        build(replace(options, factory="HNSW4", recall=1.5), *ENCODERS)
+    assert collections(milvus) == set()
+    assert list_versions(options.indexes, "test") == []
+
+
+def test_too_many_values_of_one_document_are_an_error(options: BuildOptions) -> None:
+    (record,) = make_records(1)
+    record["metadata"] = {"codes": list(range(4097))}
+    write_jsonl(Path(options.corpus), [record])
+    with raises(CareError, "too_many_values", row=0, count=4097):
+        publish(options)
+
+
+@pytest.mark.parametrize("factory", [None, "HNSW8"])
+def test_an_update_reuses_the_vectors_of_the_collection(
+    options: BuildOptions, tmp_path: Path, factory: str | None
+) -> None:
+    build(replace(options, factory=factory, recall=0.5), *ENCODERS)
+    shutil.rmtree(options.builds)
+    records = make_records(61)
+    records[3]["text"] = "改写过的一段文字。"
+    add = write_jsonl(tmp_path / "new.jsonl", [records[3], records[60]])
+    delete = tmp_path / "ids.txt"
+    delete.write_text("d0005\n", encoding="utf-8")
+    base = active_manifest(options.indexes, "test", options.stores)
+    assert kept_factory(base) == factory
+    options = replace(options, corpus="", factory=kept_factory(base), recall=0.5)
+    encoder = BigramEncoder("document")
+    updated = update(options, Changes(str(add), delete), base, encoder, BigramEncoder("query"))
+    assert updated
+    manifest, _ = updated
+    assert encoder.texts_seen == 2
+    assert (manifest.count, manifest.corpus.reused_texts) == (60, 58)
+    assert verify_version(folder_of(options, manifest.version), options.stores) == manifest
+
+
+def test_an_index_moves_between_the_stores_without_encoding(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    files = replace(options, store="faiss", stores=VectorStores())
+    first = publish(files)
+    encoder = BigramEncoder("document")
+    second = build(options, encoder, BigramEncoder("query"))[0].version
+    assert encoder.texts_seen == 0
+    assert rollback(options.indexes, "test") == first
+    assert aliased(milvus) == collection_name("test", second)
+    assert prune(options.indexes, "test", options.builds, keep=0, stores=options.stores) == []
+    third = publish(files)
+    assert prune(options.indexes, "test", options.builds, keep=0, stores=options.stores) == [first]
+    assert list_versions(options.indexes, "test") == [second, third]
+
+
+def test_a_collection_that_changed_or_is_gone_is_found_out(
+    options: BuildOptions, milvus: MilvusServer
+) -> None:
+    version = publish(options)
+    with milvus.client() as client:
+        client.delete(collection_name("test", version), ids=[3])
+        with raises(IndexVersionError, "wrong_vectors"):
+            verify_version(folder_of(options, version), options.stores)
+        rows = [{"row": row, "vector": [0.125] * 64, "labels": []} for row in range(60)]
+        client.upsert(collection_name("test", version), rows)
+        with raises(IndexVersionError, "foreign_vectors"):
+            verify_version(folder_of(options, version), options.stores)
+        client.drop_collection(collection_name("test", version))
+    with raises(IndexVersionError, "vectors_missing"):
+        verify_version(folder_of(options, version), options.stores)
+
+
+def test_a_milvus_that_does_not_answer_is_one_sentence(options: BuildOptions) -> None:
+    with raises(CareError, "store_unavailable", request="connect"):
+        MilvusStore("http://127.0.0.1:1", "", 1)
+    with raises(CareError, "store_unavailable", request="connect"):
+        publish(replace(options, stores=VectorStores(MilvusAddress("nonsense"))))
+    assert list_versions(options.indexes, "test") == []
+
+
+def test_the_commands(
+    tmp_path: Path,
+    milvus: MilvusServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(20))
+    place = ["--index", "test", "--indexes", str(tmp_path / "indexes")]
+    made = [*place, "--builds", str(tmp_path / "builds")]
+    uri = ["--milvus-uri", milvus.uri]
+    built = ["build", "--corpus", str(corpus), *made, "--store", "milvus", *uri]
+    assert main(built) == 0
+    assert "index   Flat in Milvus, 20 × 384" in capsys.readouterr().out
+    assert main([*built, "--reuse"]) == 0
+    assert "up to date" in capsys.readouterr().out
+    add = write_jsonl(tmp_path / "new.jsonl", [make_records(21)[20]])
+    assert main(["update", "--add", str(add), *made, *uri]) == 0
+    assert "1 documents added, 0 replaced" in capsys.readouterr().out
+    versions = list_versions(tmp_path / "indexes", "test")
+    folder = tmp_path / "indexes" / "test" / versions[1]
+    assert read_manifest(folder).store == "milvus"
+    assert json.loads((folder / "manifest.json").read_text("utf-8"))["count"] == 21
+    assert main(["list", *place]) == 0
+    assert capsys.readouterr().out.count("Flat in Milvus") == 2
+    monkeypatch.setenv("CARE_MILVUS_URI", milvus.uri)
+    for command, version in (("rollback", 0), ("activate", 1)):
+        named = ["--version", versions[1]] if command == "activate" else []
+        assert main([command, *place, *named]) == 0
+        assert aliased(milvus) == collection_name("test", versions[version])
+    assert main(["verify", *place]) == 0
+    assert main(["prune", *place, "--keep", "1"]) == 0
+    assert collections(milvus) == {collection_name("test", versions[1])}
+    monkeypatch.delenv("CARE_MILVUS_URI")
+    capsys.readouterr()
+    assert main(["verify", *place]) == 1
+    assert error_code(capsys.readouterr().err) == "milvus_address_missing"

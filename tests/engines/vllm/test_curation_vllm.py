@@ -1,0 +1,109 @@
+"""Judges of `curation` on vLLM's own server: noise as grades, but valid JSON."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from curation.config import Endpoint, JudgingOptions
+from curation.judging import GRADES, judge
+from curation.llm import LanguageModels
+from tests.checkpoints import write_qwen3
+from tests.engines.vllm.test_openai_server import START_SECONDS, free_port
+
+MODEL = "tiny-chat"
+KEY = "sk-test"
+LENGTH = 4096
+# A model without sense would fill its answer with blanks.
+STRUCTURED = {"backend": "xgrammar", "disable_any_whitespace": True}
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% endfor %}assistant: "
+)
+DOCUMENTS = {f"d{i}": f"第{i}段：高血压患者应当测量血压。" for i in range(5)}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of vLLM's server over a tiny chat model."""
+    folder = write_qwen3(tmp_path_factory.mktemp("chat"), ends_texts=False)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["max_position_embeddings"] = LENGTH
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    template = folder / "template.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    port = free_port()
+    address, log = f"http://127.0.0.1:{port}", folder / "server.log"
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(folder), "--served-model-name", MODEL, "--host", "127.0.0.1"),
+        *("--port", str(port), "--dtype", "float32", "--max-model-len", str(LENGTH)),
+        *("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20)),
+        *("--chat-template", str(template)),
+        *("--structured-outputs-config", json.dumps(STRUCTURED)),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | {"VLLM_API_KEY": KEY}, stdout=output, stderr=output
+        )
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not _healthy(address):
+            if time.monotonic() > end or process.poll() is not None:
+                pytest.fail(
+                    f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}"
+                )
+            time.sleep(0.5)
+        yield f"{address}/v1"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _healthy(address: str) -> bool:
+    try:
+        return httpx2.get(f"{address}/health", timeout=5).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def test_grades_fit_the_schema_and_are_not_asked_for_twice(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    judges = [
+        Endpoint(
+            name=f"judge-{seed}",
+            base_url=url,
+            model=MODEL,
+            api_key_env="JUDGE_KEY",
+            concurrency=2,
+            temperature=1.0,
+            seed=seed,
+            max_tokens=256,
+        )
+        for seed in (1, 2)
+    ]
+    for run in range(2):
+        with LanguageModels(judges, tmp_path / "calls.sqlite") as models:
+            judgements = judge(
+                models,
+                [endpoint.name for endpoint in judges],
+                {"q1": list(DOCUMENTS), "q2": ["d1"]},
+                {"q1": "高血压怎么办？", "q2": "骨折怎么办？"},
+                DOCUMENTS,
+                JudgingOptions(passages_per_call=3),
+            )
+            costs = models.costs()["all"]
+            assert not models.invalid
+        assert len(judgements) == 6
+        assert {grade for item in judgements for grade in item.grades.values()} <= set(GRADES)
+        assert costs["calls"] == costs["answered"] == 6
+        assert costs["reused"] == 6 * run
+        assert costs["prompt_tokens"] > 1000

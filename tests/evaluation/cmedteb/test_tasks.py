@@ -1,0 +1,154 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import CareError, DataError
+from evaluation.cmedteb.tasks import (
+    RankingData,
+    find_tasks,
+    read_reranking,
+    read_retrieval,
+    read_sts,
+    task,
+)
+from tests.errors import raises
+from tests.evaluation.cmedteb.data import write_lines
+
+
+def write_beir(folder: Path, qrels: str = "q1\td1\t1\n") -> Path:
+    write_lines(
+        folder / "corpus.jsonl",
+        [{"_id": "d1", "title": "骨折", "text": "固定\u2028患肢"}, {"_id": "d2", "text": "少盐"}],
+    )
+    write_lines(
+        folder / "queries.jsonl",
+        [{"_id": "q1", "text": " 骨折 怎么办 "}, {"_id": "q2", "text": "未判"}],
+    )
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels, "utf-8")
+    return folder
+
+
+def test_a_beir_folder_is_read_under_the_text_rules(tmp_path: Path) -> None:
+    data = read_retrieval(write_beir(tmp_path), "test")
+    assert data.corpus == {"d1": "骨折\n固定 患肢", "d2": "少盐"}
+    assert data.queries == {"q1": "骨折 怎么办"}
+    assert data.qrels == {"q1": {"d1": 1}}
+    assert data.candidates is None
+
+
+def test_files_by_split_are_read_too(tmp_path: Path) -> None:
+    write_beir(tmp_path)
+    (tmp_path / "queries.jsonl").rename(tmp_path / "test.queries.jsonl")
+    (tmp_path / "qrels" / "test.tsv").rename(tmp_path / "test.qrels.tsv")
+    assert read_retrieval(tmp_path, "test").qrels == {"q1": {"d1": 1}}
+
+
+@pytest.mark.parametrize(
+    ("qrels", "code", "id_"),
+    [("q9\td1\t1\n", "unknown_query", "q9"), ("q1\td9\t1\n", "unknown_document", "d9")],
+)
+def test_judgements_of_what_is_not_there(tmp_path: Path, qrels: str, code: str, id_: str) -> None:
+    with raises(DataError, code=code, id=id_, path=tmp_path / "qrels" / "test.tsv"):
+        read_retrieval(write_beir(tmp_path, qrels), "test")
+
+
+def test_data_that_judge_nothing(tmp_path: Path) -> None:
+    with raises(DataError, code="no_judgements", path=tmp_path / "qrels" / "test.tsv"):
+        read_retrieval(write_beir(tmp_path, ""), "test")
+    path = write_lines(tmp_path / "rerank.jsonl", [])
+    with raises(DataError, code="no_queries", path=path):
+        read_reranking(path)
+
+
+def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "rerank.jsonl",
+        [
+            {"query": "头痛", "positives": ["休息"], "negatives": ["骨折固定", "少盐"]},
+            {"_id": 7, "query": "高血压", "positives": ["少盐"], "negatives": ["休息"]},
+        ],
+    )
+    data = read_reranking(path)
+    assert len(data.corpus) == 3
+    assert [data.corpus[id_] for id_ in (data.candidates or {})["q1"]] == [
+        "休息",
+        "骨折固定",
+        "少盐",
+    ]
+    assert list(data.qrels["7"].values()) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("record", "code", "field"),
+    [
+        ({"query": "a", "positives": ["b"]}, "bad_field", "negatives"),
+        ({"query": "a", "positives": "b", "negatives": []}, "bad_field", "positives"),
+        ({"query": "a", "positives": [3], "negatives": []}, "bad_field", "positives"),
+        ({"query": 3, "positives": ["b"], "negatives": []}, "bad_field", "query"),
+        ({"query": "a", "positives": [], "negatives": ["b"]}, "no_positives", "positives"),
+        ({"query": "a", "positives": ["b"], "negatives": ["b "]}, "positive_is_negative", None),
+        ([], "not_json", None),
+    ],
+)
+def test_a_wrong_line_of_reranking_is_named(
+    tmp_path: Path, record: Any, code: str, field: str | None
+) -> None:
+    path = write_lines(tmp_path / "rerank.jsonl", [record])
+    with raises(DataError, code=code, path=path, line=1, field=field):
+        read_reranking(path)
+
+
+def test_two_reranking_queries_of_one_id(tmp_path: Path) -> None:
+    record = {"_id": "x", "query": "头痛", "positives": ["休息"], "negatives": []}
+    path = write_lines(tmp_path / "rerank.jsonl", [record, record])
+    with raises(DataError, code="duplicate_id", line=2, id="x"):
+        read_reranking(path)
+
+
+def test_sts_needs_labels_that_differ(tmp_path: Path) -> None:
+    pairs = [{"text1": "a", "text2": "b", "label": 1}, {"text1": "a", "text2": "c", "label": 1}]
+    with raises(DataError, code="equal_labels"):
+        read_sts(write_lines(tmp_path / "sts.jsonl", pairs))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"text1": None}, "text1"), ({"label": None}, "label"), ({"label": float("nan")}, "label")],
+)
+def test_a_wrong_line_of_sts_is_named(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    record = {"text1": "a", "text2": "b", "label": 1} | change
+    with raises(DataError, code="bad_field", line=1, field=field):
+        read_sts(write_lines(tmp_path / "sts.jsonl", [record]))
+
+
+def test_a_folder_holds_the_tasks_whose_files_are_there(tmp_path: Path) -> None:
+    write_beir(tmp_path / "retrieval")
+    write_lines(tmp_path / "rerank" / "test.jsonl", [])
+    write_lines(tmp_path / "sts.jsonl", [])
+    names = [known.name for known in find_tasks(str(tmp_path), "test")]
+    assert names == ["retrieval", "rerank", "sts"]
+    assert [t.name for t in find_tasks(str(tmp_path / "retrieval"), "test")] == ["retrieval"]
+
+
+def test_a_beir_folder_may_hold_other_tasks_too(tmp_path: Path) -> None:
+    write_lines(write_beir(tmp_path) / "sts.jsonl", [])
+    found = find_tasks(str(tmp_path), "test")
+    assert {known.name for known in found} == {"retrieval", "sts"}
+    data = found[task("retrieval")]()
+    assert isinstance(data, RankingData) and data.qrels == {"q1": {"d1": 1}}
+    assert found[task("retrieval")]() is data
+
+
+def test_an_empty_folder_and_an_unknown_task(tmp_path: Path) -> None:
+    with raises(CareError, code="no_tasks", path=tmp_path):
+        find_tasks(str(tmp_path), "test")
+    with raises(CareError, code="unknown_task", task="no"):
+        task("no")
+
+
+def test_the_hub_has_the_tasks_with_data_sets_of_their_own() -> None:
+    names = [known.name for known in find_tasks("hub", "test")]
+    assert names == ["cmedqa-v1", "cmedqa-v2", "cmedqa-retrieval", "medical-retrieval"]
+    assert len(find_tasks("hub", "test", "someone/CMedTEB")) == 7

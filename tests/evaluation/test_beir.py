@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import DataError
+from core.types import Document
+from evaluation.beir import (
+    beir_paths,
+    check_judged,
+    read_documents,
+    read_qrels,
+    read_queries,
+    write_beir,
+)
+from tests.conftest import write_jsonl
+from tests.errors import raises
+
+
+def test_queries_and_judgements_are_read(tmp_path: Path) -> None:
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "头痛"}])
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t1\n", encoding="utf-8")
+    assert read_queries(queries) == {"q1": "头痛"}
+    assert read_qrels(qrels) == {"q1": {"d1": 2, "d2": 1}}
+
+
+def test_what_is_written_is_beirs_layout_and_is_read_again(tmp_path: Path) -> None:
+    documents = [Document("d1", "文", "题", {"department": "内科"}), Document("d2", "字")]
+    queries, qrels = {"q1": "问", "q2": "答"}, {"q2": {"d2": 2, "d1": 0}}
+    paths = write_beir(tmp_path, "dev", documents, queries, qrels)
+    assert [str(path.relative_to(tmp_path)) for path in paths] == [
+        *("corpus.jsonl", "queries.jsonl", "qrels/dev.tsv")
+    ]
+    assert paths == beir_paths(tmp_path, "dev")
+    assert read_documents(paths.corpus) == documents
+    assert (read_queries(paths.queries), read_qrels(paths.qrels)) == (queries, qrels)
+
+
+def test_whole_numbers_are_ids(tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"_id": 7, "text": "文"}])
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": 0, "text": "问"}])
+    (tmp_path / "qrels.tsv").write_text("0\t7\t1\n", encoding="utf-8")
+    assert [document.id for document in read_documents(corpus)] == ["7"]
+    assert read_queries(queries) == {"0": "问"}
+    assert read_qrels(tmp_path / "qrels.tsv") == {"0": {"7": 1}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "line"),
+    [
+        ([{"_id": "q1"}], "bad_field", 1),
+        ([{"_id": "q1", "text": "a"}, []], "not_json", 2),
+        ([{"_id": "q1", "text": "a"}, {"_id": "q1", "text": "b"}], "duplicate_id", 2),
+    ],
+)
+def test_a_wrong_query_is_named_by_its_line(
+    tmp_path: Path, rows: list[Any], code: str, line: int
+) -> None:
+    path = write_jsonl(tmp_path / "queries.jsonl", rows)
+    with raises(DataError, code=code, path=path, line=line):
+        read_queries(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"_id": ["d"]}, "_id"), ({"text": 3}, "text"), ({"metadata": "x"}, "metadata")],
+)
+def test_a_wrong_field_of_a_document_is_named(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    path = write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "d", "text": "a"} | change])
+    with raises(DataError, code="bad_field", path=path, line=1, field=field):
+        read_documents(path)
+
+
+@pytest.mark.parametrize("line", ["q1\td1", "q1\td1\tgood", "q1 d1 1"])
+def test_a_wrong_judgement_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "qrels.tsv"
+    path.write_text(f"query-id\tcorpus-id\tscore\n{line}\n", encoding="utf-8")
+    with raises(DataError, code="not_qrels", path=path, line=2):
+        read_qrels(path)
+
+
+def test_a_file_of_no_judgement(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.tsv"
+    path.write_text("query-id\tcorpus-id\tscore\n", encoding="utf-8")
+    with raises(DataError, code="no_judgements", path=path):
+        read_qrels(path)
+
+
+def test_judgements_of_what_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.tsv"
+    check_judged(path, {"q": ["d"]}, {"q"}, {"d"})
+    with raises(DataError, code="unknown_query", path=path, id="q"):
+        check_judged(path, {"q": ["d"]}, {}, {"d"})
+    with raises(DataError, code="unknown_document", path=path, id="d"):
+        check_judged(path, {"q": ["d"]}, {"q"}, {})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with raises(DataError, code="unreadable", path=tmp_path / "none.jsonl"):
+        read_queries(tmp_path / "none.jsonl")
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes(json.dumps({"_id": "q", "text": "文"}, ensure_ascii=False).encode("gb18030"))
+    with raises(DataError, code="not_utf8", path=path):
+        read_queries(path)

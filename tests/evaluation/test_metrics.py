@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from evaluation.metrics import MAP, MAP_10, NDCG_10, ranked, score, score_queries
+
+QRELS = {"q1": {"a": 2, "b": 1}, "q2": {"c": 1}}
+
+
+def test_a_perfect_run_scores_one() -> None:
+    run = {"q1": {"a": 0.9, "b": 0.8, "x": 0.1}, "q2": {"c": 0.5}}
+    assert score(QRELS, run) == {"nDCG@10": 1, "MRR@10": 1, "Recall@10": 1, "Recall@100": 1}
+
+
+def test_scores_match_hand_computed_values() -> None:
+    run = {"q1": {"x": 0.9, "b": 0.8, "a": 0.7}, "q2": {"x": 0.9, "c": 0.5}}
+    ideal = 2 + 1 / math.log2(3)
+    first = (1 / math.log2(3) + 2 / math.log2(4)) / ideal
+    second = 1 / math.log2(3)
+    values = score(QRELS, run)
+    assert values["nDCG@10"] == pytest.approx((first + second) / 2)
+    assert values["MRR@10"] == pytest.approx((1 / 2 + 1 / 2) / 2)
+    assert values["Recall@10"] == 1
+
+
+def test_a_query_without_results_scores_zero_and_stays_in_the_denominator() -> None:
+    values = score(QRELS, {"q1": {"a": 0.9, "b": 0.8}})
+    assert values == {"nDCG@10": 0.5, "MRR@10": 0.5, "Recall@10": 0.5, "Recall@100": 0.5}
+    assert score_queries(NDCG_10, {"p": {"a": 1}, "q": {"a": 1}}, {"q": {"a": 1.0}}) == {
+        "p": 0,
+        "q": 1,
+    }
+
+
+def test_equal_scores_are_ranked_by_descending_id() -> None:
+    assert ranked({"a": 0.5, "c": 0.1, "b": 0.5}) == [("b", 0.5), ("a", 0.5), ("c", 0.1)]
+    assert score({"q": {"b": 1}}, {"q": {"a": 0.5, "b": 0.5}})["MRR@10"] == 1
+    assert score({"q": {"a": 1}}, {"q": {"a": 0.5, "b": 0.5}})["MRR@10"] == 0.5
+
+
+def test_recall_counts_only_the_first_hits() -> None:
+    run = {"q": {f"x{i:03d}": 1 - i / 100 for i in range(50)} | {"c": 0.05}}
+    values = score({"q": {"c": 1}}, run)
+    assert (values["Recall@10"], values["Recall@100"]) == (0, 1)
+
+
+def test_map_at_10_divides_by_all_relevant_documents() -> None:
+    qrels = {"q": {f"d{i}": 1 for i in range(20)}}
+    run = {"q": {f"d{i}": 1 - i / 100 for i in range(20)}}
+    assert score_queries(MAP_10, qrels, run) == {"q": pytest.approx(0.5)}
+    assert score_queries(MAP, qrels, run) == {"q": pytest.approx(1)}
+
+
+def test_map_matches_a_hand_computed_value() -> None:
+    qrels = {"q": {"a": 1, "b": 1, "x": 0}}
+    run = {"q": {"x": 0.9, "a": 0.8, "y": 0.7, "b": 0.6}}
+    assert score_queries(MAP_10, qrels, run)["q"] == pytest.approx((1 / 2 + 2 / 4) / 2)
+
+
+def test_measures_are_those_of_trec_eval() -> None:
+    rng = np.random.default_rng(5)
+    ids = [f"d{i}" for i in range(60)]
+    qrels = {f"q{q}": {i: int(rng.integers(0, 3)) for i in ids[:30]} for q in range(20)}
+    # trec_eval counts a judged query without a relevant document too: as 0.
+    qrels["none"] = dict.fromkeys(ids[:5], 0)
+    # Rounded, so that there are ties.
+    run = {q: {i: round(float(rng.random()), 1) for i in ids} for q in qrels}
+    oracle = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.10", "map"})
+    expected = oracle.evaluate(run)
+    for measure, name in ((NDCG_10, "ndcg_cut_10"), (MAP_10, "map_cut_10"), (MAP, "map")):
+        values = score_queries(measure, qrels, run)
+        assert values == pytest.approx({query: expected[query][name] for query in qrels})

@@ -1,0 +1,64 @@
+"""Versions of this schema and the one before, as they were written, are read for ever."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION
+from core.versions import current_version, list_versions, read_manifest, schema_of
+from indexer.update import Changes, active_manifest, update
+from indexer.versions import migrate, verify_version
+from service.search import load_index
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import build_options
+
+DATA = Path(__file__).parents[1] / "data"
+SCHEMAS = range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1)
+
+
+@pytest.fixture(params=SCHEMAS)
+def index(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of indexes with index 'test', of one version with 12 documents."""
+    shutil.copytree(DATA / f"index-schema-{request.param}", tmp_path / "indexes")
+    return tmp_path / "indexes"
+
+
+def folder_of(index: Path) -> Path:
+    return index / "test" / current_version(index, "test")
+
+
+def test_a_version_of_each_schema_is_verified_searched_and_updated(
+    index: Path, tmp_path: Path
+) -> None:
+    manifest = verify_version(folder_of(index))
+    assert (manifest.count, manifest.store, manifest.parent) == (12, "faiss", None)
+    loaded = load_index(index, "test", BigramEncoder())
+    record = make_records(12)[7]
+    vector = BigramEncoder().encode([f"{record['title']}\n{record['text']}"]).vectors[0]
+    assert loaded.hits(loaded.vectors.search(vector, 1))[0].id == "d0007"
+    add = write_jsonl(tmp_path / "new.jsonl", make_records(13)[12:])
+    encoder = BigramEncoder("document")
+    updated = update(
+        build_options(tmp_path, Path("unread")),
+        Changes(str(add)),
+        active_manifest(index, "test"),
+        encoder,
+        BigramEncoder("query"),
+    )
+    assert updated
+    assert (updated[0].count, updated[0].parent, encoder.texts_seen) == (13, manifest.version, 1)
+
+
+def test_migration_writes_the_current_schema_and_nothing_else(index: Path) -> None:
+    folder = folder_of(index)
+    before = read_manifest(folder)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    is_old = schema_of(folder) != SCHEMA_VERSION
+    assert migrate(index, "test") == ([folder.name] if is_old else [])
+    assert schema_of(folder) == SCHEMA_VERSION
+    assert verify_version(folder) == before
+    changed = {path.name for path in folder.iterdir() if path.read_bytes() != files[path.name]}
+    assert changed == ({"manifest.json"} if is_old else set())
+    assert list_versions(index, "test") == [folder.name]

@@ -1,0 +1,50 @@
+"""The bare loop does the work of the service."""
+
+import faiss
+import numpy as np
+import pytest
+
+from core.encoders import Pair
+from loadtest.bench import bare
+from loadtest.bench.bare import Loop, LoopConfig, batches, loop_configs
+from loadtest.bench.processes import Options
+from loadtest.traffic import SAMPLE, read_texts
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import load_pair
+
+TEXTS = read_texts(SAMPLE)[:12]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("care-mini")
+
+
+@pytest.fixture(scope="module")
+def encoder(pair: Pair) -> OnnxEncoder:
+    return OnnxEncoder(pair.query, pair.folder, 1)
+
+
+def test_it_finds_what_the_encoder_finds(pair: Pair, encoder: OnnxEncoder) -> None:
+    index = faiss.IndexFlatIP(pair.query.dimension)
+    index.add(encoder.encode(TEXTS).vectors)
+    config = LoopConfig(batch=4, sessions=1, threads=1, spinning=False)
+    loop = Loop(pair.query, pair.folder, index, 1, config)
+    np.testing.assert_allclose(loop.encode(TEXTS), encoder.encode(TEXTS).vectors, atol=1e-5)
+    assert loop.search(TEXTS[4:8])[:, 0].tolist() == [4, 5, 6, 7]
+
+
+def test_batches_hold_every_text_once() -> None:
+    assert [list(batch) for batch in batches(["a", "b", "c"], 2)] == [["a", "b"], ["c"]]
+
+
+def test_no_configuration_is_tried_twice() -> None:
+    assert len(set(loop_configs())) == len(loop_configs())
+
+
+def test_an_index_is_searched_as_its_manifest_says(options: Options) -> None:
+    config = LoopConfig(batch=2, sessions=2, threads=1, spinning=False)
+    assert bare.sustain(options, config, 0.01) > 0
+    found = bare.latency(options, config, 0.01)
+    assert found["requests"] % 3 == 0
+    assert 0 < found["p50_ms"] <= found["p99_ms"]

@@ -1,0 +1,110 @@
+"""Figures, their environment, and the tables of result files."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench import results
+from loadtest.bench.results import figure, medians, tables
+
+RESULTS = Path(__file__).parents[3] / "loadtest" / "results"
+ENVIRONMENT = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "commit": {"id": "0123456789abcdef", "changed": True},
+    "hardware": {
+        **{"processor": "Some CPU", "processors": 2, "memory_bytes": 8 * 2**30},
+        "load_average": [0.25, 0.5, 1.0],
+    },
+    "versions": {"python": "3.11.7"},
+    "other_environments": {".venv-bench": {"torch": "2.13.0"}},
+}
+OPTIONS = {"index": "sample", "pair": "care-mini", "rounds": 3, "seconds": 8}
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Returns the cells of all rows of tables, heads among them."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("reached", "relation", "goal", "met"),
+    [
+        (0.88, ">=", 0.88, True),
+        (0.8799, ">=", 0.88, False),
+        (1.0, "<=", 1.0, True),
+        (1.0001, "<=", 1.0, False),
+        (None, "<=", 1.0, False),
+    ],
+)
+def test_a_figure_on_its_goal_meets_it(
+    reached: float | None, relation: str, goal: float, met: bool
+) -> None:
+    assert figure("a", reached, relation, goal)["met"] is met  # type: ignore[arg-type]
+
+
+def test_medians_are_of_numbers_only() -> None:
+    rounds = [{"qps": 3.0, "http": {}}, {"qps": 1.0, "http": {}}, {"qps": 2.0, "http": {}}]
+    assert medians(rounds) == {"qps": 2.0}
+
+
+def test_the_environment_is_json_and_names_versions() -> None:
+    found = results.describe([Path(sys.executable), Path("no/such/python")])
+    assert json.loads(json.dumps(found)) == found
+    assert found["versions"]["numpy"]
+    (other,) = found["other_environments"].values()
+    assert other["numpy"] == found["versions"]["numpy"]
+
+
+def test_the_tables_are_those_of_the_result_files() -> None:
+    assert tables(RESULTS) == (RESULTS / results.TABLE_NAME).read_text(encoding="utf-8")
+
+
+def test_a_table_holds_every_figure_and_what_failed(tmp_path: Path) -> None:
+    figures = [
+        figure("throughput", 0.912, ">=", 0.88, note="91 of 100 | a pipe"),
+        figure("latency", 1.5, "<=", 1.0, "ms"),
+    ]
+    scenarios = {"one": {"figures": figures}, "two": {"error": "wrk is missing\nmore"}}
+    result = {"environment": ENVIRONMENT, "options": OPTIONS, "scenarios": scenarios}
+    path = results.write(result, tmp_path / "results" / results.BENCH_NAME)
+    _, throughput, latency, failed = _rows(path.read_text(encoding="utf-8"))
+    command = "`make bench ONLY=one`"
+    assert throughput == ["throughput", "0.91", "≥ 0.88", "yes", command, "91 of 100 \\| a pipe"]
+    assert latency[:5] == ["latency", "1.50 ms", "≤ 1 ms", "no", command]
+    assert (failed[0], failed[-1]) == ("two", "wrk is missing")
+    assert json.loads((tmp_path / "results" / "bench.json").read_text()) == result
+
+
+def test_tables_are_of_all_results_in_the_folder(tmp_path: Path) -> None:
+    start = {
+        "environment": ENVIRONMENT,
+        "options": {"vectors": 1000, "dimension": 256, "links": 8},
+        "index_bytes": {"vectors.faiss": 2**30},
+        "figures": [figure("process start to ready", 1.5, "<=", 2.0, "s")],
+    }
+    entry = {"engine": "Flat", "parameters": {}, "recall": 1.0, "alone_per_second": 5.4}
+    entry |= {"alone_p99_ms": 0.5, "batch_per_second": 9.0, "bytes": 2e6, "build_seconds": 3.2}
+    shape = {"vectors": 1000, "dimension": 256, "queries": 10, "threads": 2, "construction": 40}
+    scale = {"environment": ENVIRONMENT, "options": shape, "defaults": {"0.95": [entry]}}
+    phase = {"seconds": 61.2, "processor_seconds": 40.4, "peak_own_bytes": 200 << 20}
+    phase["peak_resident_bytes"] = 300 << 20
+    index = phase | {"factory": "IVF1024,SQ8", "vectors_bytes": 5 << 20}
+    real = {"pair": "care-mini", "texts": 299, "shards": 4, "seconds": 60.0, "encoder_share": 0.993}
+    build = {
+        "environment": ENVIRONMENT | {"commit": None},
+        "options": {"dimension": 384, "threads": 1, "shard_size": 4096, "memory_gib": 0.25},
+        "sizes": [{"documents": 1_000_000, "phases": {"stage": phase, "index": index}}],
+        "encoder": real,
+    }
+    results.write(start, tmp_path / "start-1000.json")
+    results.write(build, tmp_path / results.BUILD_NAME)
+    text = results.write(scale, tmp_path / "scale-1000.json").read_text(encoding="utf-8")
+    cells = _rows(text)
+    assert ["1,000,000", "stage", "61", "40", "200", "300"] in cells
+    assert ["1,000,000", "index", "61", "40", "200", "300", "IVF1024,SQ8: 5 MiB"] in cells
+    assert ["0.95", "Flat", "", "1.0000", "5", "0.50", "9", "2", "3"] in cells
+    assert ["process start to ready", "1.50 s", "≤ 2 s", "yes"] in [row[:4] for row in cells]
+    assert "99.3%" in text

@@ -1,0 +1,164 @@
+from pathlib import Path
+
+import pytest
+
+from core.errors import ProviderError
+from models.encoders.providers import (
+    Buckets,
+    ProviderName,
+    ProviderOptions,
+    check_available,
+    check_products,
+    engine_folder,
+    execution_providers,
+    not_started,
+    warm_up_shapes,
+)
+from tests.encoders import make_spec
+from tests.errors import raises
+
+CPU, CUDA, TENSORRT = (
+    "CPUExecutionProvider",
+    "CUDAExecutionProvider",
+    "TensorrtExecutionProvider",
+)
+SPEC = make_spec().model_copy(update={"max_length": 512, "weights_sha256": "ab" * 32})
+
+
+def test_buckets_are_powers_of_two_ended_by_the_maxima() -> None:
+    assert Buckets.up_to(8, 512) == Buckets((1, 2, 4, 8), (16, 32, 64, 128, 256, 512))
+    assert Buckets.up_to(12, 100) == Buckets((1, 2, 4, 8, 12), (16, 32, 64, 100))
+    assert Buckets.up_to(1, 10) == Buckets((1,), (10,))
+
+
+@pytest.mark.parametrize(
+    ("needed", "padded"),
+    [
+        ((1, 1), (1, 16)),
+        ((1, 16), (1, 16)),
+        ((2, 17), (2, 32)),
+        ((3, 65), (4, 128)),
+        ((5, 257), (8, 512)),
+        ((8, 512), (8, 512)),
+    ],
+)
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(
+    needed: tuple[int, int], padded: tuple[int, int]
+) -> None:
+    assert Buckets.up_to(8, 512).fit(*needed) == padded
+
+
+@pytest.mark.parametrize("needed", [(9, 16), (1, 513)])
+def test_no_bucket_is_an_error(needed: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="no bucket holds"):
+        Buckets.up_to(8, 512).fit(*needed)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_only_tensorrt_pads_to_buckets(name: ProviderName) -> None:
+    assert ProviderOptions(name).buckets(512) is None
+    assert ProviderOptions("tensorrt", max_batch=8).buckets(512) == Buckets.up_to(8, 512)
+
+
+def test_the_processor_takes_no_options() -> None:
+    assert execution_providers(ProviderOptions(), SPEC) == [(CPU, {})]
+
+
+def test_cuda_runs_on_the_device_asked_for() -> None:
+    providers = execution_providers(ProviderOptions("cuda", device=3), SPEC)
+    assert [name for name, _ in providers] == [CUDA, CPU]
+    assert providers[0][1]["device_id"] == "3"
+
+
+def test_tensorrt_is_told_every_shape_and_where_its_engine_lies() -> None:
+    options = ProviderOptions("tensorrt", device=1, cache=Path("engines"), max_batch=8)
+    providers = execution_providers(options, SPEC)
+    assert [name for name, _ in providers] == [TENSORRT, CUDA, CPU]
+    folder = f"engines/{'ab' * 32}"
+    assert providers[0][1] == {
+        "device_id": "1",
+        "trt_profile_min_shapes": "input_ids:1x16,attention_mask:1x16",
+        "trt_profile_opt_shapes": "input_ids:8x32,attention_mask:8x32",
+        "trt_profile_max_shapes": "input_ids:8x512,attention_mask:8x512",
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": folder,
+        "trt_engine_hw_compatible": "False",
+        "trt_fp16_enable": "True",
+        "trt_layer_norm_fp32_fallback": "True",
+    }
+
+
+def test_tensorrt_computes_in_full_precision_if_asked_to() -> None:
+    options = execution_providers(ProviderOptions("tensorrt", fp16=False), SPEC)[0][1]
+    assert options["trt_fp16_enable"] == "False"
+
+
+def test_other_weights_have_another_engine_folder() -> None:
+    other = SPEC.model_copy(update={"weights_sha256": "cd" * 32})
+    options = ProviderOptions("tensorrt")
+    assert engine_folder(options, SPEC) != engine_folder(options, other)
+
+
+@pytest.mark.parametrize("max_length", [8, 20, 512])
+def test_every_padded_shape_is_inside_tensorrts_profile(max_length: int) -> None:
+    options = ProviderOptions("tensorrt", max_batch=6)
+    spec = SPEC.model_copy(update={"max_length": max_length})
+    profile = execution_providers(options, spec)[0][1]
+
+    def limits(key: str) -> tuple[int, int]:
+        rows, length = profile[key].split(",")[0].removeprefix("input_ids:").split("x")
+        return int(rows), int(length)
+
+    low, best, high = (limits(f"trt_profile_{part}_shapes") for part in ("min", "opt", "max"))
+    assert low[0] <= best[0] <= high[0]
+    assert low[1] <= best[1] <= high[1]
+    buckets = options.buckets(max_length)
+    assert buckets is not None
+    for rows in range(1, 7):
+        for length in range(1, max_length + 1):
+            padded = buckets.fit(rows, length)
+            assert low[0] <= padded[0] <= high[0]
+            assert low[1] <= padded[1] <= high[1]
+
+
+def test_warm_up_runs_what_each_provider_needs() -> None:
+    assert warm_up_shapes(ProviderOptions(), 512) == [(1, 16)]
+    expected = [(1, 16), (4, 16), (1, 32), (4, 32), (1, 48), (4, 48)]
+    for name in ("cuda", "tensorrt"):
+        assert warm_up_shapes(ProviderOptions(name, max_batch=4), 48) == expected
+    assert warm_up_shapes(ProviderOptions("cuda", max_batch=1), 16) == [(1, 16)]
+
+
+@pytest.mark.parametrize(("name", "packages"), [("cuda", ""), ("tensorrt", " 'tensorrt-cu13<11'")])
+def test_a_provider_that_is_not_installed_is_an_error_with_the_command(
+    name: ProviderName, packages: str
+) -> None:
+    install = f"pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'{packages}"
+    with raises(ProviderError, "provider_not_installed", provider=name, install=install) as caught:
+        check_available(ProviderOptions(name), [CPU], "1.31.1")
+    assert install in str(caught.value)
+
+
+def test_a_provider_that_is_installed_passes() -> None:
+    check_available(ProviderOptions("cuda"), [TENSORRT, CUDA, CPU], "1.31.1")
+    check_available(ProviderOptions(), [CPU], "1.31.1")
+
+
+def test_the_reason_of_a_failed_start_is_put_on_one_line() -> None:
+    error = not_started(ProviderOptions("cuda", device=2), "1.31.1", "no driver\n\nsee the log\n")
+    assert (error.code, error.fields["device"]) == ("provider_not_started", 2)
+    assert "no driver see the log" in str(error)
+
+
+def test_products_that_another_provider_computes_are_an_error() -> None:
+    weights = Path("query.onnx")
+    placed = [(CUDA, "MatMul"), (CPU, "Shape"), (CPU, "Gather")]
+    check_products(ProviderOptions("cuda"), weights, placed)
+    mixed = [*placed, (CPU, "MatMulIntegerToFloat"), (CPU, "MatMulIntegerToFloat")]
+    elsewhere = ["MatMulIntegerToFloat"]
+    with raises(ProviderError, "unsupported_operators", path=weights, operators=elsewhere):
+        check_products(ProviderOptions("cuda"), weights, mixed)
+    with raises(ProviderError, "unsupported_operators", operators=["MatMul"]):
+        check_products(ProviderOptions("tensorrt"), weights, placed)

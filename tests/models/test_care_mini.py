@@ -1,0 +1,88 @@
+"""The files of the embedded pair: what they are, and that a vector depends on its text alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from core.encoders import Role
+from core.files import sha256_file
+from models.encoders.onnx import OnnxEncoder
+from models.encoders.tokenizer import pad
+from models.pairs import load_pair
+
+PAIR = load_pair("care-mini")
+WEIGHTS, WORDS = ("weights", "weights_sha256"), ("tokenizer", "tokenizer_sha256")
+TEXTS = [
+    "高血压能喝咖啡吗？",
+    "胃疼",
+    "HPV16阳性，TCT正常，需要治疗吗",
+    "慢性咽炎会引发慢性胃炎吗？" * 6,
+    "孩子发烧39.5℃，吃了布洛芬不退烧，怎么办",
+    "高血压患者每天食盐摄入量不超过六克，注意不要吃太油腻的食物，并按时服用降压药。",
+    "建议做胃镜检查，明确诊断后再用药。" * 20,
+    "空腹血糖≥7.0mmol/L，或餐后2小时血糖≥11.1mmol/L，可诊断为糖尿病。",
+]
+
+
+@pytest.fixture(scope="module", params=["query", "document"])
+def encoder(request: pytest.FixtureRequest) -> OnnxEncoder:
+    role: Role = request.param
+    return OnnxEncoder(getattr(PAIR, role), PAIR.folder, threads=1)
+
+
+def test_the_description_names_the_committed_files_which_are_small() -> None:
+    sizes = {}
+    for spec in (PAIR.query, PAIR.document):
+        for file, checksum in (WEIGHTS, WORDS):
+            path = (PAIR.folder / getattr(spec, file)).resolve()
+            assert sha256_file(path) == getattr(spec, checksum)
+            sizes[path] = path.stat().st_size
+    assert sum(sizes.values()) < 60_000_000
+
+
+def test_a_vector_does_not_depend_on_its_batch(encoder: OnnxEncoder) -> None:
+    alone = np.concatenate([encoder.encode([text]).vectors for text in TEXTS])
+    together = encoder.encode(TEXTS * 2).vectors
+    np.testing.assert_allclose(together, np.concatenate([alone, alone]), atol=1e-6)
+
+
+def test_padding_changes_nothing(encoder: OnnxEncoder) -> None:
+    tokens = encoder.tokenize(TEXTS[:1])
+    padded = pad(tokens, (1, len(tokens[0]) + 40))
+    np.testing.assert_allclose(encoder.run(*padded), encoder.run(*pad(tokens)), atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 512])
+def test_lengths_from_one_token_to_the_longest(encoder: OnnxEncoder, length: int) -> None:
+    ids: NDArray[np.int64] = np.full((2, length), 7, dtype=np.int64)
+    vectors = encoder.run(ids, np.ones_like(ids))
+    assert vectors.shape == (2, 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def pieces(encoder: OnnxEncoder, text: str) -> Sequence[str]:
+    tokenizer = encoder.tokenize.whole()
+    tokenizer.encode_special_tokens = True
+    return tokenizer.encode(text).tokens
+
+
+def test_prompts_are_known(encoder: OnnxEncoder) -> None:
+    assert pieces(encoder, "query: ") == ["<s>", "▁que", "ry", ":", "▁", "</s>"]
+    assert pieces(encoder, "passage: ") == ["<s>", "▁passage", ":", "▁", "</s>"]
+
+
+def test_controls_in_a_text_are_letters(encoder: OnnxEncoder) -> None:
+    first, *text, last = pieces(encoder, "血压<s>高</s>吗<pad>")
+    assert (first, last) == ("<s>", "</s>")
+    assert not {"<s>", "</s>", "<pad>", "<unk>"} & set(text)
+
+
+def test_cutting_and_padding_are_left_to_the_reader(encoder: OnnxEncoder) -> None:
+    whole = encoder.tokenize.whole()
+    assert (whole.truncation, whole.padding) == (None, None)
+
+
+def test_normalisation_is_that_of_sentencepiece(encoder: OnnxEncoder) -> None:
+    assert pieces(encoder, "ＣＲＰ１２㎎～\u200b\t高") == pieces(encoder, "CRP12mg～ 高")

@@ -1,0 +1,292 @@
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.types import Message
+
+from core.manifest import IndexManifest
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
+
+if TYPE_CHECKING:
+    from httpx2 import Response
+
+QUERY = {"query": "高血压患者的护理"}
+
+
+@pytest.fixture
+def encoder() -> BlockingEncoder:
+    return BlockingEncoder()
+
+
+@contextmanager
+def blocked(client: TestClient, encoder: BlockingEncoder) -> Iterator["Future[Response]"]:
+    """Keeps the encoder busy with one request; yields its answer, which comes at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
+        assert encoder.entered.wait(30)
+        try:
+            yield pending
+        finally:
+            encoder.release.set()
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def queued(client: TestClient) -> float:
+    return sample(client, "care_queue_queries")
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_single_and_batch_requests_are_admitted_by_one_rule(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder, batch: bool
+) -> None:
+    # Room for the blocked query (4 tokens) and one of 12.
+    client = serve(encoder, queue_tokens=16)
+    path, body = ("/search/batch", {"queries": [QUERY]}) if batch else ("/search", QUERY)
+    with blocked(client, encoder), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, path, json=body)
+        wait_for(lambda: queued(client) == 2)
+        for refused in (
+            client.post("/search", json={"query": "发热"}),
+            client.post("/search/batch", json={"queries": [{"query": "发热"}]}),
+            client.post("/v1/embeddings", json={"input": "发热"}),
+        ):
+            assert refused.status_code == 429
+        encoder.release.set()
+        assert waiting.result().status_code == 200
+    assert sample(client, "care_rejections_total", reason="queue") == 3
+    assert (queued(client), sample(client, "care_queue_tokens")) == (0, 0)
+
+
+def test_a_request_larger_than_the_queue_is_served_when_nothing_else_is(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    client = serve(queue_tokens=1, batch_tokens=1)
+    queries = [{"query": f"第{i}个很长的问题"} for i in range(8)]
+    assert client.post("/search/batch", json={"queries": queries}).status_code == 200
+
+
+def test_all_queries_of_a_batch_are_admitted_or_none(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, queue_tokens=20)
+    with blocked(client, encoder):
+        queries = [{"query": "高血压"}, {"query": "发热"}, {"query": "骨折的处理和护理"}]
+        assert client.post("/search/batch", json={"queries": queries}).status_code == 429
+        assert queued(client) == 1
+
+
+def test_a_query_past_its_deadline_is_answered_with_504_and_never_encoded(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder)
+    with blocked(client, encoder):
+        response = client.post("/search", json=QUERY, headers={"X-Request-Timeout-Ms": "30"})
+        assert response.status_code == 504
+        assert response.json()["code"] == "deadline_exceeded"
+        assert queued(client) == 1
+        seen = encoder.texts_seen
+    wait_for(lambda: queued(client) == 0)
+    assert encoder.texts_seen == seen + 1
+    assert sample(client, "care_rejections_total", reason="deadline") == 1
+
+
+def test_the_default_deadline_is_the_settings(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, timeout_ms=30)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
+        assert pending.result().status_code == 504
+        encoder.release.set()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "60001", "soon", "1.5", ""])
+def test_a_deadline_that_is_none_is_refused(client: TestClient, value: str) -> None:
+    response = client.post("/search", json=QUERY, headers={"X-Request-Timeout-Ms": value})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "X-Request-Timeout-Ms"
+
+
+def test_equal_queries_in_flight_are_computed_once(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, cache_entries=0)
+    with blocked(client, encoder), ThreadPoolExecutor(5) as pool:
+        seen = encoder.texts_seen
+        same = [pool.submit(client.post, "/search", json=QUERY) for _ in range(5)]
+        lookups = "care_cache_lookups_total"
+        wait_for(lambda: sample(client, lookups, tier="in_flight", result="hit") == 4)
+        encoder.release.set()
+        answers = [pending.result().json()["hits"] for pending in same]
+    assert encoder.texts_seen == seen + 2
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_equal_queries_of_one_batch_are_computed_once(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    encoder = BlockingEncoder()
+    client = serve(encoder)
+    seen = encoder.texts_seen
+    response = client.post("/search/batch", json={"queries": [QUERY] * 5})
+    assert len({str(result["hits"]) for result in response.json()["results"]}) == 1
+    assert encoder.texts_seen == seen + 1
+
+
+def test_the_first_of_two_equal_queries_may_give_up_without_the_other(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, cache_entries=0)
+    with blocked(client, encoder), ThreadPoolExecutor(2) as pool:
+        headers = {"X-Request-Timeout-Ms": "200"}
+        first = pool.submit(client.post, "/search", json=QUERY, headers=headers)
+        wait_for(lambda: queued(client) == 2)
+        second = pool.submit(client.post, "/search", json=QUERY)
+        assert first.result().status_code == 504
+        encoder.release.set()
+        assert second.result().status_code == 200
+
+
+async def ask_and_leave(app: Any, body: bytes, asked: threading.Event) -> list[Message]:
+    """Sends a whole request and goes away once it waits for the encoder."""
+    sent: list[Message] = []
+    first = True
+
+    async def receive() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not asked.is_set():
+            await asyncio.sleep(0.005)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/search",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await app(scope, receive, send)
+    return sent
+
+
+def test_the_query_of_a_client_that_has_gone_is_never_encoded(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder)
+    with blocked(client, encoder):
+        seen = encoder.texts_seen
+        asked = threading.Event()
+        threading.Timer(0.1, asked.set).start()
+        assert client.portal
+        sent = client.portal.call(
+            ask_and_leave, client.app, '{"query": "谁也不等"}'.encode(), asked
+        )
+        assert sent == []
+        assert queued(client) == 1
+    wait_for(lambda: queued(client) == 0)
+    assert encoder.texts_seen == seen + 1
+    assert sample(client, "care_rejections_total", reason="departed") == 1
+    assert sample(client, "care_http_requests_total", route="/search", status="499") == 1
+
+
+def test_one_request_more_than_may_be_at_once_is_answered_with_503(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, max_requests=1)
+    with blocked(client, encoder):
+        response = client.post("/search", json=QUERY)
+        assert response.status_code == 503
+        assert response.headers["Retry-After"] == "1"
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.headers["X-Request-ID"] == response.json()["request_id"]
+        assert client.get("/health/live").status_code == 200
+        assert sample(client, "care_rejections_total", reason="connections") == 1
+    assert client.post("/search", json=QUERY).status_code == 200
+
+
+async def send_half(app: Any) -> int:
+    async def receive() -> Message:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    status = 0
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    scope = {"type": "http", "method": "POST", "path": "/search", "query_string": b""}
+    await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
+    return status
+
+
+def test_a_body_that_never_comes_is_not_waited_for_for_ever(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    client = serve(timeout_ms=50)
+    assert client.portal
+    assert client.portal.call(send_half, client.app) == 504
+
+
+def test_a_batch_that_fails_answers_each_of_its_queries(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder)
+    with blocked(client, encoder) as pending, ThreadPoolExecutor(3) as pool:
+        waiting = [
+            pool.submit(client.post, "/search", json={"query": f"第{i}个"}) for i in range(3)
+        ]
+        wait_for(lambda: queued(client) == 4)
+        failing = encoder.encode_tokens
+        encoder.encode_tokens = lambda tokens: 1 / 0  # type: ignore[assignment, method-assign]
+        encoder.release.set()
+        assert [w.result().status_code for w in waiting] == [500] * 3
+        assert pending.result().status_code == 200
+        encoder.encode_tokens = failing  # type: ignore[method-assign]
+    assert client.post("/search", json=QUERY).status_code == 200
+    assert queued(client) == 0
+
+
+def test_ready_is_answered_before_all_that_wait(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder, queue_tokens=4)
+    with blocked(client, encoder), ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(client.get, "/health/ready")
+        wait_for(lambda: queued(client) == 2)
+        encoder.release.set()
+        assert ready.result().status_code == 200
+
+
+def test_a_service_whose_search_fails_is_not_ready(
+    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+) -> None:
+    client = serve(encoder)
+    assert sample(client, "care_ready") == 1
+    works = encoder.encode_tokens
+    encoder.encode_tokens = lambda tokens: 1 / 0  # type: ignore[assignment, method-assign]
+    response = client.get("/health/ready")
+    assert response.status_code == 503
+    assert response.json()["code"] == "self_test_failed"
+    assert sample(client, "care_ready") == 0
+    encoder.encode_tokens = works  # type: ignore[method-assign]
+    assert client.get("/health/ready").status_code == 200
+    assert sample(client, "care_ready") == 1

@@ -1,0 +1,296 @@
+import inspect
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from httpx2 import Response
+
+from core.encoders import Encoding
+from core.manifest import IndexManifest
+from service.logs import JsonFormatter
+from service.problems import RequestError, add_problem_handlers
+from tests.encoders import BigramEncoder
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
+
+SECRET = "绝密病历"
+JSON = {"Content-Type": "application/json"}
+
+
+def problem(response: Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """Checks that a response is a problem of a status, without the query, and returns it."""
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body.keys() == {"type", "title", "status", "code", "detail", "request_id", "errors"}
+    assert (body["type"], body["status"]) == ("about:blank", status)
+    assert re.fullmatch("[a-z][a-z0-9_]*", body["code"])
+    assert code in (None, body["code"])
+    assert body["request_id"] == response.headers["X-Request-ID"]
+    assert "\n" not in body["detail"]
+    assert SECRET not in response.text
+    return body
+
+
+def assert_one_fault(response: Response, field: str, code: str | None, status: int = 422) -> None:
+    body = problem(response, status)
+    (fault,) = body["errors"]
+    assert fault["field"] == field
+    assert code in (None, fault["code"])
+    assert body["detail"] == f"{field}: {fault['message']}"
+    # An error of the whole request has the code of its one fault, unless that is of its form.
+    assert body["code"] in (fault["code"], "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "code"),
+    [
+        ({"query": ""}, "query", "empty_text"),
+        ({"query": " \u3000\n\u200b"}, "query", "empty_text"),
+        ({"query": SECRET * 501}, "query", "text_too_long"),
+        ({"query": 5}, "query", "string_type"),
+        ({"query": None}, "query", "string_type"),
+        ({"query": [SECRET]}, "query", "string_type"),
+        ({"top_k": 0}, "top_k", "greater_than_equal"),
+        ({"top_k": -1}, "top_k", "greater_than_equal"),
+        ({"top_k": 2.0}, "top_k", "int_type"),
+        ({"top_k": "2"}, "top_k", "int_type"),
+        ({"top_k": True}, "top_k", "int_type"),
+        ({"top_k": None}, "top_k", "int_type"),
+        ({"top_k": 1001}, "top_k", "top_k_too_large"),
+        ({"min_score": 1.01}, "min_score", "less_than_equal"),
+        ({"min_score": -1.01}, "min_score", "greater_than_equal"),
+        ({"min_score": float("nan")}, "min_score", "less_than_equal"),
+        ({"min_score": "0.5"}, "min_score", "float_type"),
+        ({"min_score": True}, "min_score", "float_type"),
+        ({"include": ["title"]}, "include.0", "literal_error"),
+        ({"include": "text"}, "include", "list_type"),
+        ({"filter": {"ward": [SECRET]}}, "filter.ward", None),
+        ({"filter": {"department": [SECRET, 1.5]}}, "filter.department.1", "filter_item"),
+        ({"filter": {"department": [None]}}, "filter.department.0", "filter_item"),
+        ({"filter": {"department": SECRET}}, "filter.department", "list_type"),
+        ({"filter": {"department": []}}, "filter.department", "too_short"),
+        ({"filter": [SECRET]}, "filter", "dict_type"),
+        ({"topk": 3}, "topk", "extra_forbidden"),
+        ({"x" * 99: 3}, "x" * 64, "extra_forbidden"),
+    ],
+)
+def test_a_bad_field_is_named_alone_and_in_a_batch(
+    client: TestClient, change: dict[str, Any], field: str, code: str | None
+) -> None:
+    bad = {"query": SECRET} | change
+    response = client.post("/search", content=json.dumps(bad), headers=JSON)
+    assert_one_fault(response, field, code)
+    batch = {"queries": [{"query": SECRET}, bad]}
+    response = client.post("/search/batch", content=json.dumps(batch), headers=JSON)
+    assert_one_fault(response, f"queries.1.{field}", code)
+
+
+def test_limits_are_said(client: TestClient) -> None:
+    for change, limit in (({"query": SECRET * 501}, "2000"), ({"top_k": 1001}, "1000")):
+        body = problem(client.post("/search", json={"query": SECRET} | change), 422)
+        assert limit in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "code"),
+    [
+        (b"", 422, "body", "missing"),
+        (b"{}", 422, "query", "missing"),
+        (json.dumps([SECRET]).encode(), 422, "body", None),
+        (b'{"query": "' + SECRET.encode(), 400, "body", "invalid_json"),
+        (b'{"query": "\xff"}', 400, "body", "invalid_json"),
+        (b'{"query": "\\ud800"}', 400, "body", "invalid_json"),
+        (b'{"query": "a", "filter": {"\\ud800": [1]}}', 400, "body", "invalid_json"),
+        (b"[" * 200_000, 400, "body", "invalid_json"),
+        (b'{"query": "a", "top_k": ' + b"1" * 5000 + b"}", 400, "body", "invalid_json"),
+    ],
+)
+def test_a_body_that_is_no_query_is_refused(
+    client: TestClient, body: bytes, status: int, field: str, code: str | None
+) -> None:
+    assert_one_fault(client.post("/search", content=body, headers=JSON), field, code, status)
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
+def test_a_body_of_another_type_is_not_read(client: TestClient, media_type: str) -> None:
+    body = json.dumps({"query": SECRET})
+    response = client.post("/search", content=body, headers={"Content-Type": media_type})
+    problem(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", ""])
+def test_a_body_of_json_or_of_no_type_is_read(client: TestClient, media_type: str) -> None:
+    headers = {"Content-Type": media_type} if media_type else {}
+    response = client.post("/search", content=json.dumps({"query": SECRET}), headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "queries", "code"),
+    [
+        ({}, [], "too_short"),
+        ({}, SECRET, "list_type"),
+        ({"max_batch": 2}, [{"query": SECRET}] * 3, "batch_too_large"),
+    ],
+)
+def test_a_batch_that_can_never_be_answered_is_refused(
+    serve: Serve, manifest: IndexManifest, changes: dict[str, int], queries: object, code: str
+) -> None:
+    response = serve(**changes).post("/search/batch", json={"queries": queries})
+    assert_one_fault(response, "queries", code)
+
+
+def test_a_batch_of_faults_is_answered_with_the_first(client: TestClient) -> None:
+    response = client.post("/search/batch", json={"queries": [{}] * 10_000})
+    assert_one_fault(response, "queries.0.query", "missing")
+
+
+def test_no_more_than_sixteen_faults_are_listed(client: TestClient) -> None:
+    body = {"query": SECRET} | {f"field{i}": i for i in range(1000)}
+    assert len(problem(client.post("/search", json=body), 422)["errors"]) == 16
+
+
+def test_all_faults_of_a_query_are_listed_and_the_first_is_the_sentence(
+    client: TestClient,
+) -> None:
+    response = client.post("/search", json={"query": 1, "top_k": 0})
+    body = problem(response, 422, "invalid_request")
+    assert [error["field"] for error in body["errors"]] == ["query", "top_k"]
+    assert body["detail"] == f"query: {body['errors'][0]['message']}"
+
+
+def in_chunks(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), 100):
+        yield body[start : start + 100]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 413)])
+def test_a_body_over_the_limit_is_refused_whatever_its_headers_say(
+    serve: Serve, manifest: IndexManifest, chunked: bool, excess: int, status: int
+) -> None:
+    query = json.dumps({"query": SECRET}).encode()
+    body = query + b" " * (1000 + excess - len(query))
+    response = serve(max_body_bytes=1000).post(
+        "/search", content=in_chunks(body) if chunked else body, headers=JSON
+    )
+    assert ("content-length" in response.request.headers) != chunked
+    assert response.status_code == status
+    if status == 413:
+        assert "1000" in problem(response, 413, "body_too_long")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", f"/{SECRET}", 404, "not_found"),
+        ("GET", "/page/missing.js", 404, "not_found"),
+        ("GET", "/search", 405, "method_not_allowed"),
+        ("DELETE", "/index", 405, "method_not_allowed"),
+    ],
+)
+def test_unknown_routes_and_methods_are_problems_too(
+    client: TestClient, method: str, path: str, status: int, code: str
+) -> None:
+    response = client.request(method, path)
+    problem(response, status, code)
+    assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("given", ["a", "A-1_b.c", "x" * 64])
+@pytest.mark.parametrize("query", ["高血压", ""])
+def test_a_request_id_is_kept(client: TestClient, query: str, given: str) -> None:
+    response = client.post("/search", json={"query": query}, headers={"X-Request-ID": given})
+    assert response.headers["X-Request-ID"] == given
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 65, b"a b", b"a\tb", b"a/b", SECRET.encode()])
+def test_a_malformed_request_id_is_replaced(client: TestClient, given: bytes) -> None:
+    response = client.post("/search", json={"query": ""}, headers={b"X-Request-ID": given})
+    assert len(problem(response, 422)["request_id"]) == 32
+
+
+def test_request_ids_differ(client: TestClient) -> None:
+    assert len({client.get("/index").headers["X-Request-ID"] for _ in range(20)}) == 20
+
+
+def test_one_query_more_than_is_admitted_is_told_to_come_again(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    encoder = BlockingEncoder()
+    client = serve(encoder, queue_tokens=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/search", json={"query": BLOCKED})
+        assert encoder.entered.wait(30)
+        for path, body in (
+            ("/search", {"query": SECRET}),
+            ("/search/batch", {"queries": [{"query": SECRET}]}),
+        ):
+            response = client.post(path, json=body)
+            problem(response, 429, "overloaded")
+            assert response.headers["Retry-After"] == "1"
+        assert client.get("/health/live").status_code == 200
+        encoder.release.set()
+        assert first.result().status_code == 200
+    assert client.post("/search", json={"query": SECRET}).status_code == 200
+
+
+class FailingEncoder(BigramEncoder):
+    """Fails once the index is loaded, with the text in its message."""
+
+    failing = False
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        if self.failing:
+            raise RuntimeError(f"cannot encode {tokens}")
+        return super().encode_tokens(tokens)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/search", {"query": SECRET}),
+        ("POST", "/search/batch", {"queries": [{"query": SECRET}]}),
+        ("POST", "/index/reload", None),
+    ],
+)
+def test_an_unexpected_error_says_nothing_but_its_request_id(
+    serve: Serve,
+    manifest: IndexManifest,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    encoder = FailingEncoder()
+    client = serve(encoder)
+    encoder.failing = True
+    response = client.request(method, path, json=body, headers={"Authorization": "Bearer secret"})
+    answer = problem(response, 500, "internal_error")
+    assert answer["errors"] == []
+    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    line = JsonFormatter().format(record)
+    fields = json.loads(line)
+    assert (fields["request_id"], fields["error"]) == (answer["request_id"], "RuntimeError")
+    assert "in encode_tokens" in fields["traceback"]
+    assert "cannot encode [" not in line + caplog.text
+    assert SECRET not in line + caplog.text
+    encoder.failing = False
+    assert client.get("/health/ready").status_code == 200
+
+
+def test_errors_are_answered_without_a_thread() -> None:
+    """Handlers that are no coroutines would be run in threads, which overload cannot afford."""
+    app = FastAPI()
+    given = set(app.exception_handlers)
+    add_problem_handlers(app)
+    added = {kind: handler for kind, handler in app.exception_handlers.items() if kind not in given}
+    assert RequestError in added
+    assert all(inspect.iscoroutinefunction(handler) for handler in added.values())

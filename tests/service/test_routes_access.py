@@ -1,0 +1,203 @@
+import hashlib
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from core.manifest import IndexManifest
+from service.app import create_app
+from service.settings import Settings
+from tests.conftest import ADMIN_KEY, SEARCH_KEY
+from tests.encoders import BigramEncoder
+from tests.service.conftest import Serve, sample
+
+QUERY = {"query": "高血压患者的护理"}
+OTHER_KEY = f"other:search:{hashlib.sha256(b'too').hexdigest()}"
+ASKS: list[tuple[str, str, Any]] = [
+    ("POST", "/search", QUERY),
+    ("POST", "/search/batch", {"queries": [QUERY]}),
+    ("POST", "/v1/embeddings", {"input": "高血压"}),
+    ("GET", "/v1/models", None),
+    ("GET", "/index", None),
+]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def closed(serve: Serve, manifest: IndexManifest) -> TestClient:
+    """A service that asks for keys."""
+    return serve(api_keys=SecretStr(f"{ADMIN_KEY},{SEARCH_KEY}"))
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKS)
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": "Basic asks"}])
+def test_who_has_no_key_is_refused(
+    closed: TestClient, method: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    response = closed.request(method, path, json=body, headers=headers)
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert response.json()["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKS)
+@pytest.mark.parametrize("key", ["asks", "secret"])
+def test_a_key_for_search_or_administration_may_ask(
+    closed: TestClient, method: str, path: str, body: Any, key: str
+) -> None:
+    assert closed.request(method, path, json=body, headers=bearer(key)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health/live", "/health/ready", "/metrics", "/docs"])
+def test_what_tells_nothing_of_the_index_is_open(closed: TestClient, path: str) -> None:
+    assert closed.get(path).status_code == 200
+
+
+def test_every_other_route_asks_for_a_key(closed: TestClient) -> None:
+    """A route is closed unless it is put among the open ones, whatever it declares."""
+    paths = closed.get("/openapi.json").json()["paths"]
+    open_ = {"/health/live", "/health/ready", "/metrics"}
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            assert ("security" in operation) == (path not in open_)
+            assert (closed.request(method, path).status_code == 401) == (path not in open_)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKS)
+def test_without_any_key_anyone_may_ask(
+    client: TestClient, method: str, path: str, body: Any
+) -> None:
+    assert client.request(method, path, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [ADMIN_KEY, SEARCH_KEY])
+@pytest.mark.parametrize(("method", "path", "body"), ASKS)
+def test_any_key_closes_the_search(
+    serve: Serve, manifest: IndexManifest, method: str, path: str, body: Any, keys: str
+) -> None:
+    client = serve(api_keys=SecretStr(keys))
+    assert client.request(method, path, json=body).status_code == 401
+    headers = bearer("secret" if keys == ADMIN_KEY else "asks")
+    assert client.request(method, path, json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "header", "status", "code"),
+    [
+        (ADMIN_KEY, None, 401, "unauthorized"),
+        (ADMIN_KEY, "Bearer wrong", 401, "unauthorized"),
+        (ADMIN_KEY, "Bearer secre", 401, "unauthorized"),
+        (ADMIN_KEY, "Bearer 密", 401, "unauthorized"),
+        (ADMIN_KEY, "Basic secret", 401, "unauthorized"),
+        (ADMIN_KEY, "Bearer ", 401, "unauthorized"),
+        (f"{ADMIN_KEY},{SEARCH_KEY}", "Bearer asks", 403, "forbidden"),
+        (SEARCH_KEY, "Bearer asks", 401, "no_admin_key"),
+        (SEARCH_KEY, None, 401, "no_admin_key"),
+    ],
+)
+def test_only_the_administrator_reloads(
+    serve: Serve, manifest: IndexManifest, keys: str, header: str | None, status: int, code: str
+) -> None:
+    client = serve(api_keys=SecretStr(keys))
+    headers = {"Authorization": header.encode()} if header else {}
+    response = client.post("/index/reload", headers=headers)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert ("WWW-Authenticate" in response.headers) == (status == 401)
+    assert sample(client, "care_index_reloads_total", result="success") == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "peer", "headers", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1", {}, 200),
+        ("localhost", "::1", {}, 200),
+        ("127.0.0.1", "127.0.0.1", {"Authorization": "Bearer wrong"}, 200),
+        ("127.0.0.1", "192.0.2.7", {}, 401),
+        ("127.0.0.1", None, {}, 401),
+        ("0.0.0.0", "127.0.0.1", {}, 401),
+        ("care.example", "127.0.0.1", {}, 401),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "https://other.example"}, 401),
+        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}, 401),
+        ("127.0.0.1", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}, 401),
+    ],
+)
+def test_without_any_key_this_machine_reloads_a_service_on_loopback(
+    settings: Settings,
+    manifest: IndexManifest,
+    host: str,
+    peer: str | None,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    app = create_app(settings.model_copy(update={"host": host}), BigramEncoder())
+    with TestClient(app, client=(peer, 1) if peer else None) as client:  # type: ignore[arg-type]
+        assert client.post("/index/reload", headers=headers).status_code == status
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_again(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    keys = SecretStr(f"{SEARCH_KEY},{OTHER_KEY}")
+    client = serve(api_keys=keys, rate_limit=0.1, rate_burst=2)
+    statuses = [
+        client.post("/search", json=QUERY, headers=bearer("asks")).status_code for _ in range(2)
+    ]
+    assert statuses == [200, 200]
+    refused = client.post("/search", json=QUERY, headers=bearer("asks"))
+    assert refused.status_code == 429
+    assert refused.json()["code"] == "rate_limited"
+    assert 1 <= int(refused.headers["Retry-After"]) <= 10
+    assert sample(client, "care_rejections_total", reason="rate") == 1
+    assert client.post("/search", json=QUERY, headers=bearer("too")).status_code == 200
+
+
+def test_each_query_of_a_batch_counts(serve: Serve, manifest: IndexManifest) -> None:
+    client = serve(rate_limit=0.1, rate_burst=4)
+    batch = {"queries": [QUERY] * 4}
+    assert client.post("/search/batch", json=batch).status_code == 200
+    assert client.post("/search", json=QUERY).status_code == 429
+
+
+def test_a_refused_query_costs_nothing(serve: Serve, manifest: IndexManifest) -> None:
+    client = serve(rate_limit=0.1, rate_burst=1)
+    assert client.post("/search", json={"query": 1}).status_code == 422
+    assert client.post("/search", json=QUERY).status_code == 200
+
+
+ORIGIN = "https://clinic.example"
+PREFLIGHT = {
+    "Origin": ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+def test_pages_of_other_origins_are_shut_out_by_default(client: TestClient) -> None:
+    response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
+    assert "Access-Control-Allow-Origin" not in response.headers
+    assert client.options("/search", headers=PREFLIGHT).status_code == 405
+
+
+def test_pages_of_named_origins_may_call(serve: Serve, manifest: IndexManifest) -> None:
+    client = serve(cors_origins=(ORIGIN,))
+    preflight = client.options("/search", headers=PREFLIGHT)
+    assert preflight.status_code == 200
+    assert preflight.headers["Access-Control-Allow-Origin"] == ORIGIN
+    response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+    other = client.post("/search", json=QUERY, headers={"Origin": "https://other.example"})
+    assert "Access-Control-Allow-Origin" not in other.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/search", "/index", "/page/search.js", "/nowhere"])
+def test_answers_are_kept_by_no_cache_and_read_as_what_they_are(
+    client: TestClient, path: str
+) -> None:
+    headers = client.get(path).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]

@@ -1,0 +1,201 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from core.manifest import IndexManifest
+from tests.conftest import Builder, make_records
+from tests.service.conftest import Serve, exact_scores, ranking
+
+QUERY = "高血压患者的护理"
+DEPARTMENT = {d["_id"]: d["metadata"]["department"] for d in make_records(60)}
+
+
+def search(client: TestClient, **body: Any) -> dict[str, Any]:
+    response = client.post("/search", json={"query": QUERY} | body)
+    assert response.status_code == 200
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def assert_hits(answer: dict[str, Any], expected: list[tuple[str, float]]) -> None:
+    assert [hit["rank"] for hit in answer["hits"]] == list(range(1, len(expected) + 1))
+    scores = [hit["score"] for hit in answer["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("top_k", [1, 10, 60])
+def test_hits_are_those_of_exact_search(serve: Serve, folder: Path, top_k: int) -> None:
+    answer = search(serve(), top_k=top_k)
+    scores = exact_scores(folder, QUERY)
+    assert_hits(answer, ranking(scores)[:top_k])
+    for hit in answer["hits"]:
+        assert hit["score"] == pytest.approx(scores[hit["id"]], abs=1e-6)
+
+
+def test_ten_hits_come_unasked(client: TestClient) -> None:
+    assert len(search(client)["hits"]) == 10
+
+
+def test_an_answer_holds_documents_index_timings_and_whether_it_was_cached(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    answer = search(serve(), top_k=1)
+    (hit,) = answer["hits"]
+    record = next(r for r in make_records(60) if r["_id"] == hit["id"])
+    assert hit.keys() == {"id", "score", "rank", "title", "text", "metadata"}
+    assert {name: hit[name] for name in ("title", "text", "metadata")} == {
+        name: record[name] for name in ("title", "text", "metadata")
+    }
+    assert answer["index"] == {"name": "test", "version": manifest.version}
+    assert answer["cached"] is False
+    timings = answer["timings_ms"]
+    assert list(timings) == [
+        *("cache", "queue", "tokenize", "encode", "search", "fetch", "total"),
+    ]
+    total = timings.pop("total")
+    assert 0 < sum(timings.values()) <= total + 0.01
+
+
+@pytest.mark.parametrize("include", [[], ["text"], ["metadata"], ["metadata", "text"]])
+def test_hits_carry_what_was_asked_for(client: TestClient, include: list[str]) -> None:
+    (hit,) = search(client, top_k=1, include=include)["hits"]
+    assert hit.keys() == {"id", "score", "rank", "title", *include}
+
+
+def test_min_score_leaves_out_what_is_below_and_keeps_what_is_equal(client: TestClient) -> None:
+    scores = [hit["score"] for hit in search(client, top_k=20)["hits"]]
+    limit = scores[7]
+    kept = [hit["score"] for hit in search(client, top_k=20, min_score=limit)["hits"]]
+    assert kept == [score for score in scores if score >= limit]
+    assert len(kept) < len(scores)
+
+
+@pytest.mark.parametrize(("min_score", "hits"), [(-1, 60), (1, 0)])
+def test_min_score_reaches_from_minus_one_to_one(
+    client: TestClient, min_score: int, hits: int
+) -> None:
+    assert len(search(client, top_k=60, min_score=min_score)["hits"]) == hits
+
+
+@pytest.mark.parametrize(
+    ("departments", "top_k"), [(["儿科"], 5), (["儿科"], 60), (["儿科", "骨科"], 30)]
+)
+def test_a_filter_leaves_the_best_of_what_matches(
+    serve: Serve, folder: Path, departments: list[str], top_k: int
+) -> None:
+    answer = search(serve(), top_k=top_k, filter={"department": departments})
+    scores = exact_scores(folder, QUERY)
+    matching = {id_: s for id_, s in scores.items() if DEPARTMENT[id_] in departments}
+    assert_hits(answer, ranking(matching)[:top_k])
+    assert {hit["metadata"]["department"] for hit in answer["hits"]} == set(departments)
+
+
+@pytest.mark.parametrize(
+    ("filter_", "hits"),
+    [
+        ({}, 60),
+        ({"rare": [True]}, 1),
+        ({"rare": [True, False]}, 60),
+        ({"rare": [1]}, 0),
+        ({"tags": ["门诊"]}, 60),
+        ({"tags": ["组0", "组1"]}, 24),
+        ({"department": ["儿科"], "tags": ["组0"]}, 4),
+        ({"department": ["没有"]}, 0),
+    ],
+)
+def test_every_field_of_a_filter_must_match(
+    client: TestClient, filter_: dict[str, Any], hits: int
+) -> None:
+    assert len(search(client, top_k=60, filter=filter_)["hits"]) == hits
+
+
+def test_equal_scores_are_ordered_by_descending_id(serve: Serve, build_version: Builder) -> None:
+    records = make_records(8)
+    for record in records[:5]:
+        record |= {"title": "高血压", "text": QUERY}
+    build_version(records)
+    hits = search(serve(), top_k=5)["hits"]
+    assert len({hit["score"] for hit in hits}) == 1
+    assert [hit["id"] for hit in hits] == ["d0004", "d0003", "d0002", "d0001", "d0000"]
+
+
+def test_a_query_is_searched_under_the_text_rules(client: TestClient) -> None:
+    assert search(client)["hits"] == search(client, query=f" {QUERY}\u200b\n")["hits"]
+
+
+def test_an_index_describes_itself(serve: Serve, manifest: IndexManifest) -> None:
+    described = serve().get("/index").json()
+    assert described == {
+        "name": "test",
+        "version": manifest.version,
+        "pair": "care-mini",
+        "embedding_space": "bigrams-1",
+        "dimension": 64,
+        "count": 60,
+        "documents": 60,
+        "chunking": None,
+        "factory": "Flat",
+        "search_parameters": {},
+        "recall": manifest.recall.model_dump(mode="json"),
+        "filters": {
+            "department": ["儿科", "心血管科", "骨科"],
+            "rare": [False, True],
+            "tags": ["门诊", "组0", "组1", "组2", "组3", "组4"],
+        },
+        "created_at": manifest.model_dump(mode="json")["created_at"],
+    }
+
+
+def test_the_values_of_a_filter_field_are_limited_to_the_most_frequent(
+    serve: Serve, build_version: Builder
+) -> None:
+    records = make_records(150)
+    for i, record in enumerate(records):
+        record["metadata"] = {"number": max(0, i - 9)}
+    build_version(records)
+    values = serve().get("/index").json()["filters"]["number"]
+    assert len(values) == 100
+    assert values[0] == 0
+
+
+@pytest.mark.parametrize("status", ["live", "ready"])
+def test_a_sound_service_is_healthy(client: TestClient, status: str) -> None:
+    response = client.get(f"/health/{status}")
+    assert (response.status_code, response.json()) == (200, {"status": status})
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/", "text/html"),
+        ("/docs", "text/html"),
+        ("/openapi.json", "application/json"),
+        ("/metrics", "text/plain"),
+    ],
+)
+def test_pages_for_people_and_machines_are_served(
+    client: TestClient, path: str, media_type: str
+) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith(media_type)
+    assert response.text
+
+
+def test_the_page_is_there_for_who_asks_for_its_headers_alone(client: TestClient) -> None:
+    response = client.head("/")
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) == len(client.get("/").content)
+
+
+@pytest.mark.parametrize(("path", "policed"), [("/", True), ("/index", True), ("/docs", False)])
+def test_browsers_are_told_to_load_nothing_from_elsewhere(
+    client: TestClient, path: str, policed: bool
+) -> None:
+    headers = client.get(path).headers
+    assert ("default-src 'none'" in headers.get("Content-Security-Policy", "")) == policed
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"

@@ -1,0 +1,89 @@
+import asyncio
+import signal
+import socket
+import time
+
+import pytest
+import uvicorn
+
+from core.errors import CareError
+from service.server import DrainingServer, Listener
+from tests.errors import raises
+
+
+def test_two_that_take_one_port_at_once_do_not_both_get_it() -> None:
+    """Both may bind it, as long as neither listens; both load their indexes; one comes first."""
+    one = Listener("127.0.0.1", 0)
+    port = one.socket.getsockname()[1]
+    other = Listener("127.0.0.1", port)
+    assert one.listen(8) == f"http://127.0.0.1:{port}"
+    with raises(CareError, "address_unavailable", host="127.0.0.1", port=port):
+        other.listen(8)
+    one.socket.close()
+
+
+def test_nothing_is_accepted_before_there_is_something_to_answer() -> None:
+    listener = Listener("127.0.0.1", 0)
+    address = listener.socket.getsockname()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)
+    listener.listen(8)
+    socket.create_connection(address, timeout=5).close()
+    listener.socket.close()
+
+
+def test_an_address_of_version_six_is_written_in_brackets() -> None:
+    listener = Listener("::1", 0)
+    assert listener.listen(8).startswith("http://[::1]:")
+    listener.socket.close()
+
+
+class Drained:
+    """Counts how often it is told that the service will end."""
+
+    def __init__(self, drain_seconds: float) -> None:
+        self.times = 0
+        self.server = DrainingServer(uvicorn.Config("app"), self._drain, drain_seconds)
+
+    def _drain(self) -> None:
+        self.times += 1
+
+    def signal(self) -> None:
+        self.server.handle_exit(signal.SIGINT, None)
+
+    def ends(self) -> bool:
+        return asyncio.run(self.server.on_tick(1))
+
+
+def test_the_first_signal_is_waited_for_and_the_second_is_not() -> None:
+    drained = Drained(60)
+    assert not drained.ends()
+    drained.signal()
+    assert (drained.times, drained.ends()) == (1, False)
+    drained.signal()
+    assert (drained.times, drained.ends()) == (2, True)
+
+
+def test_without_a_time_to_drain_the_first_signal_ends() -> None:
+    drained = Drained(0)
+    drained.signal()
+    assert drained.ends()
+
+
+def test_the_end_of_the_time_to_drain_ends() -> None:
+    drained = Drained(0.01)
+    drained.signal()
+    time.sleep(0.02)
+    assert drained.ends()
+
+
+def test_two_signals_never_cut_off_what_is_in_work() -> None:
+    """Not even when the time to drain is over: that is no third signal."""
+    drained = Drained(0.01)
+    drained.signal()
+    drained.signal()
+    time.sleep(0.05)
+    assert drained.ends()
+    assert not drained.server.force_exit
+    drained.signal()
+    assert drained.server.force_exit

@@ -1,0 +1,409 @@
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from core.errors import CareError, IndexVersionError
+from core.shards import ShardedVectors, write_shard
+from core.types import FloatArray
+from core.vectors import truncate_normalize
+from core.versions import list_versions
+from indexer.versions import prune, verify_version
+from stores.base import SearchChoice
+from stores.faiss import training as faiss_training
+from stores.faiss.factory import check_factory, default_factory
+from stores.faiss.parts import write_file
+from stores.faiss.search import FaissVectors, read_index
+from stores.faiss.store import build_index, choose_search
+from tests.conftest import Builder, make_records, write_jsonl
+from tests.errors import raises
+
+ROOT = Path(__file__).parents[2]
+COUNT, DIMENSION = 3000, 32
+LARGE = 2**30
+# Of each family of index types one; lists of about fifty rows.
+GRAPHS = ["HNSW32", "HNSW32,Flat", "HNSW32,SQ8", "HNSW32,SQfp16"]
+LISTS = [
+    "IVF64,Flat",
+    "IVF64,SQ8",
+    "IVF64,PQ16x4fs,Refine(SQ8)",
+    "IVF64,PQ16x4fs,Refine(SQfp16)",
+    "IVF64,PQ16x4fs,RFlat",
+    "IVF64,PQ8x8,Refine(SQ8)",
+    "IVF64,PQ8,Refine(Flat)",
+]
+
+
+def random_vectors(count: int, seed: int) -> FloatArray:
+    values = np.random.default_rng(seed).normal(size=(count, DIMENSION))
+    return truncate_normalize(values.astype(np.float32), DIMENSION)
+
+
+QUERIES = random_vectors(50, seed=2)
+
+
+@pytest.fixture(scope="module")
+def raw() -> FloatArray:
+    return random_vectors(COUNT, seed=1)
+
+
+@pytest.fixture(scope="module")
+def vectors(raw: FloatArray, tmp_path_factory: pytest.TempPathFactory) -> ShardedVectors:
+    folder = tmp_path_factory.mktemp("shards")
+    for shard, start in enumerate(range(0, COUNT, 1000)):
+        part = raw[start : start + 1000]
+        write_shard(folder, shard, part, [""] * len(part), tokens=0, truncated=0)
+    return ShardedVectors(folder, 1000, np.arange(COUNT))
+
+
+def built(vectors: ShardedVectors, factory: str, folder: Path, memory: int = LARGE) -> faiss.Index:
+    """The index as the service opens it."""
+    path = folder / "vectors.faiss"
+    build_index(vectors, factory, path, threads=1, memory=memory, progress=False)
+    return read_index(path)
+
+
+def search_parameters(choice: SearchChoice) -> faiss.SearchParameters:
+    """What the service would search with, written down again."""
+    chosen = dict(choice.parameters)
+    if "efSearch" in chosen:
+        return faiss.SearchParametersHNSW(**chosen)
+    factor = chosen.pop("k_factor", None)
+    lists = faiss.SearchParametersIVF(**chosen)
+    if factor is None:
+        return lists
+    return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
+
+
+def oracle(raw: FloatArray, queries: FloatArray, k: int = 10) -> list[list[int]]:
+    """The k best rows of each query, by brute force."""
+    return np.argsort(-(queries @ raw.T), axis=1)[:, :k].tolist()
+
+
+def recall(found: FloatArray, best: list[list[int]]) -> float:
+    pairs = zip(found.tolist(), best, strict=True)
+    return float(np.mean([len({*rows} & {*own}) / len(own) for rows, own in pairs]))
+
+
+def test_flat_finds_what_brute_force_finds(
+    raw: FloatArray, vectors: ShardedVectors, tmp_path: Path
+) -> None:
+    index = built(vectors, "Flat", tmp_path)
+    scores, rows = index.search(QUERIES, 10)
+    assert rows.tolist() == oracle(raw, QUERIES)
+    np.testing.assert_allclose(scores, -np.sort(-(QUERIES @ raw.T))[:, :10], atol=1e-6)
+    choice = choose_search(index, vectors, QUERIES, target=1)
+    assert (choice.parameters, choice.recall, choice.tried) == ({}, 1, {})
+
+
+@pytest.mark.parametrize("factory", [*GRAPHS, *LISTS])
+def test_every_kind_of_index_reaches_the_target_by_brute_force_too(
+    raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
+) -> None:
+    check_factory(factory, DIMENSION, COUNT)
+    index = built(vectors, factory, tmp_path)
+    choice = choose_search(index, vectors, QUERIES, target=0.95)
+    _, rows = index.search(QUERIES, 10, params=search_parameters(choice))
+    assert recall(rows, oracle(raw, QUERIES)) == pytest.approx(choice.recall, abs=0.002)
+    assert choice.recall >= 0.95
+    assert index.ntotal == COUNT
+
+
+@pytest.mark.parametrize("target", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize(
+    ("factory", "first", "key"), [("HNSW6", 16, "efSearch"), ("IVF64,Flat", 1, "nprobe")]
+)
+def test_the_smallest_value_that_meets_the_target_is_chosen(
+    vectors: ShardedVectors, tmp_path: Path, factory: str, first: int, key: str, target: float
+) -> None:
+    choice = choose_search(built(vectors, factory, tmp_path), vectors, QUERIES, target)
+    *smaller, chosen = choice.tried.items()
+    assert chosen[0] == f"{key}={choice.parameters[key]}"
+    assert chosen[1] == choice.recall >= target
+    assert all(value < target for _, value in smaller)
+    assert list(choice.tried) == [f"{key}={first * 2**i}" for i in range(len(choice.tried))]
+
+
+def test_the_cheapest_combination_that_meets_the_target_is_chosen(
+    vectors: ShardedVectors, tmp_path: Path
+) -> None:
+    index = built(vectors, "IVF64,PQ4x8,Refine(SQ8)", tmp_path)
+    choice = choose_search(index, vectors, QUERIES, target=0.9)
+    *cheaper, chosen = choice.tried.items()
+    pairs = [tuple(map(int, re.findall(r"\d+", name))) for name in choice.tried]
+    assert set(choice.tried) <= {f"nprobe={n},k_factor={f}" for n, f in pairs}
+    assert pairs[-1] == (choice.parameters["nprobe"], choice.parameters["k_factor"])
+    assert chosen[1] == choice.recall >= 0.9 > max(value for _, value in cheaper)
+    # Scanning a list costs about 47 rows, refining one more for each hit about 200.
+    costs = [probes * COUNT / 64 + 200 * factor for probes, factor in pairs]
+    assert costs == sorted(costs)
+    assert len({factor for _, factor in pairs}) > 1
+
+
+@pytest.mark.parametrize("factory", ["HNSW4", "IVF64,SQ8", "IVF64,PQ16x4fs,Refine(SQ8)"])
+def test_if_no_value_meets_the_target_the_best_is_chosen(
+    vectors: ShardedVectors, tmp_path: Path, factory: str
+) -> None:
+    index = built(vectors, factory, tmp_path)
+    choice = choose_search(index, vectors, QUERIES, target=1.0)
+    assert 0.5 < choice.recall == max(choice.tried.values()) < 1
+    assert choice.hint
+
+
+def test_vectors_of_equal_texts_stand_for_each_other(tmp_path: Path) -> None:
+    write_shard(tmp_path, 0, random_vectors(2, seed=3), ["a", "b"], tokens=0, truncated=0)
+    same = ShardedVectors(tmp_path, 2, np.arange(40) % 2)
+    index = built(same, "Flat", tmp_path)
+    assert choose_search(index, same, QUERIES, target=1).recall == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_fewer_vectors_than_hits_are_all_found(tmp_path: Path, count: int) -> None:
+    write_shard(tmp_path, 0, random_vectors(count, 3), ["a"] * count, tokens=0, truncated=0)
+    few = ShardedVectors(tmp_path, count, np.arange(count))
+    index = built(few, "HNSW32", tmp_path)
+    assert choose_search(index, few, QUERIES, target=1).recall == 1
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW4", "HNSW6,SQ8", *LISTS])
+def test_an_index_finds_its_own_vectors_and_no_foreign_ones(
+    raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
+) -> None:
+    parameters = choose_search(built(vectors, factory, tmp_path), vectors, QUERIES, 0.5).parameters
+    opened = FaissVectors(tmp_path / "vectors.faiss", parameters)
+    assert min(opened.search(vector, 100)[0][0] for vector in raw[::100]) > 0.99
+    assert max(opened.search(vector, 100)[0][0] for vector in QUERIES) < 0.99
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32,SQ8"])
+def test_an_index_read_from_disk_answers_as_before(
+    tmp_path: Path, raw: FloatArray, factory: str
+) -> None:
+    index = faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(raw)
+    index.add(raw)
+    write_file(index, tmp_path / "i")
+    for before, after in zip(
+        index.search(QUERIES, 10), read_index(tmp_path / "i").search(QUERIES, 10), strict=True
+    ):
+        np.testing.assert_array_equal(before, after)
+
+
+def parts_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each part that is written from now on."""
+    rows: list[int] = []
+    write = faiss.write_index
+
+    def spy(index: Any, *arguments: Any) -> None:
+        rows.append(index.ntotal)
+        write(index, *arguments)
+
+    monkeypatch.setattr(faiss, "write_index", spy)
+    return rows
+
+
+# Room to train, and then for so many bytes of codes and ids.
+TIGHT = 39 * 64 * DIMENSION * 4
+
+
+@pytest.mark.parametrize("factory", LISTS)
+def test_an_index_in_parts_is_byte_for_byte_the_one_that_faiss_writes(
+    raw: FloatArray,
+    vectors: ShardedVectors,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+) -> None:
+    monkeypatch.setattr("stores.faiss.training._LIST_SAMPLE_ROWS", 39)
+    path, whole = tmp_path / "vectors.faiss", tmp_path / "whole.faiss"
+    index = faiss_training.trained_index(vectors, factory, threads=1, memory=TIGHT, progress=False)
+    index.add(raw)
+    faiss.write_index(index, str(whole))
+    rows = parts_seen(monkeypatch)
+    monkeypatch.setattr("stores.faiss.parts._SLACK", 20)
+    build_index(vectors, factory, path, threads=1, memory=TIGHT, progress=False)
+    assert path.read_bytes() == whole.read_bytes()
+    assert sum(rows) == COUNT
+    if "x4fs" not in factory:
+        code_size = faiss.extract_index_ivf(index).code_size
+        assert len(rows) > 1
+        assert max(rows) * 20 * (code_size + 8) <= TIGHT
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vectors.faiss", "whole.faiss"]
+
+
+def test_lists_that_the_memory_cannot_train_are_refused(
+    vectors: ShardedVectors, tmp_path: Path
+) -> None:
+    with raises(CareError, "too_little_memory"):
+        built(vectors, "IVF64,SQ8", tmp_path, memory=TIGHT - 1)
+
+
+def test_training_reads_a_sample_that_fits_into_the_memory(
+    vectors: ShardedVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = ShardedVectors.take
+
+    def spy(self: ShardedVectors, rows: Any) -> FloatArray:
+        taken.append(len(rows))
+        return take(self, rows)
+
+    monkeypatch.setattr(ShardedVectors, "take", spy)
+    monkeypatch.setattr("stores.faiss.parts._CHUNK_ROWS", 500)
+    built(vectors, "IVF64,Flat", tmp_path, memory=TIGHT)
+    assert max(taken) == 39 * 64
+
+
+def test_gpus_assign_while_vectors_are_added_and_no_longer(
+    vectors: ShardedVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+
+    def to_gpus(quantizer: faiss.Index) -> faiss.Index:
+        moved.append(quantizer.ntotal)
+        return faiss.clone_index(quantizer)
+
+    build_index(vectors, "IVF64,SQ8", tmp_path / "cpu", threads=1, memory=LARGE, progress=False)
+    kmeans = faiss.Kmeans
+    monkeypatch.setattr(faiss, "Kmeans", lambda *a, gpu, **k: kmeans(*a, gpu=0, **k))
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", to_gpus, raising=False)
+    assert faiss_training.gpus() == 2
+    build_index(vectors, "IVF64,SQ8", tmp_path / "gpu", threads=1, memory=LARGE, progress=False)
+    assert moved == [64]
+    assert (tmp_path / "cpu").read_bytes() == (tmp_path / "gpu").read_bytes()
+
+
+def test_a_faiss_without_gpu_functions_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faiss_training, "faiss", SimpleNamespace())
+    assert faiss_training.gpus() == 0
+
+
+def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
+    published: Path, indexes: Path, tmp_path: Path, build_version: Builder
+) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", make_records(400))
+    command = [sys.executable, "-m", "tests.stores.killed_merge", str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert list_versions(indexes, "test") == [published.name]
+    (left,) = indexes.glob("test/.*.tmp")
+    assert (left / "vectors.faiss").is_file()
+    assert len(list(left.glob("parts-*/part-*"))) == 2
+    assert prune(indexes, "test", tmp_path / "builds", keep=3) == []
+    assert list(indexes.glob("test/.*.tmp")) == []
+    manifest = build_version(make_records(400), factory="IVF4,SQ8", recall=0.9)
+    assert manifest.factory == "IVF4,SQ8"
+    assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
+
+
+def test_a_version_built_in_parts_is_one_file_that_is_found_in_any_folder(
+    build_version: Builder, indexes: Path, tmp_path: Path
+) -> None:
+    memory_gib = 39 * 4 * 64 * 4 / 2**30
+    manifest = build_version(
+        make_records(400), factory="IVF4,SQ8", recall=0.9, memory_gib=memory_gib
+    )
+    assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
+    assert manifest.recall.tried[f"nprobe={manifest.search_parameters['nprobe']}"] >= 0.9
+    folder = indexes / "test" / manifest.version
+    queries = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    before = read_index(folder / "vectors.faiss").search(queries, 10)[1].tolist()
+    moved = folder.rename(tmp_path / "elsewhere")
+    indexes.rename(tmp_path / "gone")
+    assert verify_version(moved) == manifest
+    assert read_index(moved / "vectors.faiss").search(queries, 10)[1].tolist() == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an index"])
+def test_a_file_that_is_no_index_is_named(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "i").write_bytes(content)
+    with raises(IndexVersionError, "unreadable_vectors", path=tmp_path / "i"):
+        read_index(tmp_path / "i")
+
+
+@pytest.mark.parametrize(
+    ("count", "factory"),
+    [
+        (1, "Flat"),
+        (49_999, "Flat"),
+        (50_000, "HNSW32,Flat"),
+        (4_999_999, "HNSW32,Flat"),
+        (5_000_000, "IVF8192,PQ384x4fs,Refine(SQfp16)"),
+        (10_000_000, "IVF16384,PQ384x4fs,Refine(SQfp16)"),
+        (100_000_000, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
+    ],
+)
+def test_the_index_type_follows_from_the_number_of_vectors(count: int, factory: str) -> None:
+    assert default_factory(count, 768) == factory
+    check_factory(factory, 768, count)
+
+
+@pytest.mark.parametrize("dimension", [1, 7, 64, 1023])
+def test_the_chosen_parts_divide_any_dimension(dimension: int) -> None:
+    check_factory(default_factory(10**7, dimension), dimension, 10**7)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        *("Flat", "HNSW4", "HNSW32,Flat", "HNSW64,SQ8", "HNSW16,SQfp16", "IVF1,Flat"),
+        *(
+            "IVF65536,SQ8",
+            "IVF64,PQ4x4fs,Refine(SQ8)",
+            "IVF64,PQ32x8,RFlat",
+            "IVF9,PQ1,Refine(Flat)",
+        ),
+    ],
+)
+def test_supported_factories_pass(factory: str) -> None:
+    check_factory(factory, DIMENSION)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "",
+        "flat",
+        "HNSW",
+        "HNSW0",
+        "HNSW1",
+        "HNSW3",
+        "HNSW1000",
+        "HNSW32,PQ8",
+        "IVF64",
+        "IVF0,Flat",
+        "IVF64,PQ8x8",
+        "IVF64,PQ8x6,RFlat",
+        "IVF64,SQ8,RFlat",
+        "Flat\n",
+    ],
+)
+def test_an_unsupported_factory_is_refused_and_the_supported_are_named(factory: str) -> None:
+    with raises(CareError, "unsupported_factory", factory=factory):
+        check_factory(factory, DIMENSION)
+
+
+@pytest.mark.parametrize(
+    ("factory", "count", "code", "fields"),
+    [
+        ("IVF64,PQ5x8,RFlat", None, "factory_does_not_divide", {"dimension": DIMENSION}),
+        ("IVF64,SQ8", 2495, "too_few_vectors", {"needed": 2496, "count": 2495}),
+        ("IVF1,Flat", 38, "too_few_vectors", {"needed": 39, "count": 38}),
+        ("IVF1,PQ8x8,RFlat", 1023, "too_few_vectors", {"needed": 1024, "count": 1023}),
+        ("IVF1,PQ8x4fs,RFlat", 63, "too_few_vectors", {"needed": 64, "count": 63}),
+    ],
+)
+def test_what_the_vectors_cannot_train_is_an_error(
+    factory: str, count: int | None, code: str, fields: dict[str, int]
+) -> None:
+    with raises(CareError, code, factory=factory, **fields):
+        check_factory(factory, DIMENSION, count)
+    check_factory(factory.replace("PQ5", "PQ4"), DIMENSION, count and count + 1)

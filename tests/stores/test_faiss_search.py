@@ -1,0 +1,353 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from core.errors import IndexVersionError
+from core.types import FloatArray, RowArray
+from core.vectors import truncate_normalize
+from stores.base import ScoredRows
+from stores.faiss.search import FaissVectors, limit_threads
+from tests.errors import raises
+
+COUNT = 60_000
+DIMENSION = 64
+# Twenty documents each: the neighbours that a broad filter asks for lie beyond one cluster.
+CLUSTERS = 3000
+QUERIES = 100
+K = 10
+# Equal up to the order in which FAISS and numpy add.
+EQUAL = 1e-5
+
+Mask = NDArray[np.bool_]
+
+
+def save(folder: Path, vectors: FloatArray, factory: str) -> Path:
+    index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efConstruction = 100
+    index.train(vectors)
+    index.add(vectors)
+    path = folder / "vectors.faiss"
+    faiss.write_index(index, str(path))
+    return path
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph over clusters of vectors, and what exact search needs.
+
+    Attributes:
+        index: The index under test.
+        scores: float32 [queries, count], of every document.
+        queries: float32 [queries, dimension].
+        cluster: The cluster of each document.
+        own: The cluster of each query.
+        uniform: A number in [0, 1) for each document, independent of its cluster.
+    """
+
+    index: FaissVectors
+    scores: FloatArray
+    queries: FloatArray
+    cluster: RowArray
+    own: RowArray
+    uniform: NDArray[np.float64]
+
+    def mask(self, kind: str, query: int) -> Mask:
+        """The documents that a kind of filter lets through for a query."""
+        other_half = self.cluster % 2 != self.own[query] % 2
+        masks: dict[str, Mask] = {
+            "all": self.uniform < 1,
+            "50 %": self.uniform < 0.5,
+            "30 %": self.uniform < 0.3,
+            "20 %": self.uniform < 0.2,
+            "the query's half of the clusters": ~other_half,
+            "the other half of the clusters": other_half,
+            "all but the query's cluster": self.cluster != self.own[query],
+            "one in a thousand": self.uniform < 0.001,
+            "the query's cluster": self.cluster == self.own[query],
+            "a single row": np.arange(COUNT) == query,
+        }
+        return masks[kind]
+
+    def exact(self, query: int, mask: Mask, k: int) -> FloatArray:
+        """The k best scores of what a filter lets through, descending."""
+        return -np.sort(-self.scores[query, mask])[:k]
+
+
+def clustered(folder: Path, factory: str, **search_parameters: int) -> Graph:
+    """An index of documents in clusters."""
+    limit_threads()
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(CLUSTERS, DIMENSION))
+
+    def around(cluster: RowArray) -> FloatArray:
+        noise = 0.5 * random.normal(size=(len(cluster), DIMENSION))
+        return truncate_normalize((centers[cluster] + noise).astype(np.float32), DIMENSION)
+
+    cluster = random.integers(0, CLUSTERS, COUNT)
+    own = random.integers(0, CLUSTERS, QUERIES)
+    vectors, queries = around(cluster), around(own)
+    path = save(folder, vectors, factory)
+    return Graph(
+        index=FaissVectors(path, search_parameters),
+        scores=queries @ vectors.T,
+        queries=queries,
+        cluster=cluster,
+        own=own,
+        uniform=random.random(COUNT),
+    )
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return clustered(tmp_path_factory.mktemp("graph"), "HNSW32,Flat", efSearch=32)
+
+
+# Parameters that reach a recall@10 of 0.99 without a filter.
+INVERTED = {
+    "IVF1024,Flat": {"nprobe": 64},
+    "IVF1024,PQ32x4fs,RFlat": {"nprobe": 64, "k_factor": 16},
+}
+
+
+@pytest.fixture(scope="module", params=INVERTED)
+def inverted(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Graph:
+    factory: str = request.param
+    return clustered(tmp_path_factory.mktemp("inverted"), factory, **INVERTED[factory])
+
+
+@pytest.fixture
+def exact_searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The depths of the searches that were answered exactly."""
+    depths: list[int] = []
+    exact = FaissVectors._exact
+
+    def spy(self: FaissVectors, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
+        depths.append(k)
+        return exact(self, query, k, rows)
+
+    monkeypatch.setattr(FaissVectors, "_exact", spy)
+    return depths
+
+
+def assert_sound(graph: Graph, query: int, found: ScoredRows, mask: Mask) -> None:
+    scores, rows = found
+    assert (scores.dtype, rows.dtype) == (np.float32, np.int64)
+    assert len(set(rows.tolist())) == len(rows) == len(scores)
+    assert mask[rows].all()
+    assert (np.diff(scores) <= 0).all()
+    np.testing.assert_allclose(scores, graph.scores[query, rows], atol=EQUAL)
+
+
+def recall(graph: Graph, kind: str, k: int = K) -> float:
+    """Mean recall@k over the queries; every answer must have k hits."""
+    hits = 0
+    for query, vector in enumerate(graph.queries):
+        mask = graph.mask(kind, query)
+        rows = None if kind == "all" else np.flatnonzero(mask)
+        found = graph.index.search(vector, k, rows)
+        assert_sound(graph, query, found, mask)
+        assert len(found[1]) == k
+        hits += int((found[0] >= graph.exact(query, mask, k)[-1] - EQUAL).sum())
+    return hits / (k * QUERIES)
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %", "30 %", "the query's half of the clusters"])
+def test_the_graph_alone_answers_a_broad_filter(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) >= 0.99
+    assert exact_searches == []
+
+
+@pytest.mark.parametrize("kind", ["the other half of the clusters", "all but the query's cluster"])
+def test_a_filter_against_the_query_is_answered_by_the_graph_or_after_it_exactly(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) >= 0.99
+    assert 0 < len(exact_searches) < QUERIES
+
+
+@pytest.mark.parametrize("kind", ["20 %", "one in a thousand"])
+def test_a_selective_filter_is_answered_exactly(
+    graph: Graph, exact_searches: list[int], kind: str
+) -> None:
+    assert recall(graph, kind) == 1
+    assert len(exact_searches) == QUERIES
+
+
+@pytest.mark.parametrize("k", [1, 100, 1000])
+def test_a_broad_filter_keeps_its_recall_at_other_depths(graph: Graph, k: int) -> None:
+    assert recall(graph, "50 %", k) >= 0.99
+
+
+@pytest.mark.parametrize("k", [1, K, 1000])
+@pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
+def test_no_more_than_what_matches_is_found(graph: Graph, kind: str, k: int) -> None:
+    for query in range(5):
+        mask = graph.mask(kind, query)
+        found = graph.index.search(graph.queries[query], k, np.flatnonzero(mask))
+        assert_sound(graph, query, found, mask)
+        np.testing.assert_allclose(found[0], graph.exact(query, mask, k), atol=EQUAL)
+
+
+@pytest.mark.parametrize("k", [1, COUNT])
+def test_no_matching_row_means_no_hit(graph: Graph, k: int) -> None:
+    scores, rows = graph.index.search(graph.queries[0], k, np.empty(0, np.int64))
+    assert (len(scores), scores.dtype) == (0, np.float32)
+    assert (len(rows), rows.dtype) == (0, np.int64)
+
+
+def test_every_document_can_be_asked_for(graph: Graph) -> None:
+    _, rows = graph.index.search(graph.queries[0], COUNT)
+    assert sorted(rows.tolist()) == list(range(COUNT))
+
+
+def test_a_filter_that_all_rows_pass_changes_nothing(graph: Graph) -> None:
+    free = graph.index.search(graph.queries[0], K)
+    filtered = graph.index.search(graph.queries[0], K, np.arange(COUNT))
+    np.testing.assert_array_equal(free, filtered)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_least"),
+    [
+        *(("all", 0.99), ("50 %", 0.99), ("30 %", 0.99), ("20 %", 0.99)),
+        ("the query's half of the clusters", 0.99),
+        ("all but the query's cluster", 0.99),
+        # The lists with the last neighbours lie on the far side of those that are shut out.
+        ("the other half of the clusters", 0.98),
+    ],
+)
+def test_inverted_lists_keep_their_recall_under_a_filter(
+    inverted: Graph, kind: str, at_least: float
+) -> None:
+    assert recall(inverted, kind) >= at_least
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %"])
+def test_inverted_lists_alone_answer_a_broad_filter(
+    inverted: Graph, exact_searches: list[int], kind: str
+) -> None:
+    recall(inverted, kind)
+    assert exact_searches == []
+
+
+@pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
+def test_a_selective_filter_on_inverted_lists_is_answered_exactly(
+    inverted: Graph, exact_searches: list[int], kind: str
+) -> None:
+    for query in range(20):
+        mask = inverted.mask(kind, query)
+        found = inverted.index.search(inverted.queries[query], K, np.flatnonzero(mask))
+        assert_sound(inverted, query, found, mask)
+        np.testing.assert_allclose(found[0], inverted.exact(query, mask, K), atol=EQUAL)
+    assert len(exact_searches) == 20
+
+
+@pytest.mark.parametrize("k", [1, 100, 1000])
+@pytest.mark.parametrize("kind", ["all", "50 %"])
+def test_inverted_lists_are_searched_more_widely_for_deeper_answers(
+    inverted: Graph, kind: str, k: int
+) -> None:
+    # Beyond the twenty documents of a cluster the next lie in no lists near the query's.
+    assert recall(inverted, kind, k) >= 0.96
+
+
+def test_every_document_of_inverted_lists_can_be_asked_for(inverted: Graph) -> None:
+    _, rows = inverted.index.search(inverted.queries[0], COUNT)
+    assert sorted(rows.tolist()) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", ["all", "50 %", "one in a thousand"])
+def test_threads_that_search_at_once_find_what_each_finds_alone(inverted: Graph, kind: str) -> None:
+    def search(query: int) -> list[list[float]]:
+        # Of different depths, so that parameters that were shared would be seen.
+        rows = None if kind == "all" else np.flatnonzero(inverted.mask(kind, query))
+        k = 1 if query % 2 else 100
+        return [part.tolist() for part in inverted.index.search(inverted.queries[query], k, rows)]
+
+    alone = [search(query) for query in range(QUERIES)]
+    with ThreadPoolExecutor(8, initializer=limit_threads) as pool:
+        assert list(pool.map(search, range(QUERIES))) == alone
+
+
+SMALL = 500
+
+
+@pytest.fixture(scope="module")
+def small_vectors() -> FloatArray:
+    random = np.random.default_rng(1)
+    vectors = random.normal(size=(SMALL, DIMENSION)).astype(np.float32)
+    return truncate_normalize(vectors, DIMENSION)
+
+
+@pytest.mark.parametrize("share", [None, 1, 2, 100, SMALL])
+@pytest.mark.parametrize(
+    ("factory", "parameters", "tolerance"),
+    [
+        ("Flat", {}, EQUAL),
+        ("HNSW8,SQfp16", {"efSearch": SMALL}, 1e-3),
+        ("HNSW8,SQ8", {"efSearch": SMALL}, 2e-2),
+        ("IVF8,Flat", {"nprobe": 8}, EQUAL),
+        ("IVF8,SQ8", {"nprobe": 8}, 2e-2),
+        ("IVF8,PQ16x4fs,Refine(SQ8)", {"nprobe": 8, "k_factor": 50}, 2e-2),
+        ("IVF8,PQ16x4fs,Refine(SQfp16)", {"nprobe": 8, "k_factor": 50}, 1e-3),
+        ("IVF8,PQ4x8np,RFlat", {"nprobe": 8, "k_factor": 50}, EQUAL),
+    ],
+)
+def test_every_kind_of_index_answers_with_and_without_a_filter(
+    tmp_path: Path,
+    small_vectors: FloatArray,
+    factory: str,
+    parameters: dict[str, int],
+    tolerance: float,
+    share: int | None,
+) -> None:
+    path = save(tmp_path, small_vectors, factory)
+    index = FaissVectors(path, parameters)
+    rows = None if share is None else np.arange(0, SMALL, share)
+    scores, found = index.search(small_vectors[0], 5, rows)
+    exact = small_vectors @ small_vectors[0]
+    best = -np.sort(-(exact if rows is None else exact[rows]))[:5]
+    assert found[0] == 0
+    np.testing.assert_allclose(scores, best, atol=tolerance)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,Flat", "IVF8,SQ8", "IVF8,PQ16x4fs,RFlat"])
+def test_asking_for_more_than_there_is_finds_each_document_once(
+    tmp_path: Path, small_vectors: FloatArray, factory: str
+) -> None:
+    index = FaissVectors(save(tmp_path, small_vectors, factory), {})
+    for rows in (None, np.arange(SMALL)):
+        _, found = index.search(small_vectors[0], 2 * SMALL, rows)
+        assert sorted(found.tolist()) == list(range(SMALL))
+
+
+@pytest.mark.parametrize("cheap", [{"nprobe": 1}, {"nprobe": 8}])
+@pytest.mark.parametrize("k_factor", [1, 50])
+def test_the_parameters_of_the_manifest_are_what_is_searched_with(
+    tmp_path: Path, small_vectors: FloatArray, cheap: dict[str, int], k_factor: int
+) -> None:
+    path = save(tmp_path, small_vectors, "IVF8,PQ4x4fs,RFlat")
+    parameters = cheap | {"k_factor": k_factor}
+    index = FaissVectors(path, parameters)
+    index._approximate.cost = lambda fetch: 0
+    same = faiss.IndexRefineSearchParameters(
+        k_factor=k_factor, base_index_params=faiss.SearchParametersIVF(**cheap)
+    )
+    for query in small_vectors[:50]:
+        _, expected = faiss.read_index(str(path)).search(query[None], 2, params=same)
+        assert index.search(query, 2)[1].tolist() == expected[0].tolist()
+
+
+def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.faiss"
+    path.write_bytes(b"no index")
+    with raises(IndexVersionError, "unreadable_vectors", path=path):
+        FaissVectors(path, {})

@@ -1,0 +1,71 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import CareError, ProviderError
+from indexer.__main__ import main
+from stores import registry
+from stores.milvus.names import (
+    check_factory,
+    default_factory,
+    index_parameters,
+    parameters_by_cost,
+)
+from stores.registry import MilvusAddress, VectorStores
+from tests.conftest import make_records, write_jsonl
+from tests.errors import error_code, raises
+
+
+@pytest.mark.parametrize(("count", "factory"), [(49_999, "Flat"), (50_000, "HNSW32")])
+def test_milvus_searches_few_vectors_exactly_and_many_by_a_graph(count: int, factory: str) -> None:
+    assert default_factory(count) == factory
+    check_factory(factory)
+    assert default_factory(10**9) == "HNSW32"
+    assert registry.default_factory("faiss", 10**9, 768).startswith("IVF")
+
+
+@pytest.mark.parametrize("factory", ["HNSW3", "HNSW32,SQ8", "IVF1024,SQ8", "flat", ""])
+def test_what_milvus_does_not_build_is_an_error(factory: str) -> None:
+    with raises(CareError, "unsupported_factory", factory=factory):
+        check_factory(factory)
+
+
+def test_a_factory_is_an_index_type_of_milvus() -> None:
+    assert index_parameters("Flat") == ("FLAT", {})
+    assert index_parameters("HNSW16,Flat") == ("HNSW", {"M": 16, "efConstruction": 200})
+    assert parameters_by_cost("Flat") == [{}]
+    assert parameters_by_cost("HNSW16")[0] == {"efSearch": 16}
+
+
+def test_a_missing_client_or_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises(CareError, "milvus_address_missing"):
+        VectorStores().get("milvus")
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    monkeypatch.delitem(sys.modules, "stores.milvus.store", raising=False)
+    with raises(ProviderError, "not_installed", package="pymilvus"):
+        VectorStores(MilvusAddress("http://127.0.0.1:1")).get("milvus")
+
+
+def test_a_version_names_its_store(tmp_path: Path) -> None:
+    stores = VectorStores()
+    assert stores.of(tmp_path).name == "faiss"
+    (tmp_path / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
+    with raises(CareError, "milvus_address_missing"):
+        stores.of(tmp_path)
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "hidden" not in repr(MilvusAddress("http://m", "hidden"))
+
+
+def test_a_build_for_milvus_without_address_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CARE_MILVUS_URI", raising=False)
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(3))
+    place = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
+    command = ["build", "--corpus", str(corpus), "--index", "test", *place, "--store", "milvus"]
+    assert main(command) == 1
+    assert error_code(capsys.readouterr().err) == "milvus_address_missing"
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]

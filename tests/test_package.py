@@ -1,0 +1,80 @@
+"""The wheel: what it carries, its licences and its size."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = sorted({*PROJECT["tool"]["importlinter"]["root_packages"]} - {"loadtest"})
+MAX_BYTES = 80 * 10**6
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the checked-out files, built as pip builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    unwanted = shutil.ignore_patterns(
+        ".*", "*.egg-info", "__pycache__", "build", "builds", "indexes"
+    )
+    shutil.copytree(ROOT, source, ignore=unwanted)
+    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as files:
+        return set(files.namelist())
+
+
+def test_it_is_small_enough(wheel: Path) -> None:
+    assert wheel.stat().st_size <= MAX_BYTES
+
+
+def test_it_carries_all_files_of_the_packages_but_results(names: set[str]) -> None:
+    """Weights, registry, recipes, templates, word lists and the page among them."""
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not {"results", "__pycache__"} & set(path.parts)
+    }
+    carried = {name for name in names if ".dist-info/" not in name}
+    assert carried == expected
+    for name in (
+        "models/care-mini/query.onnx",
+        "service/page/index.html",
+        "training/experiments/phrases.yaml",
+    ):
+        assert name in carried
+
+
+def test_it_carries_the_licences(wheel: Path, names: set[str]) -> None:
+    (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    folder = metadata.removesuffix("METADATA")
+    assert {f"{folder}licenses/LICENSE", f"{folder}licenses/THIRD_PARTY.md"} <= names
+    with zipfile.ZipFile(wheel) as files:
+        facts = Parser().parsestr(files.read(metadata).decode())
+    assert facts["License-Expression"] == "Apache-2.0 AND MIT"
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_its_weights_are_those_that_the_registry_describes(wheel: Path, side: str) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        spec = tomllib.loads(files.read("models/registry/care-mini.toml").decode())[side]
+        for part in ("weights", "tokenizer"):
+            content = files.read(f"models/care-mini/{Path(spec[part]).name}")
+            assert hashlib.sha256(content).hexdigest() == spec[f"{part}_sha256"]

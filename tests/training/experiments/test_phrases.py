@@ -1,0 +1,82 @@
+"""Texts made for alignment."""
+
+import json
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import training
+from tests.conftest import write_jsonl
+from tests.training.conftest import write_split
+from training.experiments.phrases import LONGEST, SHORTEST, Phrases, write
+from training.recipe import load_recipe
+
+RECIPE = Path(training.__file__).parent / "recipes" / "care-mini.yaml"
+TEXTS = ["高血压患者平时应该注意什么？", "清淡饮食，按时服用降压药，注意休息。定期复查血压。"]
+
+
+@cache
+def made(seed: int) -> list[str]:
+    return list(islice(Phrases(TEXTS, seed), 2000))
+
+
+def test_texts_follow_from_the_seed() -> None:
+    assert made(0)[:400] == list(islice(Phrases(TEXTS, 0), 400))
+    assert len(set(made(0)[:400]) & set(made(1)[:400])) < 200
+
+
+def test_texts_are_short_and_no_two_are_equal() -> None:
+    texts = made(0)
+    assert len(set(texts)) == len(texts)
+    assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
+
+
+def test_texts_are_as_long_as_they_are_asked_for() -> None:
+    texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
+    assert {30 <= len(text) <= 110 for text in texts} == {True}
+    assert sum(len(text) > LONGEST for text in texts) > 100
+
+
+def test_no_form_is_left_unfilled() -> None:
+    assert not [text for text in made(0) if "{" in text or "}" in text]
+
+
+def test_parts_of_given_texts_are_among_them() -> None:
+    texts = made(0)
+    assert any(text in TEXTS[1] for text in texts)
+    assert sum(text not in "".join(TEXTS) for text in texts) > 200
+
+
+def test_words_belong_to_the_class_of_their_longest_ending() -> None:
+    phrases = Phrases(TEXTS, 0)
+    classes = [
+        phrases.word_class(word) for word in ("高尿酸血症", "阿奇霉素", "毛细血管", "拖拉机")
+    ]
+    assert classes == ["disease", "drug", "organ", None]
+
+
+def test_only_examples_that_train_are_read(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "phrases.jsonl"
+    changes = [f"variables.data={data}", "dev=null"]
+    write(load_recipe(RECIPE, changes), out, count=300, seed=0)
+    texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
+    assert len(texts) == 300
+    # Of answers that no example names, and of knowledge-qa, there is no part.
+    assert any(text in "清淡饮食，按时服用降压药。" for text in texts)
+    assert not any("使用抗生素控制感染" in text or "绝对不会出现的句子" in text for text in texts)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    documents = [
+        ("t1", "清淡饮食，按时服用降压药。", "patient-qa"),
+        ("t2", "绝对不会出现的句子。", "patient-qa"),
+        ("h1", "建议手术治疗，并使用抗生素控制感染。", "knowledge-qa"),
+    ]
+    corpus = [{"_id": i, "text": t, "metadata": {"source": s}} for i, t, s in documents]
+    write_jsonl(tmp_path / "corpus.jsonl", corpus)
+    queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
+    write_split(tmp_path, "train", queries, [("a", "t1", 1), ("b", "h1", 1)])
+    return tmp_path

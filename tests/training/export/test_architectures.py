@@ -1,0 +1,227 @@
+"""Each architecture of the registry, as a tiny checkpoint, from encoding to search."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from transformers import AutoModel, GteModel, Qwen2Model
+
+from core.encoders import Pair, Pooling
+from core.errors import PairError
+from core.files import sha256_file
+from core.versions import current_version, index_folder, read_manifest
+from indexer.__main__ import main as indexer
+from models.encoders.onnx import OnnxEncoder
+from models.encoders.transformers import TransformersEncoder
+from models.pairs import load_pair, write_pair
+from service.app import create_app, load_query_encoder
+from service.settings import Settings
+from tests.checkpoints import (
+    GTE_CONFIG,
+    LONG,
+    NTK,
+    TEXTS,
+    WIDTH,
+    add_dense,
+    checkpoint_spec,
+    token_states,
+    unit,
+    write_adapter,
+    write_bert,
+    write_gte,
+    write_gte_qwen2,
+    write_qwen3,
+    write_xlmr,
+)
+from tests.conftest import write_jsonl
+from tests.errors import error_code, raises
+from training.export.__main__ import main as export
+from training.export.onnx import save
+
+pytestmark = pytest.mark.train
+
+
+def write_conan(folder: Path) -> Path:
+    add_dense(write_bert(folder), 96)
+    return folder
+
+
+def write_lora(folder: Path) -> Path:
+    write_adapter(write_qwen3(folder), folder / "lora", AutoModel, "FEATURE_EXTRACTION")
+    return folder
+
+
+@dataclass(frozen=True)
+class Architecture:
+    write: Callable[[Path], Path]
+    pooling: Pooling
+    changes: dict[str, Any]
+
+
+ARCHITECTURES = {
+    "bert": Architecture(write_bert, "cls", {}),
+    "bert-dense": Architecture(write_conan, "mean", {"native_dimension": 96, "dimension": 80}),
+    "xlm-roberta": Architecture(write_xlmr, "cls", {}),
+    "gte": Architecture(write_gte, "cls", {"config": GTE_CONFIG}),
+    "qwen2": Architecture(write_gte_qwen2, "last_token", {"config": {"is_causal": False}}),
+    "qwen3": Architecture(write_qwen3, "last_token", {"dimension": 48}),
+    "qwen3-chat": Architecture(lambda f: write_qwen3(f, ends_texts=False), "last_token", {}),
+    "qwen3-lora": Architecture(write_lora, "last_token", {"adapter": "lora"}),
+}
+
+
+def make_pair(folder: Path, name: str) -> Pair:
+    """A symmetric pair over a checkpoint in `folder`, as a model's registry entry says."""
+    kind = ARCHITECTURES[name]
+    checkpoint = kind.write(folder / "checkpoint")
+    changes = {"weights": "checkpoint", **kind.changes}
+    if "adapter" in changes:
+        changes["adapter"] = "checkpoint/lora"
+    query, document = (
+        checkpoint_spec(checkpoint, kind.pooling, **changes, role=role)
+        for role in ("query", "document")
+    )
+    return Pair(name=name, description="tiny", folder=folder, query=query, document=document)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_checkpoint_is_indexed_exported_and_served(
+    tmp_path: Path, name: str, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pair(make_pair(tmp_path, name), tmp_path / "pair.toml")
+    assert load_pair(str(tmp_path / "pair.toml")).query.role == "query"
+    records = [{"_id": f"{i}", "text": a + b} for i, (a, b) in enumerate(product(TEXTS, TEXTS))]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    arguments = ["--corpus", str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
+    arguments += ["--builds", str(tmp_path / "builds"), "--pair", str(tmp_path / "pair.toml")]
+    assert indexer(["build", *arguments, "--backend", "transformers"]) == 0
+    version = current_version(settings.indexes, "test")
+    manifest = read_manifest(index_folder(settings.indexes, "test") / version)
+    assert manifest.recall.recall == 1
+
+    checkpoint = settings.model_copy(update={"pair": str(tmp_path / "pair.toml")})
+    with pytest.raises(PairError):
+        load_query_encoder(checkpoint)
+
+    out = tmp_path / "exported"
+    arguments = ["--pair", str(tmp_path / "pair.toml"), "--precision", "fp32", "--corpus", "none"]
+    assert export([*arguments, "--out", str(out)]) == 0
+    assert f"{out}/pair.toml" in capsys.readouterr().out
+    exported = load_pair(str(out / "pair.toml"))
+    assert exported.document.model_dump(exclude={"weights", "adapter"}) == (
+        manifest.encoder.model_dump(exclude={"weights", "adapter"})
+    )
+    assert (exported.folder / exported.document.weights).resolve() == tmp_path / "checkpoint"
+
+    served = settings.model_copy(update={"pair": str(out / "pair.toml")})
+    with TestClient(create_app(served, load_query_encoder(served))) as client:
+        for record in records[::5]:
+            hits = client.post("/search", json={"query": record["text"]}).json()["hits"]
+            assert hits[0]["id"] == record["_id"]
+            assert hits[0]["score"] > max(0.9999, hits[1]["score"] + 1e-4)
+    texts = [*TEXTS, LONG]
+    expected = TransformersEncoder(exported.document, exported.folder, device="cpu").encode(texts)
+    encoding = OnnxEncoder(exported.query, exported.folder, threads=1).encode(texts)
+    np.testing.assert_allclose(encoding.vectors, expected.vectors, atol=1e-4)
+    np.testing.assert_array_equal(encoding.token_counts, expected.token_counts)
+    np.testing.assert_array_equal(encoding.truncated, expected.truncated)
+    assert expected.truncated[-1]
+
+
+def states(encoder: TransformersEncoder, text: str) -> tuple[torch.Tensor, list[int]]:
+    model, _, tokenizer = encoder.parts()
+    ids = tokenizer.encode(text).ids
+    return token_states(model, ids), ids
+
+
+def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "qwen2")
+    encoder = TransformersEncoder(pair.query, tmp_path, device="cpu")
+    one, two = (states(encoder, text)[0] for text in ("头痛", "头晕"))
+    assert (one[0] - two[0]).abs().max() > 0.1
+
+    vectors = encoder.encode(TEXTS).vectors
+    plain = pair.query.model_copy(update={"config": {}})
+    causal = TransformersEncoder(plain, tmp_path, device="cpu")
+    assert (vectors * causal.encode(TEXTS).vectors).sum(axis=1).max() < 0.99
+
+    model = Qwen2Model.from_pretrained(tmp_path / "checkpoint", attn_implementation="eager").eval()
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = states(encoder, text)[1]
+        # A mask of four dimensions is taken as it is.
+        everything = torch.zeros(1, 1, len(ids), len(ids))
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids]), attention_mask=everything).last_hidden_state
+        np.testing.assert_allclose(vector, unit(expected[0, -1]), atol=1e-5)
+
+
+def test_an_older_gte_is_read_with_its_ntk_scaling(tmp_path: Path) -> None:
+    """The frequencies are those of Alibaba-NLP/new-impl: https://kexue.fm/archives/9706."""
+    pair = make_pair(tmp_path, "gte")
+    encoder = TransformersEncoder(pair.query, tmp_path, device="cpu")
+    head, factor = WIDTH // 2, NTK["factor"]
+    exponents = torch.arange(0, head, 2) / head
+    frequencies = 1 / (NTK["theta"] * factor) ** exponents / factor ** (2 / head)
+    model = encoder.parts()[0]
+    torch.testing.assert_close(model.rotary_emb.inv_freq, frequencies)
+
+    # The weights as they were before they were written in the older layout.
+    torch.manual_seed(0)
+    native = GteModel(type(model.config)(**model.config.to_diff_dict())).eval()
+    native.rotary_emb.inv_freq.copy_(frequencies)
+    for text, vector in zip(TEXTS, encoder.encode(TEXTS).vectors, strict=True):
+        expected = unit(token_states(native, states(encoder, text)[1])[0])
+        np.testing.assert_allclose(vector, expected, atol=1e-4)
+
+
+def test_an_unknown_architecture_is_an_error_and_its_code_not_run(tmp_path: Path) -> None:
+    spec = make_pair(tmp_path, "gte").query.model_copy(update={"config": {}})
+    with raises(PairError, "unknown_architecture", model_type="new"):
+        TransformersEncoder(spec, tmp_path, device="cpu")
+
+
+def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path: Path) -> None:
+    write_pair(make_pair(tmp_path, "bert"), tmp_path / "pair.toml")
+    path = tmp_path / "out" / "pair.toml"
+    arguments = ["--pair", str(tmp_path / "pair.toml"), "--precision", "fp32", "--corpus", "none"]
+    assert export([*arguments, "--out", str(path.parent)]) == 0
+    pair = load_pair(str(path))
+    expected = OnnxEncoder(pair.query, pair.folder, threads=1).encode(TEXTS).vectors
+    graph = onnx.load(path.with_name("query-fp32.onnx"))
+    file, data = (path.with_name(name) for name in ("large.onnx", "large.onnx.data"))
+
+    save(onnx.load(path.with_name("query-fp32.onnx")), file, largest=1000)
+    first = sha256_file(file)
+    large = pair.query.model_copy(update={"weights": str(file), "weights_sha256": first})
+    assert data.stat().st_size > file.stat().st_size
+    vectors = OnnxEncoder(large, pair.folder, threads=1).encode(TEXTS).vectors
+    np.testing.assert_array_equal(vectors, expected)
+
+    # Other tensors make another graph: its checksum stands for both files.
+    (table,) = (t for t in graph.graph.initializer if "word_embeddings" in t.name)
+    table.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(table), table.name))
+    save(graph, file, largest=1000)
+    assert sha256_file(file) != first
+
+    large = large.model_copy(update={"weights_sha256": sha256_file(file)})
+    with data.open("r+b") as stream:
+        stream.write(b"\x01\x02")
+    with raises(PairError, "checksum_mismatch", path=data):
+        OnnxEncoder(large, pair.folder, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("pair", "code"), [("care-mini", "not_a_checkpoint"), ("care-0.3b-8b", "no_checkpoint")]
+)
+def test_what_cannot_be_exported_is_said_in_one_line(
+    tmp_path: Path, pair: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(["--pair", pair, "--out", str(tmp_path / "out")]) == 1
+    assert error_code(capsys.readouterr().err) == code

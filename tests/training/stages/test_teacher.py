@@ -1,0 +1,112 @@
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import CareError
+from core.shards import whole_shards
+from models.encoders.transformers import TransformersEncoder
+from tests.checkpoints import TEXTS
+from tests.errors import raises
+from tests.training.conftest import DATA, RunRecipe, align, only, pair_of, teacher
+from tests.training.runs import history_of
+from training import vectors
+from training.encoder import encode
+from training.errors import TrainingError
+
+pytestmark = pytest.mark.train
+
+
+def test_alignment_learns_and_leaves_the_document_encoder_as_it_was(
+    base: dict[str, Any], run_recipe: RunRecipe, qwen3: Path, tmp_path: Path
+) -> None:
+    before = {p.name: p.read_bytes() for p in qwen3.iterdir()}
+    base["stages"] = [teacher(), align(epochs=60, learning_rate=3e-3, dropout=0.0)]
+    pair = pair_of(run_recipe(base))
+    assert {p.name: p.read_bytes() for p in qwen3.iterdir()} == before
+    history = history_of(tmp_path / "out" / "stages", "align")
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    assert losses[-1] < losses[0] / 3
+    # The teacher's vectors are those that serving computes.
+    shards = only(tmp_path / "out" / "stages", "teacher-*")
+    stored = np.concatenate([np.load(path) for path in sorted(shards.glob("*.npy"))])
+    served = TransformersEncoder(
+        pair.document.model_copy(update={"prompt": "头痛"}), pair.folder, device="cpu"
+    ).encode(TEXTS)
+    found = np.abs(stored[:, None] - served.vectors[None]).max(axis=2).min(axis=0)
+    assert found.max() < 2e-6
+    assert len(whole_shards(shards)) == 3
+
+
+def test_a_teacher_resumes_after_its_last_whole_shard(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base["stages"] = [teacher()]
+    full = "vectors, shard 1"
+    labels: list[str] = []
+
+    def recorded(*arguments: Any, label: str, **settings: Any) -> Any:
+        labels.append(label)
+        if label == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return encode(*arguments, label=label, **settings)
+
+    monkeypatch.setattr(vectors, "encode", recorded)
+    with raises(CareError, "input_output"):
+        run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("teacher-*")) == []
+    full = ""
+    labels.clear()
+    run_recipe(base)
+    assert set(labels) == {"vectors, shard 1", "vectors, shard 2"}
+    run_recipe(base, out="unbroken")
+    shards = [only(tmp_path / out / "stages", "teacher-*") for out in ("out", "unbroken")]
+    assert whole_shards(shards[0]) == whole_shards(shards[1])
+
+
+def test_vectors_of_another_dimension_or_encoder(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [teacher()]
+    run_recipe(base)
+    vectors = only(tmp_path / "out" / "stages", "teacher-*")
+    stage = align(vectors=str(vectors), data=DATA)
+    base["stages"] = [stage]
+    base["query"]["dimension"] = 16
+    with raises(TrainingError, "dimension_mismatch", path=vectors / "vectors.json"):
+        run_recipe(base)
+    del base["query"]["dimension"]
+    run_recipe(base)
+    base["document"]["layers"] = [0]
+    with raises(TrainingError, "other_encoder", path=vectors / "vectors.json"):
+        run_recipe(base)
+
+
+def test_texts_without_vectors_and_damaged_shards(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [teacher(data=[DATA[0] | {"roles": ["query"]}])]
+    run_recipe(base)
+    vectors = only(tmp_path / "out" / "stages", "teacher-*")
+    base["stages"] = [align(vectors=str(vectors), data=DATA)]
+    with raises(TrainingError, "missing_vectors", path=vectors, missing=6):
+        run_recipe(base)
+    shard = vectors / "shard-00001.npy"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with raises(TrainingError, "damaged_shard", path=vectors, shard=1):
+        run_recipe(base)
+
+
+def test_distillation_learns_a_teachers_scores(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    stage = {"kind": "distill", "data": DATA, "batch": 6, "epochs": 20, "learning_rate": 3e-3}
+    base["stages"] = [teacher(), stage | {"dropout": 0.0, "contrastive": 0.0}]
+    pair = pair_of(run_recipe(base))
+    # The student is the encoder of both sides.
+    assert pair.query.weights == pair.document.weights
+    history = history_of(tmp_path / "out" / "stages", "distill")
+    losses = [entry["kl"] for entry in history if "kl" in entry]
+    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,195 @@
+import errno
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from core.errors import CareError
+from tests.checkpoints import TEXTS
+from tests.conftest import write_jsonl
+from tests.errors import raises
+from tests.training.conftest import (
+    DATA,
+    RunRecipe,
+    align,
+    joint,
+    only,
+    pair_of,
+    teacher,
+    write_recipe,
+    write_split,
+)
+from tests.training.runs import files_of_at_most, history_of, same, weights
+from training.encoder import Encoder
+from training.errors import TrainingError
+from training.stages.trainer import StageTrainer, last_checkpoint
+
+pytestmark = pytest.mark.train
+
+
+def test_a_killed_run_resumes_to_the_same_weights(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    """Dropout, negatives that are drawn, and a learned temperature: all must be as unbroken."""
+    stage = {
+        "kind": "contrastive",
+        "data": DATA,
+        "batch": 2,
+        "epochs": 40,
+        "dropout": 0.2,
+        "checkpoint_every": 7,
+        "learning_rate": 1e-3,
+    }
+    base["stages"] = [stage]
+    path = write_recipe(tmp_path / "killed.yaml", base)
+    command = [sys.executable, "-m", "training", "run", str(path)]
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=stderr)
+    stages = tmp_path / "killed" / "stages"
+    wait_for(lambda: any(stages.glob(".*/checkpoints/checkpoint-1[4-9]/complete")), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert "/120 [" in (tmp_path / "stderr").read_text("utf-8"), "there is no progress bar"
+    assert list(stages.glob("contrastive-*")) == []
+    kept = last_checkpoint(only(stages, ".*/checkpoints"))
+    assert kept is not None
+    # What the kill may have cut off.
+    (kept.with_name("checkpoint-9999")).mkdir()
+    pair = pair_of(run_recipe(base, out="killed"))
+    history = history_of(stages, "contrastive")
+    assert [e["step"] for e in history] == [1, *range(10, 121, 10)]
+    unbroken = pair_of(run_recipe(base, out="unbroken"))
+    assert same(pair.folder / pair.query.weights, unbroken.folder / unbroken.query.weights)
+
+
+def test_a_run_that_was_cut_off_behind_its_last_step_trains_no_further(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    base["stages"] = [joint(train=["query"], epochs=4, max_steps=3, log_every=1)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Encoder, "save", full)
+        with raises(CareError, "input_output"):
+            run_recipe(base, out="broken")
+    pairs = [pair_of(run_recipe(base, out=out)) for out in ("broken", "unbroken")]
+    logs = [history_of(tmp_path / out / "stages", "joint") for out in ("broken", "unbroken")]
+    assert [[entry["step"] for entry in log] for log in logs] == [[1, 2, 3], [1, 2, 3]]
+    first, second = pairs
+    assert same(first.folder / first.query.weights, second.folder / second.query.weights)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_learned_temperature_survives_a_break(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    stage = {
+        "kind": "unsupervised",
+        "data": DATA,
+        "batch": 3,
+        "epochs": 4,
+        "checkpoint_every": 2,
+        "learning_rate": 1e-2,
+    }
+    base["stages"] = [stage]
+    broken_off(base, run_recipe, out="broken")
+    results = [run_recipe(base, out=out) for out in ("broken", "unbroken")]
+    logs = [history_of(tmp_path / out / "stages", "unsupervised") for out in ("broken", "unbroken")]
+    assert logs[0][-1]["temperature"] == logs[1][-1]["temperature"]
+    first, second = (pair_of(result) for result in results)
+    assert same(first.folder / first.query.weights, second.folder / second.query.weights)
+
+
+def broken_off(base: dict[str, Any], run_recipe: RunRecipe, out: str) -> None:
+    """Runs until the disk holds no more than a checkpoint: files may not grow beyond a limit."""
+    limit = 64_000
+    with files_of_at_most(limit), pytest.raises(CareError):
+        run_recipe(base, out=out)
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_nothing(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [teacher(), align(checkpoint_every=1)]
+    run_recipe(base | {"stages": [teacher()]})
+    with files_of_at_most(64_000), raises(CareError, "input_output") as caught:
+        run_recipe(base)
+    assert Path(caught.value.fields["path"]).name == "checkpoint-1"
+    stages = tmp_path / "out" / "stages"
+    assert list(stages.glob("align-*")) == []
+    assert last_checkpoint(only(stages, ".align-*/checkpoints")) is None
+    run_recipe(base)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [teacher(), align(name="first", epochs=20, learning_rate=1e30, warmup=0.0)]
+    with raises(TrainingError, "not_finite", key="stages.first"):
+        run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("first-*")) == []
+
+
+def test_weights_that_are_not_finite_are_no_result(
+    base: dict[str, Any], run_recipe: RunRecipe, bert: Path, tmp_path: Path
+) -> None:
+    """The last position, which no text reaches, is not a number: all losses are finite."""
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    state = weights(folder)
+    state["embeddings.position_embeddings.weight"][-1] = torch.nan
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    base["query"]["start"] = str(folder)
+    base["stages"] = [joint(train=["query"], max_steps=1)]
+    for _ in range(2):
+        with raises(TrainingError, "not_finite", key="stages.joint", step=1):
+            run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
+
+
+def test_nothing_is_measured_while_weights_are_sharded(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StageTrainer, "sharded", True)
+    write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "d", "text": TEXTS[1]}])
+    write_split(tmp_path, "dev", {"q": TEXTS[0]}, [("q", "d", 1)])
+    base["dev"] = {"beir": str(tmp_path), "start": True, "every": 1}
+    base["stages"] = [joint()]
+    run_recipe(base)
+    history = history_of(tmp_path / "out" / "stages", "joint")
+    assert not [name for entry in history for name in entry if name.startswith("dev_")]
+
+
+def test_checkpoints_of_another_model_and_damaged_ones(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    base["stages"] = [joint(train=["query"], checkpoint_every=1, epochs=3)]
+    with files_of_at_most(200_000), pytest.raises(CareError):
+        run_recipe(base)
+    folder = only(tmp_path / "out" / "stages", ".joint-*") / "checkpoints" / "checkpoint-1"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"other": torch.zeros(1)}, folder / "trained.safetensors")
+    (folder / "complete").touch()
+    with raises(TrainingError, "other_model", path=folder):
+        run_recipe(base)
+    (folder / "trained.safetensors").write_bytes(b"cut off")
+    with raises(TrainingError, "bad_checkpoint", path=folder):
+        run_recipe(base)

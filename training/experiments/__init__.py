@@ -1,0 +1,1 @@
+"""Experiments around the trainer: ablations and baselines of CARE, and texts made for alignment."""

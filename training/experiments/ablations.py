@@ -1,0 +1,197 @@
+"""Runs the ablations and baselines of CARE with several seeds, and scores what comes out.
+
+OUT/stages, runs, …          as `training.run` describes; recipes that begin alike share
+OUT/scores/<key>/<name>-seed<n>.json   scores of each question; the key is a checksum of the data
+OUT/table.md, scores.json, scores.png   what `training.experiments.ablation_report` makes of them
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.encoders import Role
+from core.files import write_text
+from core.provenance import environment, processor
+from core.types import Document, FloatArray
+from evaluation.bm25 import Bm25Index
+from evaluation.metrics import MAP_10, NDCG_10, score_queries
+from models.encoders.checkpoints import checkpoint_folder
+from models.pairs import load_pair
+from training.data import DevSet, read_dev
+from training.dev import search
+from training.errors import TrainingError
+from training.experiments.ablation_report import MAP, NDCG, ORDER, Scores, write_report
+from training.files import PAIR, RESULT, checksum, read_json, writing
+from training.init import prepare
+from training.recipe import Recipe, load_recipe
+from training.run import Report, run
+from training.schema import Dev, EncoderInit, Prompts
+from training.stages.base import checksums
+from training.vectors import frozen_vectors
+
+RECIPES = Path(__file__).parents[1] / "recipes" / "ablations"
+# Documents that are searched besides the judged ones: every document encoder encodes them all.
+_OTHERS = 300
+# Of each question, to be reranked: positives, and others drawn from the first that BM25 finds.
+_CANDIDATES = 20
+_DEPTH = 50
+_SEED = 20260413
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TestSet:
+    """What all pairs are scored on.
+
+    Attributes:
+        dev: Questions, the documents that are searched, judgements.
+        candidates: Ids of the documents that are reranked, by question.
+    """
+
+    dev: DevSet
+    candidates: dict[str, list[str]]
+
+
+def run_ablations(
+    data: Path, out: Path, seeds: int, only: Sequence[str], report: Report, recipes: Path = RECIPES
+) -> Path:
+    """Runs recipes with each seed, scores them and writes a table of all scores in `out`.
+
+    Args:
+        data: A BEIR folder with `train.paraphrases.jsonl`; its split `dev` is scored once, at
+            the end: nothing is chosen by it.
+        out: Where everything is written; finished stages there are reused.
+        seeds: How many seeds, from 0.
+        only: Names of recipes; none for all.
+        report: Called with each line of progress.
+        recipes: The folder of recipes.
+
+    Returns:
+        The table.
+
+    Raises:
+        CareError: If a name is unknown, or as `training.run.run`.
+    """
+    known = _load(recipes, data)
+    if unknown := [name for name in only if name not in known]:
+        reason = f"there is no '{unknown[0]}': {', '.join(sorted(known))}"
+        raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
+    test = read_test(data)
+    files = sorted(path for path in data.iterdir() if path.is_file())
+    names = [path.name for path in files]
+    scores = out / "scores" / checksum([names, checksums(files)])[:12]
+    with writing(out):
+        scores.mkdir(parents=True, exist_ok=True)
+        for seed in range(seeds):
+            for name in (name for name in known if not only or name in only):
+                report(f"{name}, seed {seed}")
+                folder = run(known[name], out, seed, report)
+                values = score_pair(folder / PAIR, test, out)
+                write_text(scores / f"{name}-seed{seed}.json", json.dumps(values) + "\n")
+                means = {measure: round(fmean(found), 4) for measure, found in values.items()}
+                report(f"{name}, seed {seed}: {means}")
+            titles = {name: recipe.description for name, recipe in known.items()}
+            write_report(out, titles, read_scores(scores), _facts(test, out))
+    return out / "table.md"
+
+
+def read_test(data: Path) -> TestSet:
+    """Reads the questions of the split `dev`, with documents to search and to rerank.
+
+    Args:
+        data: A BEIR folder.
+    """
+    dev = read_dev(Dev(beir=str(data), documents=_OTHERS))
+    index = Bm25Index(Document(id=id_, text=text) for id_, text in dev.documents.items())
+    found = index.search(dev.texts("query"), _DEPTH)
+    random = np.random.default_rng(_SEED)
+    candidates = {}
+    for query, hits in zip(dev.queries, found, strict=True):
+        judged = dev.qrels[query]
+        negatives = [id_ for id_ in hits if id_ not in judged]
+        count = min(len(negatives), max(0, _CANDIDATES - len(judged)))
+        drawn = random.choice(negatives, count, replace=False).tolist() if count else []
+        candidates[query] = [*judged, *drawn]
+    return TestSet(dev, candidates)
+
+
+def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
+    """Scores a pair by exact search and by reranking with its cosines.
+
+    Args:
+        path: The pair's TOML file.
+        test: What it is scored on.
+        out: Folder of vectors: pairs that share an encoder share its vectors.
+
+    Returns:
+        nDCG@10 and MAP@10 of each question, in the order of the judgements.
+    """
+    dev = test.dev
+    queries, documents = (
+        _vectors(path, role, dev.texts(role), out) for role in ("query", "document")
+    )
+    row_of = {id_: row for row, id_ in enumerate(dev.documents)}
+    reranked = {}
+    for query, vector in zip(dev.queries, queries, strict=True):
+        ids = test.candidates[query]
+        cosines = documents[[row_of[id_] for id_ in ids]] @ vector
+        reranked[query] = dict(zip(ids, cosines.tolist(), strict=True))
+    ranked = search(dev, queries, documents)
+    return {
+        NDCG: list(score_queries(NDCG_10, dev.qrels, ranked).values()),
+        MAP: list(score_queries(MAP_10, dev.qrels, reranked).values()),
+    }
+
+
+def read_scores(folder: Path) -> Scores:
+    """Returns measures of each question, by recipe, seed and measure, of the runs so far."""
+    scores: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for path in sorted(folder.glob("*-seed*.json")):
+        name, _, seed = path.stem.rpartition("-seed")
+        scores.setdefault(name, {})[int(seed)] = read_json(path)
+    return scores
+
+
+def _load(recipes: Path, data: Path) -> dict[str, Recipe]:
+    """Returns all recipes by name, in the order of the table."""
+    change = f"variables.data={json.dumps(str(data))}"
+    found = [load_recipe(path, [change]) for path in sorted(recipes.glob("*.yaml"))]
+    found.sort(key=lambda recipe: (*ORDER, recipe.name).index(recipe.name))
+    return {recipe.name: recipe for recipe in found}
+
+
+def _vectors(path: Path, role: Role, texts: Sequence[str], out: Path) -> FloatArray:
+    pair = load_pair(str(path))
+    spec = pair.query if role == "query" else pair.document
+    init = EncoderInit(
+        start=str(checkpoint_folder(spec, pair.folder).resolve()),
+        pooling=spec.pooling,
+        prompts=Prompts(query=spec.prompt, document=spec.prompt),
+        max_length=spec.max_length,
+        dimension=spec.dimension,
+    )
+    checkpoint = prepare(init, role, out / "init")
+    cache = out / "vectors"
+    return frozen_vectors(cache, checkpoint, role, texts, batch=_BATCH, precision="bf16")
+
+
+def _facts(test: TestSet, out: Path) -> Mapping[str, Any]:
+    """Returns what the scores were measured on and with."""
+    seconds = [read_json(path)["seconds"] for path in (out / "stages").glob(f"*/{RESULT}")]
+    return {
+        "questions": len(test.dev.queries),
+        "documents": len(test.dev.documents),
+        "candidates": _CANDIDATES,
+        "stages": len(seconds),
+        "stage_minutes": round(sum(seconds) / 60, 1),
+        "processor": processor(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "threads": torch.get_num_threads(),
+        **environment(),
+    }

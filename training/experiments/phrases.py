@@ -1,0 +1,224 @@
+"""Synthetic texts for alignment: a student of few layers must meet words that few questions hold.
+
+Sentence forms are filled with words of jieba's dictionary (MIT) and of given texts; parts of these
+texts are cut out, joined, and their words replaced by others of the same class. `phrases.yaml`
+holds forms, classes of words and the shares of each kind. What a text says need not be true: the
+document encoder's vector of it is the target.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import jieba
+import yaml
+
+from core.files import writing_in
+from core.records import write_jsonl
+from core.text import normalize_text
+from training.data import read_dev, read_examples
+from training.recipe import Recipe
+
+SHORTEST, LONGEST = 4, 60
+
+_SETTINGS = Path(__file__).with_name("phrases.yaml")
+_SLOT = re.compile(r"\{(\w+)\}")
+_MARK = re.compile(r"[。！？!?；;，,、\s]")
+_CHINESE = re.compile(r"[\u4e00-\u9fff]{2,8}")
+# Names of people and places, and single characters, tell little.
+_LEFT_OUT = ("nr", "ns", "m", "zg", "g", "x")
+# A word of the texts that is seen as often as this joins the dictionary's.
+_SEEN = 3
+# Part of the drawn words of a class that are its own in `phrases.yaml`: the common ones.
+_COMMON = 0.4
+# Frequencies are raised to this power.
+_FLATTENED = 0.5
+# Part of the words that are replaced in a text.
+_REPLACED = 0.35
+_NUMERALS = "一二三四五六七八九十两半"
+
+
+class _Words:
+    """Words of a class, drawn by frequencies that are flattened: rare words come more often."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._words = list(counts)
+        self._weights = list(accumulate(max(n, 1) ** _FLATTENED for n in counts.values()))
+
+    def draw(self, rng: random.Random) -> str:
+        return rng.choices(self._words, cum_weights=self._weights)[0]
+
+
+class Phrases:
+    """Makes texts.
+
+    Args:
+        texts: Texts that parts are cut from.
+        seed: Seed of all that is drawn.
+        lengths: Characters of the shortest text and of the longest. Where the shortest is longer
+            than a phrase, phrases are joined until they have a length that is drawn.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = (SHORTEST, LONGEST)
+    ) -> None:
+        settings: dict[str, Any] = yaml.safe_load(_SETTINGS.read_text(encoding="utf-8"))
+        self._rng = random.Random(seed)
+        self._shortest, self._longest = lengths
+        self._texts = [text for text in texts if len(text) >= SHORTEST]
+        self._forms = settings["forms"].splitlines()
+        self._cases = settings["cases"].splitlines()
+        self._common: dict[str, list[str]] = {
+            name: words.split() for name, words in settings["words"].items()
+        }
+        self._endings: dict[str, str] = {
+            ending: name for name, words in settings["endings"].items() for ending in words.split()
+        }
+        self._longest_ending = max(map(len, self._endings))
+        found: dict[str, Counter[str]] = {name: Counter() for name in settings["endings"]}
+        every: Counter[str] = Counter()
+        for word, count in self._counts().items():
+            every[word] = count
+            if name := self.word_class(word):
+                found[name][word] = count
+        self._rare = {name: _Words(counts) for name, counts in found.items() if counts}
+        self._every = _Words(every)
+        makers: dict[str, Callable[[], str]] = {
+            "forms": lambda: self._filled(self._forms),
+            "cases": lambda: self._filled(self._cases),
+            "keywords": self._keywords,
+            "spans": self._span,
+            "joined": self._joined,
+            "replaced": self._replaced,
+        }
+        self._makers = [makers[name] for name in settings["shares"]]
+        self._shares = list(settings["shares"].values())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields texts, each once, without end."""
+        made: set[str] = set()
+        while True:
+            text = self._phrase()
+            if self._shortest > SHORTEST:
+                length = self._rng.randint(self._shortest, self._longest)
+                while len(text) < length:
+                    text = self._join(text, self._phrase())
+            text = normalize_text(text)[: self._longest]
+            if len(text) >= self._shortest and text not in made:
+                made.add(text)
+                yield text
+
+    def _phrase(self) -> str:
+        (make,) = self._rng.choices(self._makers, self._shares)
+        return make()
+
+    def _counts(self) -> dict[str, int]:
+        """Returns the words that are drawn and how often they occur."""
+        counts: dict[str, int] = {}
+        with jieba.get_dict_file() as file:
+            for line in file.read().decode("utf-8").splitlines():
+                word, count, tag = line.split()
+                if _CHINESE.fullmatch(word) and not tag.startswith(_LEFT_OUT):
+                    counts[word] = int(count)
+        seen = Counter(word for text in self._texts for word in jieba.cut(text))
+        # The texts are what is searched: their words count as if seen a hundred times more.
+        for word, count in seen.items():
+            if count >= _SEEN and _CHINESE.fullmatch(word):
+                counts[word] = counts.get(word, 0) + 100 * count
+        return counts
+
+    def word_class(self, word: str) -> str | None:
+        """Returns the class of a word, by the longest ending that it has."""
+        for length in range(min(self._longest_ending, len(word)), 0, -1):
+            if name := self._endings.get(word[-length:]):
+                return name
+        return None
+
+    def _word(self, name: str) -> str:
+        rng = self._rng
+        if name == "number":
+            return str(rng.randint(1, 90))
+        if name == "digit":
+            return rng.choice((str(rng.randint(1, 10)), rng.choice(_NUMERALS)))
+        if name == "word":
+            return self._every.draw(rng)
+        common, rare = self._common.get(name), self._rare.get(name)
+        if common and (rare is None or rng.random() < _COMMON):
+            return rng.choice(common)
+        return rare.draw(rng) if rare else self._every.draw(rng)
+
+    def _filled(self, forms: list[str]) -> str:
+        return _SLOT.sub(lambda slot: self._word(slot[1]), self._rng.choice(forms))
+
+    def _keywords(self) -> str:
+        names = self._rng.choices(["word", *self._endings.values()], k=self._rng.randint(1, 4))
+        separator = self._rng.choice((" ", "", "，", "、", "和"))
+        return separator.join(self._word(name) for name in names)
+
+    def _span(self) -> str:
+        """Returns a part of a text: from mark to mark, or from anywhere."""
+        text, rng = self._rng.choice(self._texts), self._rng
+        length = rng.randint(SHORTEST, LONGEST)
+        starts = [0, *(mark.end() for mark in _MARK.finditer(text[:-SHORTEST]))]
+        if rng.random() < 0.3:
+            starts = list(range(max(1, len(text) - SHORTEST)))
+        start = rng.choice(starts)
+        part = text[start : start + length].lstrip("。！？!?；;，,、 ")
+        marks = [mark.start() for mark in _MARK.finditer(part, SHORTEST)]
+        return part[: marks[-1]] if marks and rng.random() < 0.7 else part
+
+    def _joined(self) -> str:
+        first = self._rng.choice((self._span, lambda: self._filled(self._cases)))()
+        second = self._rng.choice((self._span, lambda: self._filled(self._forms)))()
+        first = first[: self._rng.randint(SHORTEST, LONGEST)].rstrip("，。")
+        return self._join(first, second)
+
+    def _join(self, first: str, second: str) -> str:
+        return self._rng.choice(("，", "，", "。", "？", " ", "")).join((first, second))
+
+    def _replaced(self) -> str:
+        """Returns a part of a text with words replaced by others of their class."""
+        words = []
+        for word in jieba.cut(self._span()):
+            if _CHINESE.fullmatch(word) and self._rng.random() < _REPLACED:
+                word = self._word(self.word_class(word) or "word")
+            words.append(word)
+        return "".join(words)
+
+
+def write(
+    recipe: Recipe,
+    path: Path,
+    *,
+    count: int,
+    seed: int,
+    lengths: tuple[int, int] = (SHORTEST, LONGEST),
+) -> None:
+    """Writes texts made of the examples that a recipe trains on, as JSONL of `text`.
+
+    Held-out queries and their documents are not among these examples; entries of single texts
+    and mined ones are not read.
+
+    Args:
+        recipe: The recipe.
+        path: The file.
+        count: How many texts.
+        seed: Seed of all that is drawn.
+        lengths: As for `Phrases`.
+
+    Raises:
+        CareError: If the data are wrong or the file cannot be written.
+    """
+    held_out = frozenset(read_dev(recipe.dev).queries.values() if recipe.dev else ())
+    entries = [entry for stage in recipe.stages for entry in stage.data]
+    entries = [entry for entry in entries if entry.texts is None and entry.mined is None]
+    examples, _ = read_examples(entries, held_out, {})
+    texts = dict.fromkeys(text for e in examples for text in (e.query, *e.positives))
+    with writing_in(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = islice(Phrases(list(texts), seed, lengths), count)
+        write_jsonl(path, ({"text": text} for text in made))

@@ -1,0 +1,1 @@
+"""From checkpoints to ONNX, merged checkpoints and models of sentence-transformers."""

@@ -1,0 +1,189 @@
+"""From a transformer in torch to an ONNX graph that ONNX Runtime runs.
+
+Pooling and normalisation are in the graph, so that a reader needs no knowledge of them.
+"""
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import helper
+from onnx.external_data_helper import convert_model_to_external_data, write_external_data_tensors
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
+from onnxruntime.transformers.fusion_options import FusionOptions
+from onnxruntime.transformers.onnx_model import OnnxModel
+from onnxruntime.transformers.optimizer import optimize_model
+from transformers import PreTrainedModel
+
+from core.encoders import Pooling
+from core.files import sha256_file
+from models.encoders.onnx import DATA_SHA256, OUTPUT
+
+INPUTS = ("input_ids", "attention_mask")
+OPSET = 17
+MICROSOFT = "com.microsoft"
+# Kinds of model whose attention the optimizer knows.
+FUSED = ("bert", "xlm-roberta")
+# Their values pass the largest half-precision number, or need more digits than it has.
+_WIDE = ("Pow", "ReduceMean", "ReduceL2", "Sqrt", "Reciprocal", "Sin", "Cos")
+# A file of protobuf holds 2 GiB; the rest is for what is not weights [bytes].
+_LARGEST_FILE = 2_000_000_000
+
+
+class SentenceEncoder(torch.nn.Module):
+    """A transformer, its pooling, Dense modules, truncation and L2 normalisation."""
+
+    def __init__(
+        self,
+        transformer: PreTrainedModel,
+        pooling: Pooling,
+        dense: torch.nn.Module | None,
+        dimension: int | None,
+    ) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.pooling = pooling
+        self.dense = dense
+        self.dimension = dimension
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [n, dimension] for int64 [n, length] ids and mask."""
+        states = self.transformer(
+            input_ids=input_ids, attention_mask=attention_mask
+        ).last_hidden_state
+        if self.pooling == "cls":
+            pooled = states[:, 0]
+        elif self.pooling == "last_token":
+            last = attention_mask.sum(dim=1)[:, None, None] - 1
+            pooled = states.gather(1, last.expand(-1, 1, states.shape[-1]))[:, 0]
+        else:
+            mask = attention_mask.unsqueeze(-1).to(states.dtype)
+            pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        if self.dense is not None:
+            pooled = self.dense(pooled)
+        if self.dimension is not None:
+            pooled = pooled[:, : self.dimension]
+        return torch.nn.functional.normalize(pooled, dim=1)
+
+
+def export_encoder(
+    transformer: PreTrainedModel,
+    pooling: Pooling,
+    dense: torch.nn.Module | None = None,
+    dimension: int | None = None,
+    *,
+    fuse: bool = True,
+) -> onnx.ModelProto:
+    """Exports a transformer as a float32 graph; of a BERT-like one attention is fused.
+
+    The graph takes `input_ids` and `attention_mask`, int64 [n, length] with both axes
+    dynamic, and returns `sentence_embedding`, float32 [n, dimension], rows of unit L2 norm.
+
+    Args:
+        transformer: The model, float32, in evaluation mode, with eager attention: the
+            fused attention of ONNX Runtime is found in that form of the graph only.
+        pooling: How token vectors become one vector.
+        dense: What the pooled vector passes through, or None.
+        dimension: Dimensions to keep, or None for all.
+        fuse: False for a graph of the ONNX standard's operators alone, as TensorRT reads.
+
+    Raises:
+        ValueError: If the attention of a BERT-like model did not fuse.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traced.onnx"
+        _trace(SentenceEncoder(transformer, pooling, dense, dimension).eval(), path)
+        if fuse and transformer.config.model_type in FUSED:
+            return _fuse(path, transformer)
+        return onnx.load(path)
+
+
+def _trace(module: torch.nn.Module, path: Path) -> None:
+    ids = torch.ones((2, 7), dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    axes = {0: "n", 1: "length"}
+    with warnings.catch_warnings():
+        # The optimizer fuses attention only in graphs of the exporter that torch deprecates.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (ids, mask),
+            # Weights above 2 GiB are written beside a path of this type alone.
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=list(INPUTS),
+            output_names=[OUTPUT],
+            dynamic_axes={**dict.fromkeys(INPUTS, axes), OUTPUT: {0: "n"}},
+        )
+
+
+def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
+    options = FusionOptions("bert")
+    # Quantised products and look-ups exist as operators of their own, not inside the
+    # operators that fuse them with attention or with the embeddings' normalisation.
+    options.use_multi_head_attention = True
+    options.enable_embed_layer_norm = False
+    # The other form of the mask is a length: wrong for texts padded on the left.
+    options.use_raw_attention_mask(True)
+    config = transformer.config
+    optimized = optimize_model(
+        str(path),
+        "bert",
+        num_heads=config.num_attention_heads,
+        hidden_size=config.hidden_size,
+        optimization_options=options,
+        opt_level=0,
+    )
+    optimized.topological_sort()
+    model: onnx.ModelProto = optimized.model
+    fused = sum(node.op_type == "MultiHeadAttention" for node in model.graph.node)
+    if fused != config.num_hidden_layers:
+        raise ValueError(f"{fused} of {config.num_hidden_layers} attention layers were fused")
+    model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return model
+
+
+def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns the graph with float16 weights and arithmetic; what it returns stays float32.
+
+    Operators that sum squares, and rotations by the position, go on in float32.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    half = OnnxModel(copy)
+    half.convert_float_to_float16(
+        keep_io_types=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *_WIDE]
+    )
+    half.topological_sort()
+    converted: onnx.ModelProto = half.model
+    return converted
+
+
+def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> None:
+    """Checks the graph and writes it; equal graphs give equal bytes.
+
+    Tensors of a large graph lie in a file beside it, named like it and `.data`, whose
+    checksum is in the graph's metadata: the checksum of the one file stands for both.
+
+    Args:
+        model: The graph; of a large one the tensors are moved out of it.
+        path: The file to write.
+        largest: Bytes of weights that one file may hold.
+    """
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > largest:
+        convert_model_to_external_data(model, location=data.name)
+        write_external_data_tensors(model, str(path.parent))
+        # The library lets its own user alone read it.
+        data.chmod(0o644)
+        helper.set_model_props(model, {DATA_SHA256: sha256_file(data)})
+        path.write_bytes(model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(path))
+    else:
+        onnx.checker.check_model(model)
+        path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,0 +1,175 @@
+"""From a pair of checkpoints to a folder that the service and the indexer run."""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.encoders import EncoderSpec, Pair
+from core.errors import CareError
+from core.files import new_folder, sha256_file, write_text
+from core.provenance import environment
+from models.encoders.factory import load_encoder
+from models.encoders.providers import ON_CPU, ProviderOptions
+from models.pairs import write_pair
+from training.export.checkpoint import DocumentForm, export_document_side
+from training.export.measurement import Judged, Rankings, Reference, read_calibration
+from training.export.onnx import OPSET
+from training.export.query_side import ENGINES, TOKENIZER, Exporter, load_query_side
+from training.export.report import Precision, Row, as_json, as_markdown
+
+PAIR, REPORT, RESULTS, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
+
+# What computes in a precision, and does not only store weights in it.
+_NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export, and what to measure it with.
+
+    Attributes:
+        out: The folder of the export; an earlier export in it is replaced.
+        precisions: Precisions beside float32, which is always exported.
+        document: Form of the document side; `none` leaves it where it is.
+        calibration: JSONL with `text`, or None; see `read_calibration`.
+        judged: Files of corpus, queries and qrels, or None to measure no rankings.
+        provider: What the service will encode on, and what is measured.
+        threads: Threads of the processor.
+    """
+
+    out: Path
+    precisions: Sequence[Precision]
+    document: DocumentForm
+    calibration: Path | None
+    judged: tuple[Path, Path, Path] | None
+    threads: int
+    provider: ProviderOptions = ON_CPU
+
+
+def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None]) -> Path:
+    """Exports a pair.
+
+    The folder has a graph and a TOML file of each precision that reached its acceptance
+    thresholds, `pair.toml` of the smallest of them that the provider computes in, and the
+    report. It appears whole.
+
+    Args:
+        pair: A pair whose query side is a checkpoint of transformers.
+        options: What to export.
+        report: Called with each line of progress.
+
+    Returns:
+        The recommended TOML file.
+
+    Raises:
+        PairError: If a side is no checkpoint, does not load or cannot be exported.
+        CareError: If the float32 graph misses a threshold, data is wrong, or the disk fails.
+    """
+    out = options.out.resolve()
+    if out.exists() and not (out / RESULTS).is_file() and (out.is_file() or any(out.iterdir())):
+        reason = "holds something else than an export: name another folder"
+        raise CareError.at(out, reason, "not_an_export")
+    calibration = read_calibration(options.calibration)
+    judged = Judged.read(*options.judged) if options.judged else None
+    query = load_query_side(pair)
+    rankings = None
+    if judged:
+        report(f"encoding {len(judged.documents)} documents by {pair.document.model}")
+        rankings = Rankings(judged, load_encoder(pair.document, pair.folder), query)
+    reference = Reference(query, calibration, rankings)
+    with new_folder(out, replace=True) as folder:
+        query.parts()[2].save(str(folder / TOKENIZER), pretty=False)
+        exporter = Exporter(
+            query, folder, reference, calibration, options.provider, options.threads
+        )
+        rows, specs = _export_query_side(exporter, options.precisions, report)
+        lines = _conditions(options, reference, rows)
+        if options.document != "none":
+            document, cosine = export_document_side(
+                pair, options.document, folder / DOCUMENT, list(reference.texts[:6])
+            )
+            pair = pair.model_copy(update={"document": document})
+            lines.append(f"document side: {options.document}, cosine {cosine:.6f} to what it was")
+        best = recommended(rows, options.provider)
+        for name, precision in {
+            **{f"pair-{each}.toml": each for each in specs},
+            PAIR: best,
+        }.items():
+            write_pair(pair.model_copy(update={"query": specs[precision]}), folder / name)
+        lines.insert(0, f"{PAIR}: {best}")
+        files = [*(options.judged or ()), *([options.calibration] if options.calibration else [])]
+        facts = {
+            "pair": pair.name,
+            "embedding_space": pair.embedding_space,
+            "query": pair.query.model_dump(mode="json"),
+            "document_form": options.document,
+            "recommended": best,
+            "provider": options.provider.name,
+            "threads": options.threads,
+            "opset": OPSET,
+            "tokens": reference.tokens,
+            "data": {path.name: sha256_file(path) for path in files},
+            **environment(),
+        }
+        write_text(folder / REPORT, as_markdown(pair.name, rows, lines))
+        write_text(folder / RESULTS, as_json(rows, facts))
+    report(f"pair {options.out / PAIR}: {best}; set CARE_PAIR to it")
+    return options.out / PAIR
+
+
+def _export_query_side(
+    exporter: Exporter, precisions: Sequence[Precision], report: Callable[[str], None]
+) -> tuple[list[Row], dict[Precision, EncoderSpec]]:
+    rows: list[Row] = []
+    specs: dict[Precision, EncoderSpec] = {}
+    for precision in dict.fromkeys(("fp32", *precisions)):
+        row, spec = exporter.export(precision)
+        rows.append(row)
+        if spec:
+            specs[precision] = spec
+            report(
+                f"{precision}: {row.megabytes:.1f} MB, cosine {row.values['cosine']:.6f}, "
+                f"{row.values['p50 ms']:.2f} ms a query, "
+                f"{row.values['queries/s']:.0f} queries/s in batches"
+            )
+        elif precision == "fp32":
+            raise CareError(
+                f"the exported graph differs from its checkpoint: {'; '.join(row.failures)}",
+                code="threshold_missed",
+                failures=row.failures,
+            )
+        else:
+            report(f"{precision}: failed, files removed: {'; '.join(row.failures)}")
+    return rows, specs
+
+
+def recommended(rows: Sequence[Row], provider: ProviderOptions) -> Precision:
+    """Returns the smallest precision that passed and that a provider computes in."""
+    usable = [row for row in rows if not row.failures and row.precision in _NATIVE[provider.name]]
+    return min(usable, key=lambda row: row.megabytes).precision
+
+
+def _conditions(options: ExportOptions, reference: Reference, rows: Sequence[Row]) -> list[str]:
+    """Returns how values were measured, a line each."""
+    tokens, rankings = reference.tokens, reference.rankings
+    judged = "none"
+    if options.judged and rankings:
+        documents, queries = len(rankings.judged.documents), len(rankings.judged.queries)
+        judged = (
+            f"{documents} documents, {queries} queries of {options.judged[0]}; "
+            f"nDCG@10 of the checkpoint {rankings.ndcg:.4f}"
+        )
+    engine = "no engine was built, ONNX Runtime has none here or it was not asked for"
+    for row in rows:
+        if row.provider == "tensorrt" and not row.failures:
+            engine = f"engine in {ENGINES}/, for this GPU: CARE_TENSORRT_CACHE"
+        elif row.precision == "tensorrt" and row.reason:
+            engine = row.reason
+    return [
+        f"times: {options.provider.name}, {options.threads} threads, {platform.machine()}",
+        f"texts: {len(tokens)} of {tokens[0]} to {tokens[-1]} tokens, alone and in three batches",
+        f"rankings: {judged}",
+        f"calibration of int8: {options.calibration or 'the questions of the embedded pair'}",
+        f"TensorRT: {engine}",
+    ]

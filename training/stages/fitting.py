@@ -1,0 +1,155 @@
+"""What stages that train have in common: encoders and batches in, checkpoints and measures out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from core.encoders import Role
+from core.types import FloatArray, RowArray
+from training.batches import Batch, Corpus, PairCollator, Plan
+from training.data import read_examples
+from training.dev import measurement
+from training.distributed import processes
+from training.encoder import Encoder, EncoderCheckpoint, Tokens, tokenize
+from training.objectives import Losses, Objective
+from training.stages.base import Context, Outcome, TrainingStage
+from training.stages.trainer import StageTrainer
+from training.vectors import TeacherVectors, frozen_vectors
+
+
+def load(stage: TrainingStage, context: Context, *sides: Role) -> dict[Role, Encoder]:
+    """Loads encoders to train them."""
+    return {
+        side: Encoder(
+            context.encoders[side],
+            trainable=True,
+            dropout=stage.dropout,
+            gradient_checkpointing=stage.gradient_checkpointing,
+        )
+        for side in sides
+    }
+
+
+def fit_pairs(
+    stage: TrainingStage,
+    context: Context,
+    folder: Path,
+    loss: Callable[[Objective, Batch], Losses],
+    *,
+    train: Sequence[Role] | None = None,
+    negatives: int = 0,
+    all_documents: bool = False,
+    teacher: TeacherVectors | None = None,
+    learned: float | None = None,
+) -> Outcome:
+    """Trains on examples; the texts of an encoder that is not trained are encoded once.
+
+    Args:
+        stage: The stage.
+        context: What it works with.
+        folder: Where it writes.
+        loss: As for `Objective`.
+        train: The sides that are trained; None for all.
+        negatives: Hard negatives of each example.
+        all_documents: As for `PairCollator`.
+        teacher: Vectors of all texts, or None.
+        learned: As `temperature` of `Objective`.
+
+    Raises:
+        TrainingError: If the two encoders have different dimensions.
+    """
+    roles = stage.roles
+    query, document = (context.encoders[side].dimension for side in roles.values())
+    if query != document:
+        reason = f"query has {query} dimensions, document {document}: set one's dimension"
+        raise stage.error("", reason, "dimension_mismatch", query=query, document=document)
+    encoders = load(stage, context, *(train or stage.sides()))
+    examples, dropped = read_examples(stage.data, context.held_out, context.mined)
+    corpus = Corpus.of(examples)
+    texts: dict[Role, Tokens | FloatArray] = {}
+    lengths = np.zeros(len(corpus.pairs), dtype=np.int64)
+    for (role, side), rows in zip(roles.items(), np.array(corpus.pairs).T, strict=True):
+        found = corpus.queries if role == "query" else corpus.documents
+        checkpoint = context.encoders[side]
+        if side in encoders:
+            tokens = tokenize(checkpoint, getattr(checkpoint.init.prompts, role), found)
+            texts[role] = tokens
+            lengths += tokens.lengths[rows]
+        else:
+            texts[role] = frozen_vectors(
+                context.cache, checkpoint, role, found, precision=stage.precision
+            )
+    seed = stage.run_seed(context)
+    collate = PairCollator(corpus, texts, negatives, seed, teacher, all_documents=all_documents)
+    objective = Objective(encoders, roles, loss, stage.mini_batch, learned)
+    counts = {"examples": len(examples), "pairs": len(corpus.pairs), "held_out": dropped}
+    return fit(stage, context, folder, objective, collate, lengths, counts)
+
+
+def fit(
+    stage: TrainingStage,
+    context: Context,
+    folder: Path,
+    objective: Objective,
+    collate: Callable[[Any], Batch],
+    lengths: RowArray,
+    counts: dict[str, int],
+) -> Outcome:
+    """Trains, measures and saves.
+
+    Args:
+        stage: The stage.
+        context: What it works with.
+        folder: Where it writes.
+        objective: What is minimised; its encoders are trained, and its roles are the pair that
+            comes out, which is measured.
+        collate: Makes the tensors of a batch.
+        lengths: int64 [examples], tokens of each example.
+        counts: What was read.
+    """
+    plan = Plan(
+        len(lengths),
+        stage.epochs,
+        max(1, stage.batch // processes().num_processes),
+        stage.run_seed(context),
+        lengths if stage.group_by_length else None,
+    )
+    measure = None
+    if context.dev and context.dev_set and objective.roles:
+        encoders: dict[Role, Encoder | FloatArray] = {
+            role: objective.trained.get(side)
+            or frozen_vectors(
+                context.cache,
+                context.encoders[side],
+                role,
+                context.dev_set.texts(role),
+                batch=context.dev.batch,
+                precision=stage.precision,
+            )
+            for role, side in objective.roles.items()
+        }
+        measure = measurement(context.dev_set, encoders, context.dev.batch, stage.precision)
+    trainer = StageTrainer(stage, context, folder, objective, plan, collate, measure)
+    trainer.fit()
+    state = trainer.whole_state()
+    trained: dict[Role, EncoderCheckpoint] = {}
+    if processes().is_main_process:
+        trained = {
+            side: encoder.save(folder / side, _weights_of(encoder, objective, state))
+            for side, encoder in objective.trained.items()
+        }
+    history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+    return Outcome(trained, objective.roles, history, counts | {"steps": trainer.state.global_step})
+
+
+def _weights_of(
+    encoder: Encoder, objective: Objective, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Returns the part of gathered weights that belongs to an encoder's model."""
+    if state is None:
+        return None
+    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
+    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}

@@ -1,0 +1,111 @@
+"""Mining of hard negatives."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from core.encoders import Role
+from core.records import write_jsonl
+from core.types import FloatArray
+from stores.exact import exact_search
+from training.data import read_corpus, read_examples
+from training.files import TRIPLES
+from training.schema import Positive, Precision
+from training.stages.base import Context, Outcome, Stage
+
+
+class Mine(Stage):
+    """Hard negatives: documents that the encoder ranks high and nobody judged relevant.
+
+    Attributes:
+        data: Queries and their positives; the documents of these entries are searched.
+        side: The encoder, used on both sides.
+        first: The first rank that is taken, from 1, positives not counted.
+        last: The last rank that is taken.
+        negatives: The most negatives of a query.
+        margin: A negative's score is at most this part of the lowest score of a positive.
+        precision: Type of the arithmetic.
+        batch: Texts encoded at a time.
+    """
+
+    kind: Literal["mine"]
+    side: Role = "document"
+    first: Positive = 10
+    last: Positive = 100
+    negatives: Positive = 7
+    margin: float = Field(0.95, gt=0)
+    precision: Precision = "fp32"
+    batch: Positive = 32
+
+    @model_validator(mode="after")
+    def _has_a_window(self) -> Self:
+        if self.last < self.first:
+            raise ValueError(f"last ({self.last}) is before first ({self.first})")
+        return self
+
+    def publish(self, context: Context, folder: Path) -> None:
+        """Adds the triples, which later stages may read."""
+        super().publish(context, folder)
+        context.mined[self.label] = folder / TRIPLES
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Writes triples as JSONL; a query without a negative is among them."""
+        from training.batches import Corpus
+        from training.distributed import processes
+        from training.vectors import frozen_vectors
+
+        examples, dropped = read_examples(self.data, context.held_out, context.mined)
+        corpus = Corpus.of(examples)
+        # The documents of the examples come first: rows of the corpus are rows here.
+        others = read_corpus(self.data, context.mined)
+        documents = list(dict.fromkeys((*corpus.documents, *others)))
+        vectors = partial(
+            frozen_vectors,
+            context.cache,
+            context.encoders[self.side],
+            batch=self.batch,
+            precision=self.precision,
+        )
+        queries, found = vectors("query", corpus.queries), vectors("document", documents)
+        if processes().is_main_process:
+            mined = mine(queries, found, corpus.positives, self)
+            records = (
+                {
+                    "query": query,
+                    "positives": [documents[row] for row in positives],
+                    "negatives": [documents[row] for row in negatives],
+                }
+                for query, positives, negatives in zip(
+                    corpus.queries, corpus.positives, mined, strict=True
+                )
+            )
+            write_jsonl(folder / TRIPLES, records)
+        return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
+
+
+def mine(
+    queries: FloatArray, documents: FloatArray, positives: Sequence[Sequence[int]], stage: Mine
+) -> Iterator[list[int]]:
+    """Finds hard negatives by exact search, within a window of ranks and below a margin.
+
+    Args:
+        queries: float32 [n, d], unit norm.
+        documents: float32 [m, d], unit norm.
+        positives: Rows of the relevant documents of each query.
+        stage: Ranks, margin and number; positives have no rank.
+
+    Yields:
+        Rows of the negatives of each query, the hardest first.
+    """
+    depth = min(stage.last + max(map(len, positives)), len(documents))
+    all_scores, all_rows = exact_search(queries, documents, depth)
+    for query, scores, rows, known in zip(queries, all_scores, all_rows, positives, strict=True):
+        lowest = (documents[list(known)] @ query).min()
+        # A part of a negative score would be a higher one.
+        limit = lowest - (1 - stage.margin) * abs(lowest)
+        ranked = np.flatnonzero(~np.isin(rows, known))[stage.first - 1 : stage.last]
+        yield rows[ranked[scores[ranked] <= limit]][: stage.negatives].tolist()

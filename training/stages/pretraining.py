@@ -1,0 +1,73 @@
+"""Pretraining of one encoder on texts and on unlabelled pairs."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from core.encoders import Role
+from training.data import read_texts
+from training.schema import Positive
+from training.stages.base import Context, Outcome, TrainingStage
+
+
+class RetroMae(TrainingStage):
+    """RetroMAE (arXiv 2205.12035): an encoder's vector lets a weak decoder rebuild the text.
+
+    Attributes:
+        side: The encoder that is trained.
+        encoder_mask: Part of the tokens that are masked for the encoder.
+        decoder_mask: Part of the tokens that each token of the decoder cannot see.
+    """
+
+    kind: Literal["retromae"]
+    side: Role = "query"
+    encoder_mask: float = Field(0.3, gt=0, lt=1)
+    decoder_mask: float = Field(0.5, gt=0, lt=1)
+    learning_rate: float = Field(2e-4, gt=0)
+    warmup: float = Field(0.0, ge=0, lt=1)
+    batch: Positive = 384
+    epochs: Positive = 3
+
+    @model_validator(mode="after")
+    def _has_no_mini_batch(self) -> Self:
+        if self.mini_batch is not None:
+            raise ValueError("mini_batch: set trainer.gradient_accumulation_steps instead")
+        return self
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Trains on plain texts: prompts belong to what is trained later."""
+        from training.encoder import tokenize
+        from training.retromae import RetroMaeCollator, RetroMaeObjective
+        from training.stages.fitting import fit, load
+
+        texts, dropped = read_texts(self.data, context.held_out, context.mined)
+        checkpoint, encoders = context.encoders[self.side], load(self, context, self.side)
+        tokens = tokenize(checkpoint, "", [text.text for text in texts])
+        objective = RetroMaeObjective(encoders)
+        masks = self.encoder_mask, self.decoder_mask
+        collate = RetroMaeCollator(tokens, checkpoint, masks, self.run_seed(context))
+        counts = {"texts": len(texts), "held_out": dropped}
+        return fit(self, context, folder, objective, collate, tokens.lengths, counts)
+
+
+class Unsupervised(TrainingStage):
+    """InfoNCE on pairs of title and content, with a learned temperature.
+
+    Attributes:
+        side: The encoder that is trained; both texts of a pair go through it.
+        temperature: The initial temperature.
+    """
+
+    kind: Literal["unsupervised"]
+    side: Role = "query"
+    temperature: float = Field(0.05, gt=0)
+    batch: Positive = 19_200
+    epochs: Positive = 3
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Trains on pairs with in-batch negatives."""
+        from training.objectives import contrast
+        from training.stages.fitting import fit_pairs
+
+        return fit_pairs(self, context, folder, contrast, learned=self.temperature)

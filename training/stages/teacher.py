@@ -1,0 +1,202 @@
+"""A teacher's vectors, and the stages that learn them: alignment (Stage I) and distillation."""
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from core.encoders import Role
+from core.shards import JOURNAL
+from training.data import read_texts
+from training.files import RESULT, read_json
+from training.schema import DataEntry, Positive, Precision, Prompts
+from training.stages.base import Context, Outcome, Stage, TrainingStage, checksums
+
+
+class Teacher(Stage):
+    """Vectors of texts, computed once by the frozen encoder and stored as shards.
+
+    Attributes:
+        side: The encoder.
+        prompts: In place of the encoder's own.
+        precision: Type of the arithmetic.
+        batch: Texts encoded at a time.
+        shard: Rows of a shard.
+    """
+
+    kind: Literal["teacher"]
+    side: Role = "document"
+    prompts: Prompts | None = None
+    precision: Precision = "fp32"
+    batch: Positive = 32
+    shard: Positive = 65_536
+
+    def publish(self, context: Context, folder: Path) -> None:
+        """Adds the vectors, which later stages may learn."""
+        super().publish(context, folder)
+        context.teachers[self.label] = self
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Encodes the texts; continues after the last whole shard."""
+        from training.distributed import processes
+        from training.vectors import compute
+
+        texts, dropped = read_texts(self.data, context.held_out, context.mined)
+        if processes().is_main_process:
+            checkpoint = context.encoders[self.side]
+            prompts = self.prompts or checkpoint.init.prompts
+            sizes = {"shard": self.shard, "batch": self.batch}
+            compute(folder, checkpoint, texts, prompts, **sizes, precision=self.precision)
+        return Outcome({}, counts={"texts": len(texts), "held_out": dropped})
+
+
+class _ReadsTeacher(TrainingStage):
+    teacher: str = ""
+
+    def teacher_stage(self, context: Context) -> Stage:
+        """Returns the teacher stage whose vectors are read.
+
+        Raises:
+            TrainingError: If no stage before this one computed them.
+        """
+        name = self.teacher or next(reversed(list(context.teachers)), "")
+        if name not in context.teachers:
+            named = f"'{name}'" if name else "of kind teacher"
+            reason = f"no stage {named} computed vectors before this one"
+            raise self.error("teacher", reason, "missing_stage", stage=name)
+        return context.teachers[name]
+
+    def vectors_folder(self, context: Context) -> Path:
+        """Returns the folder of the teacher's vectors."""
+        return context.folders[self.teacher_stage(context).label]
+
+    def check(self, context: Context, sides: Collection[Role]) -> None:
+        """Checks the teacher too."""
+        super().check(context, sides)
+        self.vectors_folder(context)
+
+    def vectors_key(self, context: Context) -> str:
+        """Returns what identifies the teacher's vectors."""
+        return str(read_json(self.vectors_folder(context) / RESULT)["key"])
+
+    def inputs(self, context: Context) -> dict[str, Any]:
+        """Returns all that the result depends on, the teacher's vectors among it."""
+        inputs = super().inputs(context) | {"vectors": self.vectors_key(context)}
+        del inputs["stage"]["teacher"]
+        return inputs
+
+
+class Align(_ReadsTeacher):
+    """Stage I: the query encoder learns the vectors that the frozen document encoder gives.
+
+    Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
+    `kl` alone it is KALE's alignment (arXiv 2304.01016), with `mse` alone that of Wang and Lyu
+    (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
+
+    Attributes:
+        teacher: The teacher stage whose vectors are read; "" for the last before this one.
+        vectors: Instead: a folder of vectors that an earlier run computed.
+        data: The part of the teacher's texts that is read; empty for all of them.
+        contrastive: Weight λ₁ of the InfoNCE.
+        mse: Weight λ₂ of the squared distance, summed over dimensions.
+        kl: Weight of the KL divergence of the vectors' softmax over dimensions.
+        temperature: Of the InfoNCE and of that softmax.
+    """
+
+    kind: Literal["align"]
+    data: list[DataEntry] = Field(default_factory=list)
+    vectors: str | None = None
+    contrastive: float = Field(1.0, ge=0)
+    mse: float = Field(1.0, ge=0)
+    kl: float = Field(0.0, ge=0)
+    temperature: float = Field(0.02, gt=0)
+    batch: Positive = 2_560
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> Self:
+        if not self.contrastive and not self.mse and not self.kl:
+            raise ValueError("contrastive, mse and kl are all 0: there is no loss")
+        if self.vectors and not self.data:
+            raise ValueError("vectors: name their texts as data")
+        return self
+
+    def entries(self, context: Context) -> list[DataEntry]:
+        """Returns the data that are read: the teacher's, if none are named."""
+        return self.data or self.teacher_stage(context).data
+
+    def vectors_folder(self, context: Context) -> Path:
+        """Returns the folder of the teacher's vectors."""
+        return Path(self.vectors) if self.vectors else super().vectors_folder(context)
+
+    def vectors_key(self, context: Context) -> str:
+        """Returns what identifies the vectors: of a folder, the checksums in its journal."""
+        if self.vectors:
+            return checksums([Path(self.vectors) / JOURNAL])[0]
+        return super().vectors_key(context)
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Trains the query encoder; it learns to read every text as it will read queries."""
+        from training.batches import AlignCollator
+        from training.encoder import tokenize
+        from training.objectives import Objective, align
+        from training.stages.fitting import fit, load
+        from training.vectors import TeacherVectors
+
+        student = context.encoders["query"]
+        document_key = context.encoders["document"].key
+        teacher = TeacherVectors(self.vectors_folder(context), document_key, student.dimension)
+        texts, dropped = read_texts(self.entries(context), context.held_out, context.mined)
+        tokens = tokenize(student, student.init.prompts.query, [text.text for text in texts])
+        weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
+        loss = partial(align, weights=weights, temperature=self.temperature)
+        objective = Objective(load(self, context, "query"), self.roles, loss, self.mini_batch)
+        collate = AlignCollator(tokens, teacher, teacher.rows(texts))
+        counts = {"texts": len(texts), "held_out": dropped}
+        return fit(self, context, folder, objective, collate, tokens.lengths, counts)
+
+
+class Distill(_ReadsTeacher):
+    """Distillation: KL divergence from a teacher's scores, and InfoNCE.
+
+    Attributes:
+        side: The encoder that is trained, on both sides; None for query and document encoder.
+        teacher: The teacher stage whose vectors are read; "" for the last before this one.
+        kl: Weight of the divergence.
+        contrastive: Weight of the InfoNCE.
+        temperature: Of the student's scores, in both losses.
+        teacher_temperature: Of the teacher's scores.
+        negatives: Hard negatives of each example.
+    """
+
+    kind: Literal["distill"]
+    side: Role | None = "query"
+    kl: float = Field(1.0, ge=0)
+    contrastive: float = Field(1.0, ge=0)
+    temperature: float = Field(0.02, gt=0)
+    teacher_temperature: float = Field(0.02, gt=0)
+    negatives: int = Field(1, ge=0)
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> Self:
+        if not self.kl and not self.contrastive:
+            raise ValueError("kl and contrastive are both 0: there is no loss")
+        return self
+
+    def run(self, context: Context, folder: Path) -> Outcome:
+        """Trains on examples whose texts have vectors of the teacher."""
+        from training.objectives import distill
+        from training.stages.fitting import fit_pairs
+        from training.vectors import TeacherVectors
+
+        weights = self.kl, self.contrastive
+        temperatures = self.temperature, self.teacher_temperature
+        return fit_pairs(
+            self,
+            context,
+            folder,
+            partial(distill, weights=weights, temperatures=temperatures),
+            negatives=self.negatives,
+            teacher=TeacherVectors(self.vectors_folder(context)),
+        )

@@ -1,0 +1,263 @@
+"""One stage's training loop: transformers' Trainer, with checkpoints of what is trained alone."""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import IntervalStrategy
+
+from core.files import sync
+from training.batches import Batch, Item, Plan
+from training.distributed import processes
+from training.errors import TrainingError
+from training.stages.base import Context, TrainingStage
+
+CHECKPOINTS = "checkpoints"
+_WEIGHTS = "trained.safetensors"
+# Written last: a checkpoint without it is incomplete.
+_COMPLETE = "complete"
+_KEPT = 2
+
+
+class StageTrainer(Trainer):
+    """Trains an objective over a plan of batches; resumes from a checkpoint to the same result.
+
+    Args:
+        stage: Its settings.
+        context: Seed of dropout, and when the encoders are measured.
+        folder: Where checkpoints and TensorBoard logs go.
+        objective: What is minimised.
+        plan: The batches.
+        collate: Makes the tensors of a batch.
+        measure: Measures the encoders, or None.
+    """
+
+    def __init__(
+        self,
+        stage: TrainingStage,
+        context: Context,
+        folder: Path,
+        objective: nn.Module,
+        plan: Plan,
+        collate: Callable[[Sequence[Item]], Batch],
+        measure: Callable[[], dict[str, float]] | None,
+    ) -> None:
+        # The environment is the only way that this version reads.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+        self._stage = stage
+        self._folder = folder / CHECKPOINTS
+        self._objective = objective
+        self._plan, self._collate, self._measure = plan, collate, measure
+        self._parts: dict[str, torch.Tensor] = {}
+        self._part_steps = 0
+        super().__init__(
+            model=objective,
+            args=_arguments(stage, context, self._folder, plan, measured=measure is not None),
+            train_dataset=plan,
+            eval_dataset=plan if measure else None,
+        )
+        if self.sharded:
+            # An encoder cannot be read by itself: nothing is measured.
+            self._measure = None
+            self.args.eval_strategy, self.args.eval_on_start = IntervalStrategy.NO, False
+
+    def fit(self) -> None:
+        """Trains from the last whole checkpoint, or from the start.
+
+        Raises:
+            TrainingError: If loss or weights are not finite or a checkpoint cannot be written.
+        """
+        checkpoint = last_checkpoint(self._folder)
+        if checkpoint and _step(checkpoint) >= self.args.max_steps and not self.sharded:
+            # The library would train one more step.
+            self._load_from_checkpoint(str(checkpoint))
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        else:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        # No loss is computed of what the last step left.
+        weights = () if self.sharded else self._objective.parameters()
+        if not all(value.isfinite().all() for value in weights):
+            raise self._not_finite("weights are not finite", self.state.global_step)
+        if self._measure and not self._measured_last():
+            self.evaluate()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process holds all weights."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def whole_state(self) -> dict[str, torch.Tensor] | None:
+        """Returns the weights, gathered from all processes, or None if each holds them."""
+        if not self.sharded:
+            return None
+        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model_wrapped)
+        return state
+
+    def _not_finite(self, reason: str, step: int) -> TrainingError:
+        reason += f" at step {step}: lower learning_rate, or set precision to bf16 or fp32"
+        return self._stage.error("", reason, "not_finite", step=step)
+
+    def _measured_last(self) -> bool:
+        return any(
+            "dev_nDCG@10" in entry and entry["step"] == self.state.global_step
+            for entry in self.state.log_history
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the batches of the plan, shared out among processes."""
+        plan: Any = self._plan
+        pinned = torch.cuda.is_available()
+        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=pinned)
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Returns the loss of a batch; its parts are averaged into the next log."""
+        losses = model(**inputs)
+        loss = losses["loss"]
+        if not torch.isfinite(loss):
+            raise self._not_finite(f"the loss is {loss.item()}", self.state.global_step + 1)
+        for name, value in losses.items():
+            if name != "loss":
+                self._parts[name] = self._parts.get(name, 0) + value.detach()
+        self._part_steps += 1
+        return (loss, losses) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the means of the loss's parts since the last log, over all processes."""
+        if "loss" in logs:
+            parts = self.accelerator.reduce(self._parts, reduction="mean")
+            logs |= {n: float(value) / self._part_steps for n, value in parts.items()}
+            self._parts, self._part_steps = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Measures the encoders."""
+        assert self._measure
+        metrics = {f"dev_{name}": value for name, value in self._measure().items()}
+        self.log(metrics)
+        # Takes note that this step has been measured.
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir) if output_dir else self._folder
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self._objective.state_dict() if state_dict is None else state_dict
+        trained = _trained(self._objective)
+        save_file(
+            {n: value.contiguous() for n, value in state.items() if n in trained},
+            folder / _WEIGHTS,
+        )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        try:
+            state = load_file(folder / _WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError.at(folder, "is damaged: delete it", "bad_checkpoint") from error
+        if set(state) != _trained(self._objective):
+            raise TrainingError.at(folder, "is of another model: delete it", "other_model")
+        self._objective.load_state_dict(state, strict=False)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = self._folder / f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            processes().wait_for_everyone()
+            if self.args.should_save:
+                for path in folder.rglob("*"):
+                    sync(path)
+                (folder / _COMPLETE).touch()
+                sync(folder)
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = f"the checkpoint cannot be written: {reason}"
+            raise TrainingError.at(folder, reason, "input_output") from error
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _trained(objective: nn.Module) -> set[str]:
+    return {name for name, value in objective.named_parameters() if value.requires_grad}
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Returns the last whole checkpoint; what is not whole is deleted."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        if (path / _COMPLETE).is_file():
+            found[_step(path)] = path
+        elif processes().is_main_process:
+            shutil.rmtree(path)
+    return found[max(found)] if found else None
+
+
+def _arguments(
+    stage: TrainingStage, context: Context, folder: Path, plan: Plan, *, measured: bool
+) -> TrainingArguments:
+    dev = context.dev if measured else None
+    world = processes().num_processes
+    accumulated = int(stage.trainer.get("gradient_accumulation_steps", 1))
+    steps = math.ceil(len(plan) / world / accumulated)
+    steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
+    gpu = torch.cuda.is_available()
+    if stage.precision == "fp16" and not gpu:
+        raise stage.error("precision", "fp16 needs a GPU: use bf16 or fp32 here", "needs_gpu")
+    arguments = {
+        "output_dir": str(folder),
+        "max_steps": steps,
+        "per_device_train_batch_size": plan.batch_size,
+        "learning_rate": stage.learning_rate,
+        "warmup_steps": math.ceil(stage.warmup * steps),
+        "weight_decay": stage.weight_decay,
+        "max_grad_norm": stage.max_grad_norm,
+        "optim": "adamw_torch",
+        "bf16": stage.precision == "bf16",
+        "fp16": stage.precision == "fp16",
+        "use_cpu": not gpu,
+        "seed": stage.run_seed(context),
+        "save_steps": stage.checkpoint_every,
+        "save_total_limit": _KEPT,
+        "logging_steps": stage.log_every,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "steps" if dev and dev.every else "no",
+        "eval_steps": dev and dev.every,
+        "eval_on_start": bool(dev and dev.start),
+        "report_to": ["tensorboard"],
+        # By default there are none where the library's own messages are silenced.
+        "disable_tqdm": False,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+        # A batch is made whole on each process: none is cut up or sent around.
+        "accelerator_config": {"split_batches": False, "dispatch_batches": False},
+    }
+    try:
+        made = TrainingArguments(**arguments | stage.trainer)
+    except (TypeError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise stage.error("trainer", reason, "invalid_value") from error
+    if world == 1:
+        # Batches here hold examples that belong together: no DataParallel on many GPUs.
+        made._n_gpu = min(made.n_gpu, 1)
+    return made

@@ -1,0 +1,200 @@
+"""Vectors of a frozen encoder: computed once, stored as shards, read by rows.
+
+vectors.json     which encoder computed them, written first
+shard-*          as `core.shards` describes; an id is the text's role and checksum
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from core.encoders import Role
+from core.files import publish, write_text
+from core.shards import ShardedVectors, ids_path, whole_shards, write_shard
+from core.types import FloatArray, RowArray
+from training.data import Text
+from training.distributed import processes
+from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
+from training.errors import TrainingError
+from training.schema import Precision, Prompts
+
+FILE_NAME = "vectors.json"
+_SHARD = 65_536
+
+
+class VectorsRecord(BaseModel):
+    """What `vectors.json` holds.
+
+    Attributes:
+        encoder: Key of the encoder that computed them: the identity of their space.
+        prompts: What was put before the texts.
+        dimension: Dimensions of a vector.
+        count: Number of vectors.
+        shard: Rows of every shard but the last.
+    """
+
+    encoder: str
+    prompts: Prompts
+    dimension: int
+    count: int
+    shard: int
+
+
+def compute(
+    folder: Path,
+    checkpoint: EncoderCheckpoint,
+    texts: Sequence[Text],
+    prompts: Prompts,
+    *,
+    shard: int = _SHARD,
+    batch: int,
+    precision: Precision,
+) -> None:
+    """Computes the vectors of texts; continues after the last whole shard of an earlier run.
+
+    Args:
+        folder: Where they are stored.
+        checkpoint: The encoder.
+        texts: The texts.
+        prompts: What is put before them, by role.
+        shard: Rows of a shard.
+        batch: Texts encoded at a time.
+        precision: Type of the arithmetic.
+    """
+    encoder = Encoder(checkpoint, trainable=False).to(processes().device)
+    record = VectorsRecord(
+        encoder=checkpoint.key,
+        prompts=prompts,
+        dimension=checkpoint.dimension,
+        count=len(texts),
+        shard=shard,
+    )
+    write_text(folder / FILE_NAME, record.model_dump_json(indent=2) + "\n")
+    for number in range(len(whole_shards(folder)), -(-len(texts) // shard)):
+        rows = texts[number * shard : (number + 1) * shard]
+        vectors = np.empty((len(rows), checkpoint.dimension), dtype=np.float32)
+        total = 0
+        for role, prompt in prompts:
+            here = [i for i, text in enumerate(rows) if text.role == role]
+            if here:
+                tokens = tokenize(checkpoint, prompt, [rows[i].text for i in here])
+                label = f"vectors, shard {number}"
+                vectors[here] = encode(
+                    encoder, tokens, batch=batch, precision=precision, label=label
+                )
+                total += len(tokens.ids)
+        ids = [text_id(text) for text in rows]
+        write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
+
+
+def frozen_vectors(
+    cache: Path,
+    checkpoint: EncoderCheckpoint,
+    role: Role,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    precision: Precision,
+) -> FloatArray:
+    """Returns the vectors of texts by a frozen encoder; computed once, then read.
+
+    Args:
+        cache: The folder of what was computed before, by this run or another.
+        checkpoint: The encoder.
+        role: As what the texts are encoded.
+        texts: The texts.
+        batch: Texts encoded at a time.
+        precision: Type of the arithmetic.
+
+    Returns:
+        float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
+    """
+    rows = [Text(role, text) for text in texts]
+    digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
+    for row in rows:
+        digest.update(text_id(row).encode())
+    folder = cache / digest.hexdigest()[:16]
+    with processes().main_process_first():
+        if not folder.exists():
+            partial = folder.with_name(f".{folder.name}.partial")
+            partial.mkdir(parents=True, exist_ok=True)
+            prompts = checkpoint.init.prompts
+            compute(partial, checkpoint, rows, prompts, batch=batch, precision=precision)
+            publish(partial, folder)
+    shards = [np.load(path, mmap_mode="r") for path in sorted(folder.glob("shard-*.npy"))]
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)
+
+
+class TeacherVectors:
+    """Vectors on disk, by text.
+
+    Args:
+        folder: Where they are stored.
+        encoder: Key of the encoder that must have computed them, or None for any.
+        dimension: Dimensions that they must have, or None for any.
+
+    Raises:
+        TrainingError: If they are missing or incomplete, of another space or dimension.
+    """
+
+    def __init__(
+        self, folder: Path, encoder: str | None = None, dimension: int | None = None
+    ) -> None:
+        path = folder / FILE_NAME
+        try:
+            record = VectorsRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            reason = "missing, or does not describe vectors"
+            raise TrainingError.at(path, reason, "no_vectors") from error
+        if encoder is not None and record.encoder != encoder:
+            reason = (
+                f"the vectors are of encoder {record.encoder[:12]}, not of {encoder[:12]}: "
+                "compute them again with the encoder of this recipe"
+            )
+            raise TrainingError.at(path, reason, "other_encoder")
+        if dimension is not None and record.dimension != dimension:
+            reason = (
+                f"the vectors have {record.dimension} dimensions, the encoder that learns them "
+                f"{dimension}: set its dimension or projection"
+            )
+            raise TrainingError.at(path, reason, "dimension_mismatch")
+        shards = whole_shards(folder)
+        if sum(shard.rows for shard in shards) != record.count:
+            reason = f"shard {len(shards)} is missing or damaged"
+            raise TrainingError.at(folder, reason, "damaged_shard", shard=len(shards))
+        self.folder = folder
+        self.dimension = record.dimension
+        self._vectors = ShardedVectors(folder, record.shard, np.arange(record.count))
+        ids = (
+            id_
+            for number in range(len(shards))
+            for id_ in ids_path(folder, number).read_text("utf-8").splitlines()
+        )
+        self._row_of = {id_: row for row, id_ in enumerate(ids)}
+
+    def rows(self, texts: Sequence[Text]) -> RowArray:
+        """Returns int64 [texts], the row of each text's vector.
+
+        Raises:
+            TrainingError: If a text has no vector.
+        """
+        found = [self._row_of.get(text_id(text), -1) for text in texts]
+        if missing := found.count(-1):
+            reason = (
+                f"{missing} of {len(texts)} texts have no vector: name their data in the teacher "
+                "stage too"
+            )
+            raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
+        return np.array(found, dtype=np.int64)
+
+    def take(self, rows: RowArray) -> FloatArray:
+        """Returns float32 [len(rows), dimension], the vectors of these rows."""
+        return self._vectors.take(rows)
+
+
+def text_id(text: Text) -> str:
+    """Returns the id of a text in its role."""
+    return f"{text.role}-{hashlib.blake2b(text.text.encode(), digest_size=16).hexdigest()}"

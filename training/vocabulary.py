@@ -1,0 +1,111 @@
+"""A smaller vocabulary: the tokens that some texts use, and the embeddings of those alone."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoTokenizer
+
+from training.errors import TrainingError
+
+_FILE = "tokenizer.json"
+_KINDS = ("Unigram", "WordPiece")
+
+
+def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
+    """Returns the tokens that texts use, all special ones, and all of one character.
+
+    With the single characters a text that is not among these can still be spelled.
+
+    Args:
+        folder: A checkpoint with `tokenizer.json`.
+        texts: The texts, prompts among them.
+
+    Returns:
+        int64 [n], ids in their order.
+
+    Raises:
+        TrainingError: If the tokenizer is of another kind than Unigram or WordPiece.
+    """
+    data = _read(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+    tokenizer.no_truncation()
+    special = {token["id"] for token in data["added_tokens"]}
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    single = {
+        i for piece, i in vocabulary.items() if len(piece.lstrip("▁").removeprefix("##")) <= 1
+    }
+    unknown = tokenizer.model.unk_token if data["model"]["type"] == "WordPiece" else None
+    kept = special | single | ({vocabulary[unknown]} if unknown else {data["model"]["unk_id"]})
+    for encoding in tokenizer.encode_batch(list(texts)):
+        kept.update(encoding.ids)
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def trim(model: Any, source: Path, folder: Path, kept: NDArray[np.int64]) -> None:
+    """Keeps some tokens of a model's embeddings and, in a folder, of its tokenizer.
+
+    Args:
+        model: A model of transformers; changed in place.
+        source: The folder of its tokenizer.
+        folder: Where the files of the tokenizer were copied to.
+        kept: int64 [n], ids in their order.
+    """
+    new_id = {old: new for new, old in enumerate(kept.tolist())}
+    data = _read(source)
+    vocabulary = data["model"]["vocab"]
+    if data["model"]["type"] == "Unigram":
+        data["model"]["vocab"] = [vocabulary[old] for old in new_id if old < len(vocabulary)]
+        data["model"]["unk_id"] = new_id[data["model"]["unk_id"]]
+    else:
+        data["model"]["vocab"] = {p: new_id[old] for p, old in vocabulary.items() if old in new_id}
+    for token in data["added_tokens"]:
+        token["id"] = new_id[token["id"]]
+    _renumber(data["post_processor"], new_id)
+    (folder / _FILE).write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    # What the configuration says of added tokens is in that file too, with their new ids.
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config.pop("added_tokens_decoder", None)
+        path.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    embeddings = model.get_input_embeddings()
+    padding = new_id.get(model.config.pad_token_id)
+    smaller = nn.Embedding(len(kept), embeddings.weight.shape[1], padding)
+    with torch.no_grad():
+        smaller.weight.copy_(embeddings.weight[torch.from_numpy(kept)])
+    model.set_input_embeddings(smaller)
+    model.config.vocab_size = len(kept)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if isinstance(old := getattr(model.config, name, None), int):
+            setattr(model.config, name, new_id.get(old))
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError.at(folder / _FILE, "missing or not JSON", "no_tokenizer") from error
+    if (kind := data["model"]["type"]) not in _KINDS:
+        reason = f"is {kind}: a vocabulary of {' or '.join(_KINDS)} can be cut"
+        raise TrainingError.at(folder / _FILE, reason, "unsupported_tokenizer", type=kind)
+    return data
+
+
+def _renumber(processor: Any, new_id: dict[int, int]) -> None:
+    """Changes the ids that a post-processor puts around a text."""
+    if not isinstance(processor, dict):
+        return
+    for part in processor.get("processors", []):
+        _renumber(part, new_id)
+    special = processor.get("special_tokens")
+    for token in special.values() if isinstance(special, dict) else []:
+        token["ids"] = [new_id[old] for old in token["ids"]]
+    for name in ("sep", "cls"):
+        if isinstance(processor.get(name), list):
+            processor[name][1] = new_id[processor[name][1]]
