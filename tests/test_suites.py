@@ -64,6 +64,7 @@ def test_markers_of_a_file_or_its_folder(line: str, markers: set[str], tmp_path:
     assert file_markers(path) == file_markers(tmp_path) == markers
 
 
+@pytest.mark.e2e
 def test_a_file_that_is_left_out_is_not_imported_and_suites_are_timed(tmp_path: Path) -> None:
     line = "pytestmark = pytest.mark.train"
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = train: needs torch\n")

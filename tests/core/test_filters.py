@@ -91,6 +91,7 @@ def test_values_of_different_types_are_different(
     assert rows.tolist() == [row]
 
 
+@pytest.mark.e2e
 def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
     metadata = [{"n": i, "s": f"值{i}", "parity": i % 2} for i in range(70_000)]
     reader = open_reader(tmp_path / "f.arrow", metadata)

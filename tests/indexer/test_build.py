@@ -230,6 +230,7 @@ def test_a_build_that_fails_leaves_the_earlier_version_active(
     verify_version(published)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("batches", [0, 1, 4, 10])
 def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
     tmp_path: Path, batches: int

@@ -61,6 +61,7 @@ def test_a_small_corpus_is_read_whole_and_counted_exactly(options: OptionsMaker)
 RATE = Rate(1000, "GPU", "as given")
 
 
+@pytest.mark.e2e
 def test_a_large_corpus_is_sampled_and_the_truth_lies_within_the_spread(
     options: OptionsMaker, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_size_of_an_index_file_follows_from_its_factory(factory: str) -> Non
     assert index_bytes(factory, count, dimension) == pytest.approx(size, rel=0.03)
 
 
+@pytest.mark.e2e
 def test_documents_are_estimated_as_they_are_stored(options: OptionsMaker) -> None:
     settings = options(make_records(3000))
     _, encoded = build(settings, COUNT, BigramEncoder("query"))

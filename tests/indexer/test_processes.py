@@ -22,6 +22,8 @@ from tests.indexer.processes import (
     update_index,
 )
 
+pytestmark = pytest.mark.e2e
+
 DEATHS = 10
 
 

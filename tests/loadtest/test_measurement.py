@@ -9,6 +9,8 @@ import pytest
 from loadtest.measurement import Client, Measurement, measure
 from tests.loadtest.known_service import KnownService, served
 
+pytestmark = pytest.mark.e2e
+
 
 def _send(url: str, count: int) -> list[tuple[int, bytes]]:
     async def run() -> list[tuple[int, bytes]]:

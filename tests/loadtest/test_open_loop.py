@@ -12,6 +12,8 @@ from loadtest.open_loop import Capacity, find_max, grid, main
 from tests.errors import error_code
 from tests.loadtest.known_service import KnownService, served
 
+pytestmark = pytest.mark.e2e
+
 RATES = grid(10, 1000, 1.1)
 QUICK = ["--seconds", "0.5", "--warm-up", "0.1", "--pause", "0"]
 

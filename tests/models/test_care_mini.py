@@ -42,6 +42,7 @@ def test_the_description_names_the_committed_files_which_are_small() -> None:
     assert sum(sizes.values()) < 60_000_000
 
 
+@pytest.mark.e2e
 def test_a_vector_does_not_depend_on_its_batch(encoder: OnnxEncoder) -> None:
     alone = np.concatenate([encoder.encode([text]).vectors for text in TEXTS])
     together = encoder.encode(TEXTS * 2).vectors

@@ -148,6 +148,7 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
+@pytest.mark.e2e
 def test_no_request_fails_or_mixes_versions_and_nothing_leaks_over_200_swaps(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:

@@ -1,10 +1,13 @@
 import subprocess
 import sys
 
+import pytest
+
 # Redis's client is loaded where a Redis is configured: it slows every start.
 FORBIDDEN = ("torch", "transformers", "vllm", "indexer", "tqdm", "onnx", "redis")
 
 
+@pytest.mark.e2e
 def test_the_application_loads_nothing_that_it_does_not_need() -> None:
     code = f"import service.app, sys; print(*sorted(set({FORBIDDEN}) & set(sys.modules)))"
     result = subprocess.run(

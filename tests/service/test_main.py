@@ -98,6 +98,7 @@ def test_values_are_checked_before_the_index_is_looked_for(
         assert next(iter(variables.values())) in line
 
 
+@pytest.mark.e2e
 def test_the_command_ends_with_status_1_and_one_line() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "service"],

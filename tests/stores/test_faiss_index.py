@@ -286,6 +286,7 @@ def test_a_faiss_without_gpu_functions_has_none(monkeypatch: pytest.MonkeyPatch)
     assert faiss_training.gpus() == 0
 
 
+@pytest.mark.e2e
 def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
     published: Path, indexes: Path, tmp_path: Path, build_version: Builder
 ) -> None:

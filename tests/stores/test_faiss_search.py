@@ -14,6 +14,8 @@ from stores.base import ScoredRows
 from stores.faiss.search import FaissVectors, limit_threads
 from tests.errors import raises
 
+pytestmark = pytest.mark.e2e
+
 COUNT = 60_000
 DIMENSION = 64
 # Twenty documents each: the neighbours that a broad filter asks for lie beyond one cluster.

@@ -83,6 +83,7 @@ def test_a_server_is_measured_until_the_block_ends() -> None:
     assert not server.process.is_running()
 
 
+@pytest.mark.e2e
 def test_work_in_a_fresh_process_returns_or_raises() -> None:
     assert in_process(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):

@@ -45,6 +45,8 @@ from tests.models.encoders.embedding_server import (
     trickle,
 )
 
+pytestmark = pytest.mark.e2e
+
 KEY = "sk-very-secret"
 TEXTS = [f"病历{i}" for i in range(10)]
 
