@@ -49,6 +49,7 @@ def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[i
     ]
 
 
+@pytest.mark.e2e
 @given(st.lists(METADATA, min_size=1, max_size=12), FILTERS)
 def test_labels_stand_for_the_values_of_rows(
     metadata: list[dict[str, Any]], filter_: dict[str, list[Any]]
@@ -66,6 +67,7 @@ def test_labels_stand_for_the_values_of_rows(
         assert set(labels) == set(range(sum(reader.fields.values())))
 
 
+@pytest.mark.e2e
 @given(st.lists(METADATA, max_size=12), FILTERS)
 def test_rows_are_those_that_a_look_at_each_document_finds(
     metadata: list[dict[str, Any]], filter_: Filter
@@ -102,6 +104,7 @@ def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
         assert rows.tolist() == [row]
 
 
+@pytest.mark.e2e
 @given(st.lists(METADATA, max_size=12), st.integers(1, 6), st.integers(1, 4))
 def test_a_table_of_many_parts_is_that_of_one(
     metadata: list[dict[str, Any]], held: int, batch: int

@@ -27,6 +27,7 @@ def cut(array: FloatArray, data: st.DataObject) -> int:
     return dimension
 
 
+@pytest.mark.e2e
 @given(vectors(MAX_FLOAT), st.data())
 def test_vectors_have_unit_norm_whatever_their_length(
     array: FloatArray, data: st.DataObject
@@ -57,6 +58,7 @@ def test_scale_does_not_matter(array: FloatArray, data: st.DataObject, exponent:
     )
 
 
+@pytest.mark.e2e
 @given(vectors(1e6), st.data())
 def test_cutting_in_two_steps_is_cutting_once(array: FloatArray, data: st.DataObject) -> None:
     dimension = cut(array, data)

@@ -2,6 +2,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from core.errors import DataError
 from curation.audit import audit
 from curation.config import AuditConfig
@@ -26,6 +28,7 @@ def test_an_audit_finds_both_kinds_of_errors(facts: dict[str, Any], data: Path) 
     assert table["q1"]["original_positives"] == "d1 d3"
 
 
+@pytest.mark.e2e
 def test_an_audit_leaves_what_judges_dispute_open(facts: dict[str, Any], data: Path) -> None:
     facts |= {"qrels": data / "qrels/test.tsv"}
     run(AuditConfig, audit, facts, *THREE)

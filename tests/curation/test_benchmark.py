@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from core.errors import CareError
 from core.types import Document
 from curation.audit import audit
@@ -16,6 +18,8 @@ from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.endpoints import Recorder, endpoint, grader, scripted_server
 from tests.curation.judges import THREE, lines, run
 from tests.errors import raises
+
+pytestmark = pytest.mark.e2e
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -47,6 +47,7 @@ def test_the_schema_wants_each_passage_and_no_other() -> None:
         model.model_validate(dict.fromkeys(("Passage-0", "Passage-1", "Passage-2"), "A"))
 
 
+@pytest.mark.e2e
 def test_missing_passages_are_asked_for_again_and_labels_land_on_their_documents(
     tmp_path: Path,
 ) -> None:

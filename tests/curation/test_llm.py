@@ -225,6 +225,7 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
     return None
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("respond", "lost"),
     [

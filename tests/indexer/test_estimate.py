@@ -124,6 +124,7 @@ def test_chunks_are_estimated_as_they_are_cut(options: OptionsMaker) -> None:
     assert f"10 documents in {encoded.staged.chunks} chunks" in described(estimate, RATE)[0]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "factory",
     [

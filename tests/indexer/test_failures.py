@@ -28,6 +28,8 @@ from tests.indexer.builds import build_options, state
 from tests.indexer.conftest import OptionsMaker
 from tests.indexer.dying import POISON, ProcessEncoder
 
+pytestmark = pytest.mark.e2e
+
 Records = list[dict[str, Any]]
 
 COUNT = 60

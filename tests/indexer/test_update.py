@@ -114,6 +114,7 @@ def test_an_update_is_what_a_build_of_the_resulting_corpus_is(
     assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
 def test_an_index_of_chunks_is_updated_by_documents(
     tmp_path: Path, build_version: Builder, change: Callable[..., Changes], factory: str

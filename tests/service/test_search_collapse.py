@@ -141,6 +141,7 @@ def test_without_chunks_collapse_changes_nothing(serve: Serve, build_version: Bu
     assert plain["hits"][0].keys() == {"id", "score", "rank", "title", "text", "metadata"}
 
 
+@pytest.mark.e2e
 def test_the_graph_finds_all_documents_too(serve: Serve, build_version: Builder) -> None:
     build_version(long_records(400), chunking=CHUNKING, factory="HNSW16", recall=0.9)
     for top_k in (10, 400):

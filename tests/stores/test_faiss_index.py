@@ -103,6 +103,7 @@ def test_flat_finds_what_brute_force_finds(
     assert (choice.parameters, choice.recall, choice.tried) == ({}, 1, {})
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("factory", [*GRAPHS, *LISTS])
 def test_every_kind_of_index_reaches_the_target_by_brute_force_too(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
@@ -172,6 +173,7 @@ def test_fewer_vectors_than_hits_are_all_found(tmp_path: Path, count: int) -> No
     assert choose_search(index, few, QUERIES, target=1).recall == 1
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["Flat", "HNSW4", "HNSW6,SQ8", *LISTS])
 def test_an_index_finds_its_own_vectors_and_no_foreign_ones(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
@@ -213,6 +215,7 @@ def parts_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 TIGHT = 39 * 64 * DIMENSION * 4
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("factory", LISTS)
 def test_an_index_in_parts_is_byte_for_byte_the_one_that_faiss_writes(
     raw: FloatArray,

@@ -62,6 +62,7 @@ def test_queries_are_near_their_documents_and_not_equal_to_any(
     assert np.median(nearest) > np.quantile(queries @ documents.T, 0.99)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["HNSW32,SQ8", "IVF64,SQ8", "IVF64,RaBitQ,Refine(SQ8)", "Flat"])
 def test_recall_rises_with_effort_and_is_not_easy(
     factory: str, documents: np.ndarray, queries: np.ndarray, truth: np.ndarray, tmp_path: Path
@@ -163,6 +164,7 @@ def test_a_run_writes_its_result_and_plot_and_reuses_its_builds(tmp_path: Path) 
     assert {p: p.stat().st_mtime_ns for p in options.folder.iterdir()} == built
 
 
+@pytest.mark.e2e
 def test_the_plot_has_a_row_for_each_size(tmp_path: Path) -> None:
     for size in (100, 20):
         result = {

@@ -22,6 +22,7 @@ def made(seed: int) -> list[str]:
     return list(islice(Phrases(TEXTS, seed), 2000))
 
 
+@pytest.mark.e2e
 def test_texts_follow_from_the_seed() -> None:
     assert made(0)[:400] == list(islice(Phrases(TEXTS, 0), 400))
     assert len(set(made(0)[:400]) & set(made(1)[:400])) < 200
@@ -33,6 +34,7 @@ def test_texts_are_short_and_no_two_are_equal() -> None:
     assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
 
 
+@pytest.mark.e2e
 def test_texts_are_as_long_as_they_are_asked_for() -> None:
     texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
     assert {30 <= len(text) <= 110 for text in texts} == {True}
