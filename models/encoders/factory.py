@@ -21,9 +21,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 TokenCount = tuple[int, bool]
 TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
 
-# vLLM schedules the texts of a batch by itself: it starves on few.
-_BATCH_SIZES = {"vllm": 1024}
-_BATCH_SIZE = 32
 _TRAINING = (
     "run this by .venv-test/bin/python, the environment of make train, "
     "or pip install 'care-retrieval[train]'"
@@ -72,7 +69,8 @@ def resolve_backend(spec: EncoderSpec, asked: str) -> str:
 
 def default_batch_size(backend: str) -> int:
     """Returns the texts of a batch, or of a request to a server, that suit a backend."""
-    return _BATCH_SIZES.get(backend, _BATCH_SIZE)
+    # vLLM schedules the texts of a batch by itself: it starves on few.
+    return 1024 if backend == "vllm" else 32
 
 
 def load_encoder(
@@ -80,12 +78,8 @@ def load_encoder(
 ) -> Encoder:
     """Returns one side of a pair, by ONNX Runtime or transformers.
 
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        threads: Threads of ONNX Runtime, 0 for all processors that the process may use.
-        dtype: One of `DTYPES`, for a checkpoint.
-        device: A device of PyTorch, for a checkpoint, or "auto" for a GPU if there is one.
+    The spec's paths are relative to `folder`. For `threads` and `dtype` see `EncoderOptions`;
+    `device` is one of PyTorch, or "auto" for a GPU if there is one.
 
     Raises:
         PairError: If its files are missing or do not fit the spec.
@@ -151,10 +145,6 @@ def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
     """Returns what counts the tokens of the document side, from the pair's own files.
 
     The weights of a checkpoint are not read. A server is taken to read the pair's tokens.
-
-    Args:
-        pair: The pair.
-        threads: Threads of ONNX Runtime.
 
     Raises:
         PairError: If the pair's files cannot be read.

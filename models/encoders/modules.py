@@ -72,11 +72,11 @@ def write_modules(
     """Makes a checkpoint of transformers a model of sentence-transformers with unit vectors.
 
     Args:
-        folder: The checkpoint; Dense modules lie in it.
+        folder: The checkpoint.
         pooling: How token vectors become one vector.
         max_length: Tokens that the model reads, special tokens included.
         prompts: Texts put before each input, by name: `query`, `document`.
-        dense: Folders of the Dense modules behind the pooling, in their order.
+        dense: Folders in it of the Dense modules behind the pooling, in their order.
         default_prompt: Name of the prompt that is used if none is asked for, or None.
 
     Returns:
