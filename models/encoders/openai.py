@@ -54,15 +54,10 @@ class OpenAIEncoder:
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].
-        retries: When a request is repeated after 429, 408, 5xx, no answer in time or a broken
-            connection.
+        retries: When a request is repeated.
         truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
             others may reject the request for the unknown field.
         load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.
-
-    Attributes:
-        spec: The facts of the encoder.
-        url: Where requests go to.
 
     Raises:
         EmbeddingServerError: If the address or the key cannot be used, or the server does
@@ -100,18 +95,11 @@ class OpenAIEncoder:
         try:
             self.encode([_PROBE])
         except TextRefusedError as error:
-            raise self._failure(
-                "rejects even a short text: its log says why", "embedding_server_rejects"
-            ) from error
+            what = "rejects even a short text: its log says why"
+            raise self._failure(what, "embedding_server_rejects") from error
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts, in as many requests as they need.
-
-        Args:
-            texts: At least one text, already under the text rules of `core.text`.
-
-        Returns:
-            float32 vectors [n, dimension] of unit norm, with token counts.
+        """Encodes at least one text, under the rules of `core.text`, in requests as needed.
 
         Raises:
             TextRefusedError: If the server rejects a text.
@@ -127,11 +115,7 @@ class OpenAIEncoder:
         return self._load_tokenizer()
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        """Returns start and end of each token of a text, by the pair's own tokenizer.
-
-        Raises:
-            PairError: If it is not there or does not load.
-        """
+        """Returns start and end of each token of a text, by the pair's own tokenizer."""
         return self._tokenizer.token_offsets(text)
 
     async def _encode(self, texts: Sequence[str]) -> Encoding:
@@ -151,11 +135,10 @@ class OpenAIEncoder:
             # The permits bound connections; waiting for one must not count as the server's time.
             limits=httpx2.Limits(),
         ) as client:
+            starts = range(0, len(texts), size)
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(embed(start)) for start in range(0, len(texts), size)
-                    ]
+                    tasks = [group.create_task(embed(start)) for start in starts]
             except ExceptionGroup as errors:
                 # Those that follow from the first are of no news.
                 raise errors.exceptions[0] from None
@@ -175,22 +158,18 @@ class OpenAIEncoder:
             return [self._read(body, len(texts))]
         except TransientError as error:
             if error.wait > self._retries.longest_wait:
-                raise self._failure(
-                    f"failed with {error.reason} and asks to wait for {error.wait:.0f} s",
-                    "embedding_server_busy",
-                    seconds=error.wait,
-                ) from None
+                what = f"failed with {error.reason} and asks to wait for {error.wait:.0f} s"
+                raise self._failure(what, "embedding_server_busy", seconds=error.wait) from None
+            attempts = self._retries.retries + 1
+            what = f"failed {attempts} times in a row, at last with {error.reason}"
             raise self._failure(
-                f"failed {self._retries.retries + 1} times in a row, at last with {error.reason}",
-                "embedding_server_failed",
-                attempts=self._retries.retries + 1,
-                reason=error.reason,
+                what, "embedding_server_failed", attempts=attempts, reason=error.reason
             ) from None
         except _RejectedError as error:
             if len(texts) == 1:
                 raise TextRefusedError(
                     f"{self.url} rejects the text at position {position} of a batch "
-                    f"with status {error.status}: it may be too long for the server",
+                    f"with status {error}: it may be too long for the server",
                     position,
                 ) from None
         middle = len(texts) // 2
@@ -206,9 +185,8 @@ class OpenAIEncoder:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             reason = str(error) or "no connection in time"
             if not self._reached:
-                raise self._failure(
-                    f"cannot be reached: {reason}", "embedding_server_unreachable"
-                ) from error
+                what = f"cannot be reached: {reason}"
+                raise self._failure(what, "embedding_server_unreachable") from error
             raise TransientError(f"no connection ({reason})") from error
         except TimeoutError as error:
             raise TransientError(f"no answer in {self._timeout:g} s") from error
@@ -221,16 +199,13 @@ class OpenAIEncoder:
         if status in _REJECTIONS:
             raise _RejectedError(status)
         if is_transient(status):
-            raise TransientError(
-                f"status {status}", retry_after(response.headers.get("Retry-After"))
-            )
+            wait = retry_after(response.headers.get("Retry-After"))
+            raise TransientError(f"status {status}", wait)
         # An answer's own words could quote a text.
         hints = dict.fromkeys((401, 403), "the key is wrong" if self._headers else "it needs a key")
         hints[404] = f"it does not know the model '{self._body['model']}', or the address is wrong"
-        hint = hints.get(status, "200 is expected")
-        raise self._failure(
-            f"answers status {status}: {hint}", "embedding_server_status", status=status
-        )
+        what = f"answers status {status}: {hints.get(status, '200 is expected')}"
+        raise self._failure(what, "embedding_server_status", status=status)
 
     def _failure(self, what: str, code: str, **fields: Any) -> EmbeddingServerError:
         return EmbeddingServerError(f"{self.url} {what}", code=code, url=self.url, **fields)
@@ -285,11 +260,7 @@ class _Answer(BaseModel):
 
 
 class _RejectedError(Exception):
-    """The server will never take these texts together."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """The server will never take these texts together: its one argument is the status."""
 
 
 def _embeddings_url(base_url: str) -> str:
