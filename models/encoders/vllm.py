@@ -39,25 +39,15 @@ class VllmEncoder(TokenEncoder):
 
     Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
     on several GPUs share each batch: the more texts in it, the better they are used. One that
-    fails is started again by the next call.
-
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        dtype: A type of vLLM, or "auto" for bfloat16 on a GPU and float32 on the processor.
-        replicas: Engines that share the texts.
-        tensor_parallel: GPUs that share one engine's model.
-
-    Attributes:
-        spec: The facts of the encoder.
-        concurrent_calls: Calls of `encode_tokens` that keep it at work: one waits in the
-            engines' processes for the other to end.
+    fails is started again by the next call. The spec's paths are relative to `folder`; for the
+    other arguments see `models.encoders.factory.EncoderOptions`.
 
     Raises:
         PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
         ProviderError: If vLLM is not installed or does not start.
     """
 
+    # One call waits in the engines' processes for the other to end.
     concurrent_calls = 2
 
     def __init__(
@@ -112,7 +102,7 @@ class VllmEncoder(TokenEncoder):
         """Encodes what `tokenize` returned, as one batch; may be called from several threads.
 
         Raises:
-            ProviderError: If an engine fails; the next call starts it again.
+            ProviderError: If an engine fails.
         """
         # Texts come sorted by length: taken in turn, each engine gets as much as the others.
         step = len(self._engines)

@@ -138,17 +138,12 @@ def write_checkpoint(
 def check_vectors(
     found: FloatArray, expected: FloatArray, written: EncoderSpec, base: Path, least: float = 0.9999
 ) -> float:
-    """Returns the lowest cosine of vectors of what was written to those before.
+    """Returns the lowest cosine of vectors of what was written to those expected.
 
-    Args:
-        found: float32 [n, dimension].
-        expected: The same of the side that was exported.
-        written: The facts of what was written.
-        base: The folder that its paths are relative to.
-        least: The lowest cosine that passes where weights are float32.
+    Both are float32 [n, dimension]; the paths of `written` are relative to `base`.
 
     Raises:
-        CareError: If it is lower.
+        CareError: If it is lower than `least` or, where weights have half precision, .999.
     """
     cosine = float((found * expected).sum(axis=1).min())
     # Rounding merged weights to 8 bits of mantissa turns vectors by about 0.0001.

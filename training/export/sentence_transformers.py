@@ -29,11 +29,8 @@ def export_sentence_transformers(
     route, the prompt and the length of their side; `encode` is `encode_query`. `pair.toml`
     names the same checkpoints for this project's commands.
 
-    Args:
-        pair: A pair of checkpoints, or of graphs of BERT, whose weights are dequantised.
-        out: A new folder.
-        texts: Texts that both must encode alike, under the text rules.
-        report: Told each line of progress.
+    The pair is one of checkpoints, or of graphs of BERT, whose weights are dequantised; both must
+    encode `texts`, under the text rules, alike. The folder must be new.
 
     Raises:
         PairError: If a side cannot be read.
