@@ -44,7 +44,6 @@ def encode_cached(
     *,
     batch_size: int = 32,
     label: str = "",
-    key: str = "",
 ) -> FloatArray:
     """Encodes texts in shards, each stored under the checksum of its encoder and texts.
 
@@ -53,17 +52,12 @@ def encode_cached(
     Args:
         load: Loads the encoder; not called if all vectors are stored.
         spec: The facts of the encoder.
-        texts: Texts under the text rules.
+        texts: As for `encode_texts`, which says what is returned.
         folder: Where the shards are stored; made if it does not exist.
         batch_size: Texts in a batch.
         label: Name of the progress bar, or "" for none.
-        key: What vectors depend on beside the spec, such as backend and dtype.
-
-    Returns:
-        As `encode_texts`.
     """
-    digest = hashlib.sha256(f"{spec.model_dump_json()}{key}".encode())
-    place = folder / digest.hexdigest()[:16]
+    place = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     shards: list[FloatArray] = []
     encoder: Encoder | None = None

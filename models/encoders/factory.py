@@ -29,20 +29,15 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """What encodes, as the user asks for it; the defaults are the command's.
+    """What encodes, as the user asks for it; the defaults and the meanings are the command's.
 
     Attributes:
         backend: One of `BACKENDS`; auto takes ONNX Runtime for files of ONNX, and for a
             checkpoint vLLM if it is installed and can read it, else transformers.
         threads: Threads of ONNX Runtime, 0 for all processors that the process may use.
         dtype: One of `DTYPES`; auto is bfloat16 on a GPU and float32 on the processor.
-        replicas: Engines of vLLM that share the texts.
-        tensor_parallel: GPUs that share one engine's model.
-        base_url: Address of a server with `/v1/embeddings`.
-        model: The name that the server knows the model by, or None for the spec's.
-        concurrency: Requests to the server at once.
-        batch_size: Texts in a request at most.
-        truncate: Whether to ask the server to truncate texts.
+        model: The name that a server knows the model by, or None for the spec's.
+        batch_size: Texts in a request to a server at most.
     """
 
     backend: str = "auto"
@@ -130,11 +125,8 @@ def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     """Returns the encoder of the query side, which recall and canaries are measured with.
 
     It is ONNX Runtime for files of ONNX, and transformers for a checkpoint. vLLM takes the
-    memory of a GPU for itself: beside it queries are encoded on the processor.
-
-    Raises:
-        PairError: If the pair's files cannot be read.
-        ProviderError: If what the encoder runs on is not installed.
+    memory of a GPU for itself: beside it queries are encoded on the processor. Errors are those
+    of `load_encoder`.
     """
     beside_vllm = resolve_backend(pair.document, options.backend) == "vllm"
     device = "cpu" if beside_vllm else "auto"
@@ -144,11 +136,8 @@ def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
     """Returns what counts the tokens of the document side, from the pair's own files.
 
-    The weights of a checkpoint are not read. A server is taken to read the pair's tokens.
-
-    Raises:
-        PairError: If the pair's files cannot be read.
-        ProviderError: If what reads them is not installed.
+    The weights of a checkpoint are not read. A server is taken to read the pair's tokens. Errors
+    are those of `load_encoder`.
     """
     spec = pair.document
     if spec.format == "onnx":
@@ -169,9 +158,8 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
 
 def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if not options.base_url:
-        raise CareError(
-            "--backend openai needs --base-url, the address of a server", code="missing_base_url"
-        )
+        message = "--backend openai needs --base-url, the address of a server"
+        raise CareError(message, code="missing_base_url")
     with _packages("--backend openai", "pip install 'care-retrieval[openai]'"):
         from models.encoders.openai import OpenAIEncoder
     return OpenAIEncoder(

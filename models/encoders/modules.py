@@ -71,13 +71,9 @@ def write_modules(
 ) -> None:
     """Makes a checkpoint of transformers a model of sentence-transformers with unit vectors.
 
-    Args:
-        folder: The checkpoint.
-        pooling: How token vectors become one vector.
-        max_length: Tokens that the model reads, special tokens included.
-        prompts: Texts put before each input, by name: `query`, `document`.
-        dense: Folders in it of the Dense modules behind the pooling, in their order.
-        default_prompt: Name of the prompt that is used if none is asked for, or None.
+    `max_length` counts special tokens too. Prompts go by name, `query` and `document`;
+    `default_prompt` is the one used if none is asked for. `dense` are folders of the checkpoint,
+    those of the Dense modules behind the pooling, in their order.
     """
     modules = [
         ("Transformer", ""),

@@ -50,8 +50,7 @@ class OnnxEncoder(TokenEncoder):
         buckets: The shapes that batches are padded to, or None for no more than they need.
 
     Raises:
-        PairError: If a file is missing, is not the one that the spec describes, or does
-            not load.
+        PairError: If a file is missing, does not load or is not the one that the spec describes.
         ProviderError: If the provider is not installed, does not start or lacks an
             operator of the graph; nothing else takes its place.
     """

@@ -8,7 +8,6 @@ import base64
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any
 
 import httpx2
@@ -23,14 +22,9 @@ from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 
-_PROBE = "care"
 _CONNECT_SECONDS = 10.0
 # Servers disagree on what they answer to a text that is too long, or to too many texts.
-_REJECTIONS = (
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
+_REJECTIONS = (400, 413, 422)
 
 # float32 [n, native dimension], and int32 [n], tokens.
 _Embedded = tuple[FloatArray, NDArray[np.int32]]
@@ -93,7 +87,7 @@ class OpenAIEncoder:
         self._tls = httpx2.create_ssl_context()
         self._reached = False
         try:
-            self.encode([_PROBE])
+            self.encode(["care"])
         except TextRefusedError as error:
             what = "rejects even a short text: its log says why"
             raise self._failure(what, "embedding_server_rejects") from error
@@ -194,7 +188,7 @@ class OpenAIEncoder:
             raise TransientError(f"a broken connection ({type(error).__name__})") from error
         self._reached = True
         status = response.status_code
-        if status == HTTPStatus.OK:
+        if status == 200:
             return response.content
         if status in _REJECTIONS:
             raise _RejectedError(status)
@@ -210,36 +204,29 @@ class OpenAIEncoder:
     def _failure(self, what: str, code: str, **fields: Any) -> EmbeddingServerError:
         return EmbeddingServerError(f"{self.url} {what}", code=code, url=self.url, **fields)
 
+    def _unusable(self, what: str, code: str, **fields: Any) -> VectorError:
+        return VectorError(f"{self.url} returned {what}", code=code, url=self.url, **fields)
+
     def _read(self, body: bytes, count: int) -> _Embedded:
         try:
             answer = _Answer.model_validate_json(body)
             vectors = {item.index: _vector(item.embedding) for item in answer.data}
         except ValueError:
             # Not chained: what is wrong in the body is quoted there.
-            raise VectorError(
-                f"{self.url} returned a body that is no answer to a request for embeddings",
-                code="bad_embedding_answer",
-                url=self.url,
-            ) from None
-        if len(answer.data) != count or set(vectors) != set(range(count)):
-            raise VectorError(
-                f"{self.url} returned {len(answer.data)} vectors for {count} texts, "
-                f"with {len(vectors)} different indices",
-                code="bad_vector_count",
-                found=len(answer.data),
-                expected=count,
-                indices=len(vectors),
-            )
-        lengths = sorted({len(vector) for vector in vectors.values()})
-        if lengths != [self.spec.native_dimension]:
-            raise VectorError(
-                f"{self.url} returned vectors of {', '.join(map(str, lengths))} "
-                f"dimensions instead of {self.spec.native_dimension}: "
-                f"is it a server of {self.spec.model}?",
-                code="other_dimension",
-                found=lengths,
-                expected=self.spec.native_dimension,
-            )
+            what = "a body that is no answer to a request for embeddings"
+            raise self._unusable(what, "bad_embedding_answer") from None
+        found, indices = len(answer.data), len(vectors)
+        if found != count or set(vectors) != set(range(count)):
+            what = f"{found} vectors for {count} texts, with {indices} different indices"
+            facts = {"found": found, "expected": count, "indices": indices}
+            raise self._unusable(what, "bad_vector_count", **facts)
+        native = self.spec.native_dimension
+        lengths = sorted(set(map(len, vectors.values())))
+        if lengths != [native]:
+            sizes = ", ".join(map(str, lengths))
+            hint = f"is it a server of {self.spec.model}?"
+            what = f"vectors of {sizes} dimensions instead of {native}: {hint}"
+            raise self._unusable(what, "other_dimension", found=lengths, expected=native)
         share, rest = divmod(answer.usage.prompt_tokens if answer.usage else 0, count)
         tokens = share + (np.arange(count) < rest).astype(np.int32)
         return np.stack([vectors[i] for i in range(count)]), tokens
@@ -271,9 +258,8 @@ def _embeddings_url(base_url: str) -> str:
     plain = not (url.userinfo or url.query or url.fragment)
     if url.scheme not in ("http", "https") or not url.host or not plain:
         # Not quoted: it could hold a password.
-        raise EmbeddingServerError(
-            "the server's address is not of the form http://host:port/v1", code="bad_base_url"
-        )
+        message = "the server's address is not of the form http://host:port/v1"
+        raise EmbeddingServerError(message, code="bad_base_url")
     root = str(url).rstrip("/")
     return f"{root}/embeddings" if re.search(r"/v\d+$", root) else f"{root}/v1/embeddings"
 
@@ -282,9 +268,8 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
     if not re.fullmatch(r"[!-~]+", api_key):
-        raise EmbeddingServerError(
-            "the key for the server holds blanks or is not ASCII", code="bad_api_key"
-        )
+        message = "the key for the server holds blanks or is not ASCII"
+        raise EmbeddingServerError(message, code="bad_api_key")
     return {"Authorization": f"Bearer {api_key}"}
 
 

@@ -142,11 +142,7 @@ def _shape(rows: int, length: int) -> str:
 
 
 def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
-    """Checks that the installed ONNX Runtime of a version has the provider.
-
-    Raises:
-        ProviderError: If it has not.
-    """
+    """Raises `ProviderError` if the installed ONNX Runtime of a version lacks the provider."""
     if options.title not in available:
         command = _install(options, version)
         raise ProviderError(
@@ -178,12 +174,9 @@ def not_started(
 def check_products(
     options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
 ) -> None:
-    """Checks that the provider computes all matrix products of a graph, the file `weights`.
+    """Raises `ProviderError` if another provider computes a matrix product of the graph `weights`.
 
     `placed` has for each node the name of its provider and its operator.
-
-    Raises:
-        ProviderError: If the provider lacks an operator of the graph.
     """
     others = {operator for provider, operator in placed if provider != options.title}
     elsewhere = sorted(o for o in others if any(product in o for product in _PRODUCTS))

@@ -104,8 +104,7 @@ def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
     """Loads the `tokenizer.json` of a spec, whose paths are relative to a folder.
 
     Raises:
-        PairError: If the file is missing, is not the one that the spec describes, or does
-            not load.
+        PairError: If the file is missing, does not load or is not the one that the spec describes.
     """
     path = described_file(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
     try:

@@ -34,8 +34,7 @@ class TransformersEncoder(TokenEncoder):
     Device "auto" is a GPU if there is one. The spec's paths are relative to `folder`.
 
     Raises:
-        PairError: If the checkpoint or adapter is missing, does not load, or is not what the
-            spec describes.
+        PairError: If checkpoint or adapter are missing, do not load, or do not fit the spec.
         ProviderError: If an adapter is named and peft is not installed.
     """
 

@@ -13,15 +13,8 @@ from core.errors import CareError, DataError
 from core.records import field_error, read_jsonl, string
 from core.text import normalize_text
 from core.types import FloatArray
-from evaluation.beir import (
-    Qrels,
-    Run,
-    check_judged,
-    document_texts,
-    read_documents,
-    read_qrels,
-    read_queries,
-)
+from evaluation import beir
+from evaluation.beir import Qrels, Run
 from evaluation.metrics import NDCG_10, score_queries
 from models.encoders.cached import encode_texts
 from models.encoders.onnx import OnnxEncoder
@@ -89,9 +82,9 @@ class Judged:
         Raises:
             DataError: If a line is wrong, or a judged query or document does not exist.
         """
-        documents = document_texts(read_documents(corpus))
-        texts, grades = read_queries(queries), read_qrels(qrels)
-        check_judged(qrels, grades, texts, documents)
+        documents = beir.document_texts(beir.read_documents(corpus))
+        texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
+        beir.check_judged(qrels, grades, texts, documents)
         return cls(documents, {id_: normalize_text(texts[id_]) for id_ in grades}, grades)
 
 
@@ -138,9 +131,7 @@ class Reference:
     The encoder is the float32 checkpoint; texts are made from typical queries.
 
     Attributes:
-        texts: The texts.
         tokens: Their numbers of tokens, rising.
-        rankings: What rankings are compared with, or None.
     """
 
     def __init__(
@@ -168,10 +159,8 @@ class Reference:
         alone = [graph.encode([text]) for text in self.texts]
         for one, other in zip(self._expected, alone, strict=True):
             if (one.token_counts, one.truncated) != (other.token_counts, other.truncated):
-                raise CareError(
-                    "the exported tokenizer makes other tokens of texts than its checkpoint",
-                    code="other_tokens",
-                )
+                message = "the exported tokenizer makes other tokens of texts than its checkpoint"
+                raise CareError(message, code="other_tokens")
         vectors = _vectors(alone)
         cosines = (vectors.astype(np.float64) * _vectors(self._expected)).sum(axis=1)
         differences = [
@@ -211,10 +200,8 @@ def _speed(graph: Encoder, queries: Sequence[str]) -> dict[str, float]:
     alone = [_seconds(graph, [text]) for text in cycled[:_LATENCIES]]
     graph.encode(batches[0])
     together = [_seconds(graph, batch) for batch in batches]
-    return {
-        "p50 ms": 1000 * statistics.median(alone),
-        "queries/s": _BATCH / statistics.median(together),
-    }
+    milliseconds = 1000 * statistics.median(alone)
+    return {"p50 ms": milliseconds, "queries/s": _BATCH / statistics.median(together)}
 
 
 def _seconds(graph: Encoder, texts: list[str]) -> float:

@@ -72,9 +72,9 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
         rows, specs = _export_query_side(exporter, options.precisions, report)
         lines = _conditions(options, reference, rows)
         if options.document != "none":
-            document, cosine = export_document_side(
-                pair, options.document, folder / DOCUMENT, list(reference.texts[:6])
-            )
+            texts = reference.texts[:6]
+            place = folder / DOCUMENT
+            document, cosine = export_document_side(pair, options.document, place, texts)
             pair = pair.model_copy(update={"document": document})
             lines.append(f"document side: {options.document}, cosine {cosine:.6f} to what it was")
         best = recommended(rows, options.provider)

@@ -147,15 +147,10 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
     """Quantises rows of weights to blocks of 32; of 4 bits these are Q4_0.
 
     A block's scale is its weight of largest magnitude divided by -h, where h = 2 ** (bits - 1).
-    Weights that have been in this form before are stored without any loss.
-
-    Args:
-        weights: float32 [rows, columns]; columns a multiple of 32.
-        bits: Of a weight.
-
-    Returns:
-        uint8 [rows, columns], integers from 0 to 2 h - 1, and float32 [rows, columns / 32],
-        the scales: a weight is (integer - h) * scale.
+    Weights that have been in this form before are stored without any loss. They are float32
+    [rows, columns], columns a multiple of 32. Returns integers from 0 to 2 h - 1, uint8
+    [rows, columns], and the scales, float32 [rows, columns / 32]: a weight is
+    (integer - h) * scale.
     """
     half = 2 ** (bits - 1)
     blocks = weights.reshape(len(weights), -1, BLOCK)

@@ -29,11 +29,8 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
         PairError: If it is no checkpoint, or does not load.
     """
     if pair.query.format == "onnx":
-        raise PairError(
-            f"the query side of '{pair.name}' is in ONNX already",
-            code="not_a_checkpoint",
-            pair=pair.name,
-        )
+        message = f"the query side of '{pair.name}' is in ONNX already"
+        raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
     # The attention that the exporter of graphs can write, and that optimizers know.
     encoder.parts()[0].set_attn_implementation("eager")
@@ -42,15 +39,10 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Writes graphs and compares them with the acceptance thresholds.
+    """Writes graphs of an encoder, as `load_query_side` returns it, and compares them.
 
-    Attributes:
-        encoder: What is exported; see `load_query_side`.
-        folder: Where files are written; its tokenizer lies there.
-        reference: What graphs are compared with.
-        calibration: Typical queries.
-        provider: What the service will encode on.
-        threads: Threads of the processor.
+    They are written to `folder`, where the tokenizer lies, and measured on what the service will
+    encode on; `calibration` are typical queries.
     """
 
     encoder: TransformersEncoder

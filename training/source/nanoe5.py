@@ -61,9 +61,6 @@ class Source:
     """The model as the file holds it.
 
     Attributes:
-        layers: Number of transformer layers.
-        heads: Attention heads of a layer.
-        layer_norm_eps: Epsilon of the layer normalisations.
         pieces: The unigram pieces; a piece's index is its id.
         scores: float32 [pieces], the log probability of each piece.
         unknown: Id of the unknown piece.
