@@ -15,16 +15,8 @@ from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError
 from core.files import writing_in
 from core.types import FloatArray
-from models.encoders.providers import (
-    ON_CPU,
-    ProviderOptions,
-    check_available,
-    check_products,
-    engine_folder,
-    execution_providers,
-    not_started,
-    warm_up_shapes,
-)
+from models.encoders import providers
+from models.encoders.providers import ON_CPU, ProviderOptions
 from models.encoders.tokenizer import (
     TokenEncoder,
     Tokens,
@@ -77,7 +69,7 @@ class OnnxEncoder(TokenEncoder):
         TensorRT builds its engine while the encoder loads; both can take minutes.
         """
         self.tokenize(["warm-up"])
-        for rows, length in warm_up_shapes(self._provider, self.spec.max_length):
+        for rows, length in providers.warm_up_shapes(self._provider, self.spec.max_length):
             start = time.perf_counter()
             self.run(np.zeros((rows, length), np.int64), np.ones((rows, length), np.int64))
             seconds = time.perf_counter() - start
@@ -118,13 +110,13 @@ def _load_session(
     if on_gpu:
         _prepare_gpu(provider, spec)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    providers = execution_providers(provider, spec)
+    asked = providers.execution_providers(provider, spec)
     try:
-        # Without this a provider that fails is replaced, now or in the middle of a request.
-        session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        # Without the last a provider that fails is replaced, now or in the middle of a request.
+        session = ort.InferenceSession(str(path), options, providers=asked, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no public base
         if on_gpu:
-            raise not_started(provider, ort.__version__, str(error)) from error
+            raise providers.not_started(provider, ort.__version__, str(error)) from error
         raise PairError.at(path, f"is not a readable ONNX model: {error}", "bad_graph") from error
     if on_gpu:
         _check_placement(session, path, provider)
@@ -140,20 +132,20 @@ def _load_session(
 
 
 def _prepare_gpu(provider: ProviderOptions, spec: EncoderSpec) -> None:
-    check_available(provider, ort.get_available_providers(), ort.__version__)
+    providers.check_available(provider, ort.get_available_providers(), ort.__version__)
     ort.preload_dlls()
     if provider.name == "tensorrt":
         with suppress(ImportError):
             # On import the package loads the libraries that it holds.
             importlib.import_module("tensorrt_libs")
-        folder = engine_folder(provider, spec)
+        folder = providers.engine_folder(provider, spec)
         with writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
 
 def _check_placement(session: ort.InferenceSession, path: Path, provider: ProviderOptions) -> None:
     if provider.title not in session.get_providers():
-        raise not_started(provider, ort.__version__)
+        raise providers.not_started(provider, ort.__version__)
     parts = session.get_provider_graph_assignment_info()
     placed = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
-    check_products(provider, path, placed)
+    providers.check_products(provider, path, placed)

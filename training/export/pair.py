@@ -2,13 +2,14 @@
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, sha256_file, write_text
 from core.provenance import environment
+from core.records import write_json
 from models.encoders.factory import load_encoder
 from models.encoders.providers import ON_CPU, ProviderOptions
 from models.pairs import write_pair
@@ -16,7 +17,7 @@ from training.export.checkpoint import DocumentForm, export_document_side
 from training.export.measurement import Judged, Rankings, Reference, read_calibration
 from training.export.onnx import OPSET, TOKENIZER
 from training.export.query_side import ENGINES, Exporter, load_query_side
-from training.export.report import Precision, Row, as_json, as_markdown
+from training.export.report import THRESHOLDS, Precision, Row, as_markdown
 
 PAIR, REPORT, RESULTS, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
 
@@ -95,9 +96,11 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
             "tokens": reference.tokens,
             "data": {path.name: sha256_file(path) for path in files},
             **environment(),
+            "thresholds": THRESHOLDS,
+            "precisions": [asdict(row) | {"failures": row.failures} for row in rows],
         }
         write_text(folder / REPORT, as_markdown(pair.name, rows, lines))
-        write_text(folder / RESULTS, as_json(rows, facts))
+        write_json(folder / RESULTS, facts)
     report(f"pair {options.out / PAIR}: {best}; set CARE_PAIR to it")
     return options.out / PAIR
 

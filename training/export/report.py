@@ -1,9 +1,8 @@
 """What each precision must reach to be served, and the table of what it reached."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from training.export.measurement import VALUES
 
@@ -73,12 +72,6 @@ def _passes(name: str, value: float, threshold: float) -> bool:
 
 def _relation(name: str) -> str:
     return "≥" if name in _AT_LEAST else "≤"
-
-
-def as_json(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
-    """Returns rows and facts, such as versions and checksums, as JSON."""
-    table = [asdict(row) | {"failures": row.failures} for row in rows]
-    return json.dumps({**facts, "thresholds": THRESHOLDS, "precisions": table}, indent=1) + "\n"
 
 
 def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
