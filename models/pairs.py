@@ -68,17 +68,9 @@ def _spec(data: dict[str, Any], role: Role) -> EncoderSpec:
 
 
 def write_pair(pair: Pair, path: Path) -> None:
-    """Writes the TOML file of a pair; local paths become relative to the file.
-
-    Args:
-        pair: The pair; paths in it are relative to its folder.
-        path: The file to write.
-    """
-    table: dict[str, Any] = {
-        "name": pair.name,
-        "description": pair.description,
-        "embedding_space": pair.embedding_space,
-    }
+    """Writes the TOML file of a pair; local paths become relative to the file."""
+    table = pair.model_dump(include={"name", "description"})
+    table["embedding_space"] = pair.embedding_space
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:

@@ -21,16 +21,10 @@ def encode_texts(
     batch_size: int = 32,
     progress: Callable[[int], object] | None = None,
 ) -> FloatArray:
-    """Encodes texts in batches of like length, the longest first.
+    """Encodes texts under the text rules in batches of like length, the longest first.
 
-    Args:
-        encoder: What encodes them.
-        texts: n texts under the text rules.
-        batch_size: Texts in a batch.
-        progress: Called with the number of texts of each batch that is encoded.
-
-    Returns:
-        float32 vectors [n, dimension] of unit norm; row i is text i.
+    Returns float32 [n, dimension], unit vectors, row i of text i; calls `progress` with the
+    number of texts of each batch that is encoded.
     """
     vectors = np.empty((len(texts), encoder.spec.dimension), dtype=np.float32)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
@@ -50,7 +44,6 @@ def encode_cached(
     *,
     batch_size: int = 32,
     label: str = "",
-    key: str = "",
 ) -> FloatArray:
     """Encodes texts in shards, each stored under the checksum of its encoder and texts.
 
@@ -59,17 +52,12 @@ def encode_cached(
     Args:
         load: Loads the encoder; not called if all vectors are stored.
         spec: The facts of the encoder.
-        texts: n texts under the text rules.
+        texts: As for `encode_texts`, which says what is returned.
         folder: Where the shards are stored; made if it does not exist.
         batch_size: Texts in a batch.
         label: Name of the progress bar, or "" for none.
-        key: What vectors depend on beside the spec, such as backend and dtype.
-
-    Returns:
-        float32 vectors [n, dimension] of unit norm; row i is text i.
     """
-    digest = hashlib.sha256(f"{spec.model_dump_json()}{key}".encode())
-    place = folder / digest.hexdigest()[:16]
+    place = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     shards: list[FloatArray] = []
     encoder: Encoder | None = None

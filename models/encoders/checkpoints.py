@@ -21,17 +21,14 @@ _TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
     """Returns the folder of the checkpoint: the local one, or the download from the hub.
 
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        tokenizer_only: Whether weights need not be downloaded.
+    The spec's paths are relative to `folder`.
 
     Raises:
         PairError: If there is no such folder, or the download fails.
     """
     if not spec.weights:
-        files = _TOKENIZER if tokenizer_only else None
-        return _download(spec.model, spec.revision, "weights", files)
+        patterns = _TOKENIZER if tokenizer_only else None
+        return _download(spec.model, spec.revision, "weights", patterns)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
         raise PairError.at(
@@ -53,12 +50,12 @@ def adapter_folder(spec: EncoderSpec, folder: Path) -> Path:
     return path if path.is_dir() else _download(spec.adapter, None, "adapter")
 
 
-def _download(model: str, revision: str | None, field: str, files: list[str] | None = None) -> Path:
+def _download(
+    model: str, revision: str | None, field: str, patterns: list[str] | None = None
+) -> Path:
     try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=files, ignore_patterns=_UNREAD
-            )
+        folder = snapshot_download(
+            model, revision=revision, allow_patterns=patterns, ignore_patterns=_UNREAD
         )
     except (OSError, ValueError) as error:  # the hub's errors are one or the other
         at = f" at revision '{revision}'" if revision else ""
@@ -70,17 +67,14 @@ def _download(model: str, revision: str | None, field: str, files: list[str] | N
             revision=revision,
             field=field,
         ) from error
+    return Path(folder)
 
 
 def checkpoint_tokenizer(spec: EncoderSpec, checkpoint: Path) -> TextTokenizer:
-    """Loads the tokenizer of a checkpoint.
+    """Loads the tokenizer of a checkpoint folder.
 
     Its post-processor says which special tokens frame a text. If it ends none and pooling
     reads the last token, the end-of-text token is put there.
-
-    Args:
-        spec: The facts of the encoder.
-        checkpoint: Folder of the checkpoint.
 
     Raises:
         PairError: If the tokenizer does not load or lacks the token that pooling reads.

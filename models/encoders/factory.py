@@ -21,9 +21,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 TokenCount = tuple[int, bool]
 TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
 
-# vLLM schedules the texts of a batch by itself: it starves on few.
-_BATCH_SIZES = {"vllm": 1024}
-_BATCH_SIZE = 32
 _TRAINING = (
     "run this by .venv-test/bin/python, the environment of make train, "
     "or pip install 'care-retrieval[train]'"
@@ -32,20 +29,15 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """What encodes, as the user asks for it; the defaults are the command's.
+    """What encodes, as the user asks for it; the defaults and the meanings are the command's.
 
     Attributes:
         backend: One of `BACKENDS`; auto takes ONNX Runtime for files of ONNX, and for a
             checkpoint vLLM if it is installed and can read it, else transformers.
         threads: Threads of ONNX Runtime, 0 for all processors that the process may use.
         dtype: One of `DTYPES`; auto is bfloat16 on a GPU and float32 on the processor.
-        replicas: Engines of vLLM that share the texts.
-        tensor_parallel: GPUs that share one engine's model.
-        base_url: Address of a server with `/v1/embeddings`.
-        model: The name that the server knows the model by, or None for the spec's.
-        concurrency: Requests to the server at once.
-        batch_size: Texts in a request at most.
-        truncate: Whether to ask the server to truncate texts.
+        model: The name that a server knows the model by, or None for the spec's.
+        batch_size: Texts in a request to a server at most.
     """
 
     backend: str = "auto"
@@ -72,7 +64,8 @@ def resolve_backend(spec: EncoderSpec, asked: str) -> str:
 
 def default_batch_size(backend: str) -> int:
     """Returns the texts of a batch, or of a request to a server, that suit a backend."""
-    return _BATCH_SIZES.get(backend, _BATCH_SIZE)
+    # vLLM schedules the texts of a batch by itself: it starves on few.
+    return 1024 if backend == "vllm" else 32
 
 
 def load_encoder(
@@ -80,12 +73,8 @@ def load_encoder(
 ) -> Encoder:
     """Returns one side of a pair, by ONNX Runtime or transformers.
 
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        threads: Threads of ONNX Runtime, 0 for all processors that the process may use.
-        dtype: One of `DTYPES`, for a checkpoint.
-        device: A device of PyTorch, for a checkpoint, or "auto" for a GPU if there is one.
+    The spec's paths are relative to `folder`. For `threads` and `dtype` see `EncoderOptions`;
+    `device` is one of PyTorch, or "auto" for a GPU if there is one.
 
     Raises:
         PairError: If its files are missing or do not fit the spec.
@@ -136,11 +125,8 @@ def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     """Returns the encoder of the query side, which recall and canaries are measured with.
 
     It is ONNX Runtime for files of ONNX, and transformers for a checkpoint. vLLM takes the
-    memory of a GPU for itself: beside it queries are encoded on the processor.
-
-    Raises:
-        PairError: If the pair's files cannot be read.
-        ProviderError: If what the encoder runs on is not installed.
+    memory of a GPU for itself: beside it queries are encoded on the processor. Errors are those
+    of `load_encoder`.
     """
     beside_vllm = resolve_backend(pair.document, options.backend) == "vllm"
     device = "cpu" if beside_vllm else "auto"
@@ -150,15 +136,8 @@ def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
     """Returns what counts the tokens of the document side, from the pair's own files.
 
-    The weights of a checkpoint are not read. A server is taken to read the pair's tokens.
-
-    Args:
-        pair: The pair.
-        threads: Threads of ONNX Runtime.
-
-    Raises:
-        PairError: If the pair's files cannot be read.
-        ProviderError: If what reads them is not installed.
+    The weights of a checkpoint are not read. A server is taken to read the pair's tokens. Errors
+    are those of `load_encoder`.
     """
     spec = pair.document
     if spec.format == "onnx":
@@ -179,9 +158,8 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
 
 def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if not options.base_url:
-        raise CareError(
-            "--backend openai needs --base-url, the address of a server", code="missing_base_url"
-        )
+        message = "--backend openai needs --base-url, the address of a server"
+        raise CareError(message, code="missing_base_url")
     with _packages("--backend openai", "pip install 'care-retrieval[openai]'"):
         from models.encoders.openai import OpenAIEncoder
     return OpenAIEncoder(

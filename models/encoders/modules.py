@@ -68,19 +68,12 @@ def write_modules(
     prompts: Mapping[str, str],
     dense: Sequence[str] = (),
     default_prompt: str | None = None,
-) -> list[tuple[str, str]]:
+) -> None:
     """Makes a checkpoint of transformers a model of sentence-transformers with unit vectors.
 
-    Args:
-        folder: The checkpoint; Dense modules lie in it.
-        pooling: How token vectors become one vector.
-        max_length: Tokens that the model reads, special tokens included.
-        prompts: Texts put before each input, by name: `query`, `document`.
-        dense: Folders of the Dense modules behind the pooling, in their order.
-        default_prompt: Name of the prompt that is used if none is asked for, or None.
-
-    Returns:
-        Kind and path of each module, in their order.
+    `max_length` counts special tokens too. Prompts go by name, `query` and `document`;
+    `default_prompt` is the one used if none is asked for. `dense` are folders of the checkpoint,
+    those of the Dense modules behind the pooling, in their order.
     """
     modules = [
         ("Transformer", ""),
@@ -92,23 +85,20 @@ def write_modules(
         (folder / path).mkdir(exist_ok=True)
     width = json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"]
     modes = dict.fromkeys(_MODES.values(), False) | {_MODES[pooling]: True}
-    files: dict[str, object] = {
-        "modules.json": [
-            {"idx": i, "name": str(i), "path": path, "type": f"{TYPES}{kind}"}
-            for i, (kind, path) in enumerate(modules)
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": width,
-            **modes,
-            "include_prompt": True,
-        },
-        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        "config_sentence_transformers.json": {
-            "prompts": dict(prompts),
-            "default_prompt_name": default_prompt,
-            "similarity_fn_name": "cosine",
-        },
-    }
-    for name, content in files.items():
-        write_json(folder / name, content)
-    return modules
+    rows = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{TYPES}{kind}"}
+        for i, (kind, path) in enumerate(modules)
+    ]
+    write_json(folder / "modules.json", rows)
+    config = {"word_embedding_dimension": width, **modes, "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", config)
+    config = {"max_seq_length": max_length, "do_lower_case": False}
+    write_json(folder / "sentence_bert_config.json", config)
+    write_prompts(folder, prompts, default_prompt)
+
+
+def write_prompts(folder: Path, prompts: Mapping[str, str], default: str | None) -> None:
+    """Writes which texts a model of sentence-transformers puts before inputs; see above."""
+    facts = {"default_prompt_name": default, "similarity_fn_name": "cosine"}
+    config = {"prompts": dict(prompts), **facts}
+    write_json(folder / "config_sentence_transformers.json", config)

@@ -15,16 +15,8 @@ from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError
 from core.files import writing_in
 from core.types import FloatArray
-from models.encoders.providers import (
-    ON_CPU,
-    ProviderOptions,
-    check_available,
-    check_products,
-    engine_folder,
-    execution_providers,
-    not_started,
-    warm_up_shapes,
-)
+from models.encoders import providers
+from models.encoders.providers import ON_CPU, ProviderOptions
 from models.encoders.tokenizer import (
     TokenEncoder,
     Tokens,
@@ -44,28 +36,19 @@ log = logging.getLogger(__name__)
 class OnnxEncoder(TokenEncoder):
     """One side of a pair, from an ONNX file and a `tokenizer.json`.
 
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        threads: Threads that one call may use on the processor.
-        provider: What the encoder runs on.
+    The spec's paths are relative to `folder`; one call may use `threads` of the processor.
 
     Attributes:
         buckets: The shapes that batches are padded to, or None for no more than they need.
 
     Raises:
-        PairError: If a file is missing, is not the one that the spec describes, or does
-            not load.
+        PairError: If a file is missing, does not load or is not the one that the spec describes.
         ProviderError: If the provider is not installed, does not start or lacks an
             operator of the graph; nothing else takes its place.
     """
 
     def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: Path,
-        threads: int,
-        provider: ProviderOptions = ON_CPU,
+        self, spec: EncoderSpec, folder: Path, threads: int, provider: ProviderOptions = ON_CPU
     ) -> None:
         if spec.format != "onnx":
             raise PairError(
@@ -86,7 +69,7 @@ class OnnxEncoder(TokenEncoder):
         TensorRT builds its engine while the encoder loads; both can take minutes.
         """
         self.tokenize(["warm-up"])
-        for rows, length in warm_up_shapes(self._provider, self.spec.max_length):
+        for rows, length in providers.warm_up_shapes(self._provider, self.spec.max_length):
             start = time.perf_counter()
             self.run(np.zeros((rows, length), np.int64), np.ones((rows, length), np.int64))
             seconds = time.perf_counter() - start
@@ -94,7 +77,7 @@ class OnnxEncoder(TokenEncoder):
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
         """Encodes what `tokenize` returned as one batch, padded to its longest or to a bucket."""
-        step = self.buckets.max_rows if self.buckets else len(tokens)
+        step = self.buckets.rows[-1] if self.buckets else len(tokens)
         batches = (tokens[first : first + step] for first in range(0, len(tokens), step))
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
         return as_encoding(self.spec, vectors, tokens)
@@ -107,11 +90,9 @@ class OnnxEncoder(TokenEncoder):
         return self.run(ids, mask)[: len(tokens)]
 
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> FloatArray:
-        """Returns float32 [n, dimension], as the graph returns them.
+        """Returns what the graph does, float32 [n, dimension], for ids and mask [n, length].
 
-        Args:
-            ids: int64 [n, length], token ids.
-            mask: int64 [n, length], 1 for a token, 0 for padding on the right.
+        The mask is 1 for a token, 0 for padding on the right.
         """
         (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
         return np.asarray(vectors, dtype=np.float32)
@@ -120,15 +101,25 @@ class OnnxEncoder(TokenEncoder):
 def _load_session(
     path: Path, threads: int, provider: ProviderOptions, spec: EncoderSpec
 ) -> ort.InferenceSession:
+    on_gpu = provider.name != "cpu"
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Spinning threads take the processor from the search that runs beside the encoder.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if provider.name == "cpu":
-        session = _start_session(path, options, provider, spec)
-    else:
-        session = _start_gpu_session(path, options, provider, spec)
+    if on_gpu:
+        _prepare_gpu(provider, spec)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    asked = providers.execution_providers(provider, spec)
+    try:
+        # Without the last a provider that fails is replaced, now or in the middle of a request.
+        session = ort.InferenceSession(str(path), options, providers=asked, enable_fallback=0)
+    except Exception as error:  # onnxruntime's exceptions share no public base
+        if on_gpu:
+            raise providers.not_started(provider, ort.__version__, str(error)) from error
+        raise PairError.at(path, f"is not a readable ONNX model: {error}", "bad_graph") from error
+    if on_gpu:
+        _check_placement(session, path, provider)
     names = {i.name for i in session.get_inputs()} | {o.name for o in session.get_outputs()}
     missing = {"input_ids", "attention_mask", OUTPUT} - names
     if missing:
@@ -140,39 +131,21 @@ def _load_session(
     return session
 
 
-def _start_gpu_session(
-    path: Path, options: ort.SessionOptions, provider: ProviderOptions, spec: EncoderSpec
-) -> ort.InferenceSession:
-    check_available(provider, ort.get_available_providers(), ort.__version__)
+def _prepare_gpu(provider: ProviderOptions, spec: EncoderSpec) -> None:
+    providers.check_available(provider, ort.get_available_providers(), ort.__version__)
     ort.preload_dlls()
     if provider.name == "tensorrt":
         with suppress(ImportError):
             # On import the package loads the libraries that it holds.
             importlib.import_module("tensorrt_libs")
-        folder = engine_folder(provider, spec)
+        folder = providers.engine_folder(provider, spec)
         with writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = _start_session(path, options, provider, spec)
+
+
+def _check_placement(session: ort.InferenceSession, path: Path, provider: ProviderOptions) -> None:
     if provider.title not in session.get_providers():
-        raise not_started(provider, ort.__version__)
-    placed = [
-        (part.ep_name, node.op_type)
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-    ]
-    check_products(provider, path, placed)
-    return session
-
-
-def _start_session(
-    path: Path, options: ort.SessionOptions, provider: ProviderOptions, spec: EncoderSpec
-) -> ort.InferenceSession:
-    providers = execution_providers(provider, spec)
-    try:
-        # Without this a provider that fails is replaced, now or in the middle of a request.
-        return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
-    except Exception as error:  # onnxruntime's exceptions share no public base
-        if provider.name != "cpu":
-            raise not_started(provider, ort.__version__, str(error)) from error
-        raise PairError.at(path, f"is not a readable ONNX model: {error}", "bad_graph") from error
+        raise providers.not_started(provider, ort.__version__)
+    parts = session.get_provider_graph_assignment_info()
+    placed = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
+    providers.check_products(provider, path, placed)

@@ -8,7 +8,6 @@ import base64
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any
 
 import httpx2
@@ -23,14 +22,9 @@ from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 
-_PROBE = "care"
 _CONNECT_SECONDS = 10.0
 # Servers disagree on what they answer to a text that is too long, or to too many texts.
-_REJECTIONS = (
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
+_REJECTIONS = (400, 413, 422)
 
 # float32 [n, native dimension], and int32 [n], tokens.
 _Embedded = tuple[FloatArray, NDArray[np.int32]]
@@ -54,15 +48,10 @@ class OpenAIEncoder:
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].
-        retries: When a request is repeated after 429, 408, 5xx, no answer in time or a broken
-            connection.
+        retries: When a request is repeated.
         truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
             others may reject the request for the unknown field.
         load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.
-
-    Attributes:
-        spec: The facts of the encoder.
-        url: Where requests go to.
 
     Raises:
         EmbeddingServerError: If the address or the key cannot be used, or the server does
@@ -98,20 +87,13 @@ class OpenAIEncoder:
         self._tls = httpx2.create_ssl_context()
         self._reached = False
         try:
-            self.encode([_PROBE])
+            self.encode(["care"])
         except TextRefusedError as error:
-            raise self._failure(
-                "rejects even a short text: its log says why", "embedding_server_rejects"
-            ) from error
+            what = "rejects even a short text: its log says why"
+            raise self._failure(what, "embedding_server_rejects") from error
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts, in as many requests as they need.
-
-        Args:
-            texts: At least one text, already under the text rules of `core.text`.
-
-        Returns:
-            float32 vectors [n, dimension] of unit norm, with token counts.
+        """Encodes at least one text, under the rules of `core.text`, in requests as needed.
 
         Raises:
             TextRefusedError: If the server rejects a text.
@@ -127,11 +109,7 @@ class OpenAIEncoder:
         return self._load_tokenizer()
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        """Returns start and end of each token of a text, by the pair's own tokenizer.
-
-        Raises:
-            PairError: If it is not there or does not load.
-        """
+        """Returns start and end of each token of a text, by the pair's own tokenizer."""
         return self._tokenizer.token_offsets(text)
 
     async def _encode(self, texts: Sequence[str]) -> Encoding:
@@ -151,11 +129,10 @@ class OpenAIEncoder:
             # The permits bound connections; waiting for one must not count as the server's time.
             limits=httpx2.Limits(),
         ) as client:
+            starts = range(0, len(texts), size)
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(embed(start)) for start in range(0, len(texts), size)
-                    ]
+                    tasks = [group.create_task(embed(start)) for start in starts]
             except ExceptionGroup as errors:
                 # Those that follow from the first are of no news.
                 raise errors.exceptions[0] from None
@@ -175,22 +152,18 @@ class OpenAIEncoder:
             return [self._read(body, len(texts))]
         except TransientError as error:
             if error.wait > self._retries.longest_wait:
-                raise self._failure(
-                    f"failed with {error.reason} and asks to wait for {error.wait:.0f} s",
-                    "embedding_server_busy",
-                    seconds=error.wait,
-                ) from None
+                what = f"failed with {error.reason} and asks to wait for {error.wait:.0f} s"
+                raise self._failure(what, "embedding_server_busy", seconds=error.wait) from None
+            attempts = self._retries.retries + 1
+            what = f"failed {attempts} times in a row, at last with {error.reason}"
             raise self._failure(
-                f"failed {self._retries.retries + 1} times in a row, at last with {error.reason}",
-                "embedding_server_failed",
-                attempts=self._retries.retries + 1,
-                reason=error.reason,
+                what, "embedding_server_failed", attempts=attempts, reason=error.reason
             ) from None
         except _RejectedError as error:
             if len(texts) == 1:
                 raise TextRefusedError(
                     f"{self.url} rejects the text at position {position} of a batch "
-                    f"with status {error.status}: it may be too long for the server",
+                    f"with status {error}: it may be too long for the server",
                     position,
                 ) from None
         middle = len(texts) // 2
@@ -206,9 +179,8 @@ class OpenAIEncoder:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             reason = str(error) or "no connection in time"
             if not self._reached:
-                raise self._failure(
-                    f"cannot be reached: {reason}", "embedding_server_unreachable"
-                ) from error
+                what = f"cannot be reached: {reason}"
+                raise self._failure(what, "embedding_server_unreachable") from error
             raise TransientError(f"no connection ({reason})") from error
         except TimeoutError as error:
             raise TransientError(f"no answer in {self._timeout:g} s") from error
@@ -216,24 +188,24 @@ class OpenAIEncoder:
             raise TransientError(f"a broken connection ({type(error).__name__})") from error
         self._reached = True
         status = response.status_code
-        if status == HTTPStatus.OK:
+        if status == 200:
             return response.content
         if status in _REJECTIONS:
             raise _RejectedError(status)
         if is_transient(status):
-            raise TransientError(
-                f"status {status}", retry_after(response.headers.get("Retry-After"))
-            )
+            wait = retry_after(response.headers.get("Retry-After"))
+            raise TransientError(f"status {status}", wait)
         # An answer's own words could quote a text.
         hints = dict.fromkeys((401, 403), "the key is wrong" if self._headers else "it needs a key")
         hints[404] = f"it does not know the model '{self._body['model']}', or the address is wrong"
-        hint = hints.get(status, "200 is expected")
-        raise self._failure(
-            f"answers status {status}: {hint}", "embedding_server_status", status=status
-        )
+        what = f"answers status {status}: {hints.get(status, '200 is expected')}"
+        raise self._failure(what, "embedding_server_status", status=status)
 
     def _failure(self, what: str, code: str, **fields: Any) -> EmbeddingServerError:
         return EmbeddingServerError(f"{self.url} {what}", code=code, url=self.url, **fields)
+
+    def _unusable(self, what: str, code: str, **fields: Any) -> VectorError:
+        return VectorError(f"{self.url} returned {what}", code=code, url=self.url, **fields)
 
     def _read(self, body: bytes, count: int) -> _Embedded:
         try:
@@ -241,30 +213,20 @@ class OpenAIEncoder:
             vectors = {item.index: _vector(item.embedding) for item in answer.data}
         except ValueError:
             # Not chained: what is wrong in the body is quoted there.
-            raise VectorError(
-                f"{self.url} returned a body that is no answer to a request for embeddings",
-                code="bad_embedding_answer",
-                url=self.url,
-            ) from None
-        if len(answer.data) != count or set(vectors) != set(range(count)):
-            raise VectorError(
-                f"{self.url} returned {len(answer.data)} vectors for {count} texts, "
-                f"with {len(vectors)} different indices",
-                code="bad_vector_count",
-                found=len(answer.data),
-                expected=count,
-                indices=len(vectors),
-            )
-        lengths = sorted({len(vector) for vector in vectors.values()})
-        if lengths != [self.spec.native_dimension]:
-            raise VectorError(
-                f"{self.url} returned vectors of {', '.join(map(str, lengths))} "
-                f"dimensions instead of {self.spec.native_dimension}: "
-                f"is it a server of {self.spec.model}?",
-                code="other_dimension",
-                found=lengths,
-                expected=self.spec.native_dimension,
-            )
+            what = "a body that is no answer to a request for embeddings"
+            raise self._unusable(what, "bad_embedding_answer") from None
+        found, indices = len(answer.data), len(vectors)
+        if found != count or set(vectors) != set(range(count)):
+            what = f"{found} vectors for {count} texts, with {indices} different indices"
+            facts = {"found": found, "expected": count, "indices": indices}
+            raise self._unusable(what, "bad_vector_count", **facts)
+        native = self.spec.native_dimension
+        lengths = sorted(set(map(len, vectors.values())))
+        if lengths != [native]:
+            sizes = ", ".join(map(str, lengths))
+            hint = f"is it a server of {self.spec.model}?"
+            what = f"vectors of {sizes} dimensions instead of {native}: {hint}"
+            raise self._unusable(what, "other_dimension", found=lengths, expected=native)
         share, rest = divmod(answer.usage.prompt_tokens if answer.usage else 0, count)
         tokens = share + (np.arange(count) < rest).astype(np.int32)
         return np.stack([vectors[i] for i in range(count)]), tokens
@@ -285,11 +247,7 @@ class _Answer(BaseModel):
 
 
 class _RejectedError(Exception):
-    """The server will never take these texts together."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """The server will never take these texts together: its one argument is the status."""
 
 
 def _embeddings_url(base_url: str) -> str:
@@ -300,9 +258,8 @@ def _embeddings_url(base_url: str) -> str:
     plain = not (url.userinfo or url.query or url.fragment)
     if url.scheme not in ("http", "https") or not url.host or not plain:
         # Not quoted: it could hold a password.
-        raise EmbeddingServerError(
-            "the server's address is not of the form http://host:port/v1", code="bad_base_url"
-        )
+        message = "the server's address is not of the form http://host:port/v1"
+        raise EmbeddingServerError(message, code="bad_base_url")
     root = str(url).rstrip("/")
     return f"{root}/embeddings" if re.search(r"/v\d+$", root) else f"{root}/v1/embeddings"
 
@@ -311,9 +268,8 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
     if not re.fullmatch(r"[!-~]+", api_key):
-        raise EmbeddingServerError(
-            "the key for the server holds blanks or is not ASCII", code="bad_api_key"
-        )
+        message = "the key for the server holds blanks or is not ASCII"
+        raise EmbeddingServerError(message, code="bad_api_key")
     return {"Authorization": f"Bearer {api_key}"}
 
 

@@ -60,12 +60,7 @@ ON_CPU = ProviderOptions()
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The few shapes that batches are padded to.
-
-    Attributes:
-        rows: Numbers of rows, rising.
-        lengths: Numbers of tokens in a row, rising.
-    """
+    """The few shapes that batches are padded to: numbers of rows and of tokens, both rising."""
 
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -75,23 +70,9 @@ class Buckets:
         """Returns powers of two from 1 row and from 16 tokens, ended by the two maxima."""
         return cls(rows=_doubled(1, max_rows), lengths=_doubled(_SHORTEST, max_length))
 
-    @property
-    def max_rows(self) -> int:
-        """The most rows of one batch."""
-        return self.rows[-1]
-
     def fit(self, rows: int, length: int) -> tuple[int, int]:
-        """Returns the smallest shape that holds `rows` rows of `length` tokens.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        if rows > self.rows[-1] or length > self.lengths[-1]:
-            raise ValueError(f"no bucket holds {rows} rows of {length} tokens")
-        return (
-            next(r for r in self.rows if r >= rows),
-            next(n for n in self.lengths if n >= length),
-        )
+        """Returns the smallest shape that holds `rows` rows of `length` tokens, if there is one."""
+        return min(r for r in self.rows if r >= rows), min(n for n in self.lengths if n >= length)
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
@@ -143,8 +124,8 @@ def _tensorrt_options(options: ProviderOptions, spec: EncoderSpec) -> dict[str, 
     return {
         # One engine for all shapes: one outside the profile would be built during a request.
         "trt_profile_min_shapes": _shape(1, buckets.lengths[0]),
-        "trt_profile_opt_shapes": _shape(buckets.max_rows, min(_TYPICAL_LENGTH, spec.max_length)),
-        "trt_profile_max_shapes": _shape(buckets.max_rows, spec.max_length),
+        "trt_profile_opt_shapes": _shape(options.max_batch, min(_TYPICAL_LENGTH, spec.max_length)),
+        "trt_profile_max_shapes": _shape(options.max_batch, spec.max_length),
         "trt_engine_cache_enable": "True",
         "trt_engine_cache_path": folder,
         "trt_timing_cache_enable": "True",
@@ -161,11 +142,7 @@ def _shape(rows: int, length: int) -> str:
 
 
 def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
-    """Checks that the installed ONNX Runtime of a version has the provider.
-
-    Raises:
-        ProviderError: If it has not.
-    """
+    """Raises `ProviderError` if the installed ONNX Runtime of a version lacks the provider."""
     if options.title not in available:
         command = _install(options, version)
         raise ProviderError(
@@ -197,23 +174,12 @@ def not_started(
 def check_products(
     options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
 ) -> None:
-    """Checks that the provider computes all matrix products of a graph.
+    """Raises `ProviderError` if another provider computes a matrix product of the graph `weights`.
 
-    Args:
-        options: The provider asked for.
-        weights: The graph's file.
-        placed: For each node the name of its provider and its operator.
-
-    Raises:
-        ProviderError: If the provider lacks an operator of the graph.
+    `placed` has for each node the name of its provider and its operator.
     """
-    elsewhere = sorted(
-        {
-            operator
-            for provider, operator in placed
-            if provider != options.title and any(product in operator for product in _PRODUCTS)
-        }
-    )
+    others = {operator for provider, operator in placed if provider != options.title}
+    elsewhere = sorted(o for o in others if any(product in o for product in _PRODUCTS))
     if elsewhere:
         # TensorRT parses the operators of the ONNX standard alone.
         form = "quantisation or fusion" if options.name == "tensorrt" else "quantisation"

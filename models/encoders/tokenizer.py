@@ -30,10 +30,7 @@ class Tokens:
 class TextTokenizer:
     """A tokenizer behind the prompt and within the length of a spec.
 
-    Args:
-        tokenizer: The tokenizer; its post-processor puts special tokens around a text.
-        spec: The facts of the encoder.
-        end: Id of a token to put behind each text in addition, or None.
+    Its post-processor puts special tokens around a text; `end` is one more to put behind it.
     """
 
     def __init__(self, tokenizer: Tokenizer, spec: EncoderSpec, end: int | None = None) -> None:
@@ -56,9 +53,6 @@ class TextTokenizer:
 
         Prompt and special tokens are among them, and empty. Tokens that are parts of one
         character, as those of byte-level BPE can be, each have all of it.
-
-        Args:
-            text: A text under the text rules of `core.text`.
         """
         head = self._tokenizer.encode(with_prompt(self._prompt, text))
         behind = len(self._prompt)
@@ -85,12 +79,8 @@ class TextTokenizer:
 class TokenEncoder:
     """What encoders have in common that tokenize texts themselves.
 
-    Each sets `spec` and `tokenize` when it is made, and says how tokens are encoded.
-
-    Attributes:
-        spec: The facts of the encoder.
-        tokenize: Tokenizes texts behind the encoder's prompt, truncated to its length.
-        concurrent_calls: Calls of `encode_tokens` at once that keep the encoder busy.
+    Each sets `spec` and `tokenize` when it is made, and says how tokens are encoded and how
+    many calls of `encode_tokens` at once keep it busy.
     """
 
     spec: EncoderSpec
@@ -98,14 +88,7 @@ class TokenEncoder:
     concurrent_calls = 1
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts as one batch.
-
-        Args:
-            texts: At least one text, already under the text rules of `core.text`.
-
-        Returns:
-            float32 vectors [n, dimension] of unit norm, with token counts.
-        """
+        """Encodes at least one text, already under the text rules of `core.text`, as one batch."""
         return self.encode_tokens(self.tokenize(texts))
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
@@ -118,23 +101,17 @@ class TokenEncoder:
 
 
 def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
-    """Loads the `tokenizer.json` of a spec.
-
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
+    """Loads the `tokenizer.json` of a spec, whose paths are relative to a folder.
 
     Raises:
-        PairError: If the file is missing, is not the one that the spec describes, or does
-            not load.
+        PairError: If the file is missing, does not load or is not the one that the spec describes.
     """
     path = described_file(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise PairError.at(
-            path, f"is not a readable tokenizer: {error}", "bad_tokenizer"
-        ) from error
+        reason = f"is not a readable tokenizer: {error}"
+        raise PairError.at(path, reason, "bad_tokenizer") from error
     return TextTokenizer(tokenizer, spec)
 
 
@@ -157,9 +134,7 @@ def pad(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns ids and attention mask of a batch, int64 [rows, length], padded on the right.
 
-    Args:
-        tokens: At least one tokenized text.
-        shape: Rows and length of the arrays, or None for no more than the texts need.
+    Without a shape they have no more rows and columns than the texts, at least one, need.
     """
     ids = np.zeros(shape or (len(tokens), max(map(len, tokens))), dtype=np.int64)
     mask = np.zeros_like(ids)

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 
 from core.encoders import EncoderSpec, Encoding
 from core.errors import CareError, PairError, ProviderError
-from core.types import FloatArray
 from core.vectors import pool
 from models.encoders.checkpoints import (
     adapter_folder,
@@ -29,19 +29,12 @@ from models.encoders.tokenizer import TokenEncoder, Tokens, pad
 class TransformersEncoder(TokenEncoder):
     """One side of a pair, from a checkpoint folder or the hub.
 
-    Computes in `dtype`; pooling, a Dense module that `modules.json` names, and the vector
-    rules in float32.
-
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        device: A device of PyTorch, or "auto" for a GPU if there is one.
-        dtype: A floating-point type of PyTorch, or "auto" for bfloat16 on a GPU and float32
-            on the processor.
+    Computes in `dtype`, a type of PyTorch, or "auto" for bfloat16 on a GPU and float32 on the
+    processor; pooling, a Dense module that `modules.json` names, and the vector rules in float32.
+    Device "auto" is a GPU if there is one. The spec's paths are relative to `folder`.
 
     Raises:
-        PairError: If the checkpoint or adapter is missing, does not load, or is not what the
-            spec describes.
+        PairError: If checkpoint or adapter are missing, do not load, or do not fit the spec.
         ProviderError: If an adapter is named and peft is not installed.
     """
 
@@ -73,9 +66,8 @@ class TransformersEncoder(TokenEncoder):
     def parts(self) -> tuple[Any, torch.nn.Module, Tokenizer]:
         """Returns what an export is made of.
 
-        Returns:
-            The transformer with an adapter merged into it, the Dense modules behind its
-            pooling, and a tokenizer whose file alone makes the same tokens.
+        That is the transformer with an adapter merged into it, the Dense modules behind its
+        pooling, and a tokenizer whose file alone makes the same tokens.
         """
         return self._model, self._dense, self.tokenize.whole()
 
@@ -86,11 +78,14 @@ class TransformersEncoder(TokenEncoder):
         Raises:
             ProviderError: If the GPU has too little memory for it.
         """
-        try:
-            pooled = self._pooled(tokens)
-        except torch.OutOfMemoryError:
-            pooled = None
-        if pooled is None:
+        ids, mask = pad(tokens)
+        states = None
+        with suppress(torch.OutOfMemoryError):
+            states = self._model(
+                input_ids=torch.from_numpy(ids).to(self._device),
+                attention_mask=torch.from_numpy(mask).to(self._device),
+            ).last_hidden_state.float()
+        if states is None:
             # Not raised from that error, whose frames hold the memory that fewer texts need.
             raise ProviderError(
                 f"the GPU has too little memory for {len(tokens)} texts of up to "
@@ -98,15 +93,8 @@ class TransformersEncoder(TokenEncoder):
                 code="out_of_memory",
                 texts=len(tokens),
             )
+        pooled = pool(states.cpu().numpy(), mask, self.spec.pooling)
         return native_encoding(self.spec, self._dense(torch.from_numpy(pooled)).numpy(), tokens)
-
-    def _pooled(self, tokens: Sequence[Tokens]) -> FloatArray:
-        ids, mask = pad(tokens)
-        states = self._model(
-            input_ids=torch.from_numpy(ids).to(self._device),
-            attention_mask=torch.from_numpy(mask).to(self._device),
-        ).last_hidden_state
-        return pool(states.float().cpu().numpy(), mask, self.spec.pooling)
 
 
 def _load_dense(folder: Path) -> torch.nn.Module:
@@ -165,9 +153,8 @@ def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
 
 
 def _load(kind: Any, checkpoint: Path, config: Any, dtype: Any) -> Any:
-    model, report = kind.from_pretrained(
-        checkpoint, config=config, dtype=dtype, output_loading_info=True
-    )
+    options = {"config": config, "dtype": dtype, "output_loading_info": True}
+    model, report = kind.from_pretrained(checkpoint, **options)
     # The library gives random weights to layers that a checkpoint lacks.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:

@@ -39,25 +39,15 @@ class VllmEncoder(TokenEncoder):
 
     Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
     on several GPUs share each batch: the more texts in it, the better they are used. One that
-    fails is started again by the next call.
-
-    Args:
-        spec: The facts of the encoder.
-        folder: The folder that the spec's paths are relative to.
-        dtype: A type of vLLM, or "auto" for bfloat16 on a GPU and float32 on the processor.
-        replicas: Engines that share the texts.
-        tensor_parallel: GPUs that share one engine's model.
-
-    Attributes:
-        spec: The facts of the encoder.
-        concurrent_calls: Calls of `encode_tokens` that keep it at work: one waits in the
-            engines' processes for the other to end.
+    fails is started again by the next call. There are `replicas` engines, each on as many GPUs
+    as `tensor_parallel` says; a dtype "auto" is bfloat16 there and float32 on the processor.
 
     Raises:
         PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
         ProviderError: If vLLM is not installed or does not start.
     """
 
+    # One call waits in the engines' processes for the other to end.
     concurrent_calls = 2
 
     def __init__(
@@ -70,9 +60,8 @@ class VllmEncoder(TokenEncoder):
         tensor_parallel: int = 1,
     ) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise ProviderError(
-                f"vLLM is not installed: {_INSTALL}", code="missing_package", package="vllm"
-            )
+            message = f"vLLM is not installed: {_INSTALL}"
+            raise ProviderError(message, code="missing_package", package="vllm")
         if spec.adapter:
             raise PairError(
                 f"vLLM reads only merged weights: merge {spec.adapter} into its model",
@@ -90,15 +79,11 @@ class VllmEncoder(TokenEncoder):
         self.spec = spec
         self.tokenize = checkpoint_tokenizer(spec, checkpoint)
         start = partial(_start, spec, str(checkpoint), dtype, tensor_parallel)
-        self._engines = [
-            _Engine(partial(start, _devices(replica, tensor_parallel)))
-            for replica in range(replicas)
-        ]
+        devices = [_devices(replica, tensor_parallel) for replica in range(replicas)]
+        self._engines = [_Engine(partial(start, gpus)) for gpus in devices]
         try:
-            for engine in self._engines:
-                engine.start()
-            for engine in self._engines:
-                engine.wait()
+            for started in [engine.embed([]) for engine in self._engines]:
+                started()
         except ProviderError:
             self.close()
             raise
@@ -112,7 +97,7 @@ class VllmEncoder(TokenEncoder):
         """Encodes what `tokenize` returned, as one batch; may be called from several threads.
 
         Raises:
-            ProviderError: If an engine fails; the next call starts it again.
+            ProviderError: If an engine fails.
         """
         # Texts come sorted by length: taken in turn, each engine gets as much as the others.
         step = len(self._engines)
@@ -134,23 +119,16 @@ class _Engine:
         self._pool: ProcessPoolExecutor | None = None
         self._started: Future[int] = Future()
 
-    def start(self) -> ProcessPoolExecutor:
-        """Begins to start the engine, unless it runs, and returns what holds its process."""
+    def embed(self, prompts: list[list[int]]) -> Callable[[], FloatArray]:
+        """Begins to encode prompts, and returns what waits for float32 [n, native dimension].
+
+        The engine is started unless it runs; without prompts there is that alone to wait for.
+        """
         with self._lock:
             if not self._pool:
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
                 self._started = self._pool.submit(self._start)
-            return self._pool
-
-    def wait(self) -> None:
-        """Waits until the engine has started."""
-        with self._ending_if_it_fails(self.start()):
-            self._started.result()
-
-    def embed(self, prompts: list[list[int]]) -> Callable[[], FloatArray]:
-        """Begins to encode prompts, and returns what waits for float32 [n, native dimension]."""
-        with self._lock:
-            pool, started = self.start(), self._started
+            pool, started = self._pool, self._started
             with self._ending_if_it_fails(pool):
                 embedding = pool.submit(_embed, prompts)
 
@@ -259,6 +237,8 @@ def _start(
 
 def _embed(prompts: list[list[int]]) -> FloatArray:
     """Returns the pooled vectors of prompts, float32 [n, native dimension]."""
+    if not prompts:
+        return np.empty((0, 0), dtype=np.float32)
     try:
         outputs = _engine.encode(
             [{"prompt_token_ids": ids} for ids in prompts], pooling_task="embed", use_tqdm=False

@@ -23,11 +23,7 @@ def build_bert(
 ) -> BertModel:
     """Builds the float32 model, without a pooler, in evaluation mode.
 
-    Args:
-        parameters: By their names in `BertModel`; sizes are taken from them.
-        heads: Attention heads of a layer.
-        layer_norm_eps: Epsilon of the layer normalisations.
-        pad_token_id: Id of the padding token.
+    Parameters go by their names in `BertModel`; sizes are taken from them.
     """
     words, hidden = parameters[_TABLE.format("word")].shape
     config = BertConfig(
@@ -53,11 +49,7 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
     """Returns the model of a graph that this package exported, its weights dequantised.
 
     Products with 8-bit activations lose less than in the graph: vectors are near its, not
-    the same.
-
-    Args:
-        spec: The facts of an encoder in ONNX.
-        folder: The folder that the spec's paths are relative to.
+    the same. The spec's paths are relative to `folder`.
 
     Raises:
         PairError: If the graph is not of a BERT with fused attention.
@@ -72,8 +64,7 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
     }
     for node, matrix in dequantize(model).items():
         module = _module(node)
-        weight = matrix if module.startswith("embeddings.") else matrix.T
-        parameters[f"{module}.weight"] = weight
+        parameters[f"{module}.weight"] = matrix if module.startswith("embeddings.") else matrix.T
     attention = [node for node in model.graph.node if node.op_type == "MultiHeadAttention"]
     for node in attention:
         # Its first input is what the product with the queries' weights computes.

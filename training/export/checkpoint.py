@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -24,41 +24,30 @@ DocumentForm = Literal["merged", "adapter", "none"]
 
 _TRUNCATION = "3_Dense"
 _HALF = (torch.bfloat16, torch.float16)
-_ADAPTER = ("adapter_config.json", "adapter_model.*")
+_ADAPTER = "adapter_config.json"
 
 
 def export_document_side(
     pair: Pair, form: DocumentForm, folder: Path, texts: list[str]
 ) -> tuple[EncoderSpec, float]:
-    """Writes the document side in a form that transformers and vLLM load.
+    """Writes the document side in a form that transformers and vLLM load, to a new folder.
 
-    Args:
-        pair: A pair whose document side is a checkpoint of transformers.
-        form: `merged`, see `write_checkpoint`; or `adapter`: the folder of peft with a tokenizer
-            that ends texts by itself, the base model stays where it is.
-        folder: A new folder.
-        texts: Texts that both must encode alike.
-
-    Returns:
-        The facts of what was written, and the lowest cosine of its vectors to those before.
+    The form is `merged`, see `write_checkpoint`; or `adapter`: the folder of peft with a tokenizer
+    that ends texts by itself, the base model stays where it is. Returns the facts of what was
+    written, and the lowest cosine of its vectors of `texts` to those before.
 
     Raises:
         PairError: If the document side is no checkpoint, or has no adapter to keep.
         CareError: If the vectors are not those of the document side, or the disk fails.
     """
     spec = pair.document
+    side = f"the document side of '{pair.name}'"
     if spec.format != "transformers":
-        raise PairError(
-            f"the document side of '{pair.name}' is no checkpoint: --document none",
-            code="not_a_checkpoint",
-            pair=pair.name,
-        )
+        message = f"{side} is no checkpoint: --document none"
+        raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     if form == "adapter" and not spec.adapter:
-        raise PairError(
-            f"the document side of '{pair.name}' has no adapter: --document merged",
-            code="no_adapter",
-            pair=pair.name,
-        )
+        message = f"{side} has no adapter: --document merged"
+        raise PairError(message, code="no_adapter", pair=pair.name)
     encoder = TransformersEncoder(spec, pair.folder, device="cpu", dtype="float32")
     expected, tokenizer = encoder.encode(texts).vectors, encoder.parts()[2]
     # One model at a time: it may fill the memory.
@@ -83,15 +72,9 @@ def write_checkpoint(
     It has a tokenizer that ends texts by itself, and the modules of sentence-transformers:
     transformer, pooling, Dense modules, unit norm. Weights have the type of the checkpoint's.
 
-    Args:
-        spec: The facts of the side.
-        base: The folder that the spec's paths are relative to.
-        folder: A new folder.
-        truncate: Whether the model itself keeps the first `spec.dimension` dimensions, before
-            unit norm, by a linear module.
-
-    Returns:
-        The facts of what was written.
+    If asked to truncate, the model itself keeps the first `spec.dimension` dimensions, before
+    unit norm, by a linear module. The folder must be new; the spec's paths are relative to `base`.
+    Returns the facts of what was written.
 
     Raises:
         PairError: If the side cannot be read, or its graph is not of a BERT.
@@ -138,17 +121,12 @@ def write_checkpoint(
 def check_vectors(
     found: FloatArray, expected: FloatArray, written: EncoderSpec, base: Path, least: float = 0.9999
 ) -> float:
-    """Returns the lowest cosine of vectors of what was written to those before.
+    """Returns the lowest cosine of vectors of what was written to those expected.
 
-    Args:
-        found: float32 [n, dimension].
-        expected: The same of the side that was exported.
-        written: The facts of what was written.
-        base: The folder that its paths are relative to.
-        least: The lowest cosine that passes where weights are float32.
+    Both are float32 [n, dimension]; the paths of `written` are relative to `base`.
 
     Raises:
-        CareError: If it is lower.
+        CareError: If it is lower than `least` or, where weights have half precision, .999.
     """
     cosine = float((found * expected).sum(axis=1).min())
     # Rounding merged weights to 8 bits of mantissa turns vectors by about 0.0001.
@@ -186,9 +164,8 @@ def _copy_tokenizer(source: Path, tokenizer: Tokenizer, folder: Path) -> None:
     AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(folder)
     # The same, and it ends texts by itself where pooling reads their end.
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    path = folder / "tokenizer_config.json"
     # A text that holds "</s>" means those letters.
-    write_json(path, json.loads(path.read_text("utf-8")) | {"split_special_tokens": True})
+    _update(folder / "tokenizer_config.json", {"split_special_tokens": True})
 
 
 def _write_tokenizer(tokenizer: Tokenizer, spec: EncoderSpec, folder: Path) -> None:
@@ -208,14 +185,13 @@ def _write_tokenizer(tokenizer: Tokenizer, spec: EncoderSpec, folder: Path) -> N
 
 
 def _copy_adapter(adapter: Path, spec: EncoderSpec, base: Path, folder: Path) -> None:
-    for pattern in _ADAPTER:
-        for path in adapter.glob(pattern):
-            shutil.copyfile(path, folder / path.name)
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text("utf-8"))
-    config["base_model_name_or_path"] = (
-        str((base / spec.weights).resolve()) if spec.weights else spec.model
-    )
-    if not spec.weights:
-        config["revision"] = spec.revision
-    write_json(path, config)
+    for path in (adapter / _ADAPTER, *adapter.glob("adapter_model.*")):
+        shutil.copyfile(path, folder / path.name)
+    facts = {"base_model_name_or_path": spec.model, "revision": spec.revision}
+    if spec.weights:
+        facts = {"base_model_name_or_path": str((base / spec.weights).resolve())}
+    _update(folder / _ADAPTER, facts)
+
+
+def _update(file: Path, entries: dict[str, Any]) -> None:
+    write_json(file, json.loads(file.read_text("utf-8")) | entries)

@@ -11,9 +11,10 @@ import numpy as np
 from core.encoders import Encoder, Encoding
 from core.errors import CareError, DataError
 from core.records import field_error, read_jsonl, string
-from core.text import document_text, normalize_text
+from core.text import normalize_text
 from core.types import FloatArray
-from evaluation.beir import Qrels, Run, check_judged, read_documents, read_qrels, read_queries
+from evaluation import beir
+from evaluation.beir import Qrels, Run
 from evaluation.metrics import NDCG_10, score_queries
 from models.encoders.cached import encode_texts
 from models.encoders.onnx import OnnxEncoder
@@ -49,10 +50,7 @@ _BATCHES = 5
 
 
 def read_calibration(path: Path | None) -> list[str]:
-    """Returns typical queries, under the text rules.
-
-    Args:
-        path: JSONL with `text`, or None for the questions of the embedded pair.
+    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair.
 
     Raises:
         DataError: If a line has no text.
@@ -71,13 +69,7 @@ def read_calibration(path: Path | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What rankings are measured on; texts are under the text rules.
-
-    Attributes:
-        documents: Text by id.
-        queries: Text by id, of judged queries.
-        qrels: Grades by document id, by query id.
-    """
+    """What rankings are measured on: texts under the text rules, by id, of judged queries alone."""
 
     documents: dict[str, str]
     queries: dict[str, str]
@@ -90,25 +82,18 @@ class Judged:
         Raises:
             DataError: If a line is wrong, or a judged query or document does not exist.
         """
-        documents = {d.id: document_text(d.title, d.text) for d in read_documents(corpus)}
-        texts, grades = read_queries(queries), read_qrels(qrels)
-        check_judged(qrels, grades, texts, documents)
-        if not grades:
-            raise DataError(f"{qrels} judges no query", code="empty_file", path=qrels)
+        documents = beir.document_texts(beir.read_documents(corpus))
+        texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
+        beir.check_judged(qrels, grades, texts, documents)
         return cls(documents, {id_: normalize_text(texts[id_]) for id_ in grades}, grades)
 
 
 class Rankings:
     """How queries rank documents by exact search over the document side's vectors.
 
-    Args:
-        judged: Queries, documents and judgements.
-        document: The encoder of the document side.
-        checkpoint: The query side that is exported.
-
     Attributes:
         judged: Queries, documents and judgements.
-        ndcg: Mean nDCG@10 of the checkpoint.
+        ndcg: Mean nDCG@10 of the checkpoint, the query side that is exported.
     """
 
     def __init__(self, judged: Judged, document: Encoder, checkpoint: Encoder) -> None:
@@ -120,23 +105,19 @@ class Rankings:
     def measure(self, graph: Encoder) -> dict[str, float]:
         """Returns the values of a graph's rankings, by the names of `VALUES`."""
         found = self._rank(graph)
-        overlaps = [
+        overlap = statistics.fmean(
             len(found[query].keys() & hits.keys()) / len(hits)
             for query, hits in self._reference.items()
-        ]
+        )
         ndcg = self._ndcg(found)
-        return {
-            "overlap@10": statistics.fmean(overlaps),
-            "nDCG@10": ndcg,
-            "nDCG@10 loss": self.ndcg - ndcg,
-        }
+        return {"overlap@10": overlap, "nDCG@10": ndcg, "nDCG@10 loss": self.ndcg - ndcg}
 
     def _rank(self, encoder: Encoder) -> Run:
-        ids = list(self.judged.documents)
+        ids = np.array(list(self.judged.documents))
         queries = encode_texts(encoder, list(self.judged.queries.values()), _BATCH)
         scores, rows = exact_search(queries, self._vectors, min(_DEPTH, len(ids)))
         return {
-            query: {ids[row]: float(score) for row, score in zip(rows[i], scores[i], strict=True)}
+            query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
             for i, query in enumerate(self.judged.queries)
         }
 
@@ -147,15 +128,10 @@ class Rankings:
 class Reference:
     """What graphs are compared with: texts of all lengths that the encoder reads.
 
-    Args:
-        checkpoint: The encoder that is exported, in float32.
-        lines: Texts that longer and shorter ones are made from.
-        rankings: What rankings are compared with, or None.
+    The encoder is the float32 checkpoint; texts are made from typical queries.
 
     Attributes:
-        texts: The texts.
         tokens: Their numbers of tokens, rising.
-        rankings: What rankings are compared with, or None.
     """
 
     def __init__(
@@ -175,10 +151,7 @@ class Reference:
         self._queries = list(rankings.judged.queries.values()) if rankings else list(lines)
 
     def measure(self, graph: OnnxEncoder) -> dict[str, float]:
-        """Compares an exported graph with its checkpoint.
-
-        Returns:
-            Values by the names of `VALUES`; those of rankings only if there are any.
+        """Compares an exported graph with its checkpoint; returns values by the names of `VALUES`.
 
         Raises:
             CareError: If the two read other tokens, or a vector is no vector.
@@ -186,10 +159,8 @@ class Reference:
         alone = [graph.encode([text]) for text in self.texts]
         for one, other in zip(self._expected, alone, strict=True):
             if (one.token_counts, one.truncated) != (other.token_counts, other.truncated):
-                raise CareError(
-                    "the exported tokenizer makes other tokens of texts than its checkpoint",
-                    code="other_tokens",
-                )
+                message = "the exported tokenizer makes other tokens of texts than its checkpoint"
+                raise CareError(message, code="other_tokens")
         vectors = _vectors(alone)
         cosines = (vectors.astype(np.float64) * _vectors(self._expected)).sum(axis=1)
         differences = [
@@ -229,10 +200,8 @@ def _speed(graph: Encoder, queries: Sequence[str]) -> dict[str, float]:
     alone = [_seconds(graph, [text]) for text in cycled[:_LATENCIES]]
     graph.encode(batches[0])
     together = [_seconds(graph, batch) for batch in batches]
-    return {
-        "p50 ms": 1000 * statistics.median(alone),
-        "queries/s": _BATCH / statistics.median(together),
-    }
+    milliseconds = 1000 * statistics.median(alone)
+    return {"p50 ms": milliseconds, "queries/s": _BATCH / statistics.median(together)}
 
 
 def _seconds(graph: Encoder, texts: list[str]) -> float:

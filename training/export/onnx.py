@@ -5,6 +5,8 @@ Pooling and normalisation are in the graph, so that a reader needs no knowledge 
 
 import tempfile
 import warnings
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -17,11 +19,12 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxruntime.transformers.optimizer import optimize_model
 from transformers import PreTrainedModel
 
-from core.encoders import Pooling
+from core.encoders import EncoderSpec, Pooling
 from core.files import sha256_file
 from models.encoders.onnx import DATA_SHA256, OUTPUT
 
 INPUTS = ("input_ids", "attention_mask")
+TOKENIZER = "tokenizer.json"
 OPSET = 17
 MICROSOFT = "com.microsoft"
 # Kinds of model whose attention the optimizer knows.
@@ -152,27 +155,30 @@ def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Operators that sum squares, and rotations by the position, go on in float32.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    half = OnnxModel(copy)
-    half.convert_float_to_float16(
-        keep_io_types=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *_WIDE]
-    )
+    half = OnnxModel(deepcopy(model))
+    wide = [*DEFAULT_OP_BLOCK_LIST, *_WIDE]
+    half.convert_float_to_float16(keep_io_types=True, op_block_list=wide)
     half.topological_sort()
     converted: onnx.ModelProto = half.model
     return converted
+
+
+def describe(facts: Mapping[str, object], weights: Path) -> EncoderSpec:
+    """Returns the facts of a side and of its written graph, beside which its tokenizer lies."""
+    files = {"weights": weights, "tokenizer": weights.with_name(TOKENIZER)}
+    return EncoderSpec.model_validate(
+        {**facts, "format": "onnx"}
+        | {name: str(path) for name, path in files.items()}
+        | {f"{name}_sha256": sha256_file(path) for name, path in files.items()}
+    )
 
 
 def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> None:
     """Checks the graph and writes it; equal graphs give equal bytes.
 
     Tensors of a large graph lie in a file beside it, named like it and `.data`, whose
-    checksum is in the graph's metadata: the checksum of the one file stands for both.
-
-    Args:
-        model: The graph; of a large one the tensors are moved out of it.
-        path: The file to write.
-        largest: Bytes of weights that one file may hold.
+    checksum is in the graph's metadata: the checksum of the one file stands for both. They are
+    moved out of `model`, whose weights are more than `largest` bytes.
     """
     data = path.with_name(f"{path.name}.data")
     data.unlink(missing_ok=True)

@@ -2,21 +2,22 @@
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, sha256_file, write_text
 from core.provenance import environment
+from core.records import write_json
 from models.encoders.factory import load_encoder
 from models.encoders.providers import ON_CPU, ProviderOptions
 from models.pairs import write_pair
 from training.export.checkpoint import DocumentForm, export_document_side
 from training.export.measurement import Judged, Rankings, Reference, read_calibration
-from training.export.onnx import OPSET
-from training.export.query_side import ENGINES, TOKENIZER, Exporter, load_query_side
-from training.export.report import Precision, Row, as_json, as_markdown
+from training.export.onnx import OPSET, TOKENIZER
+from training.export.query_side import ENGINES, Exporter, load_query_side
+from training.export.report import THRESHOLDS, Precision, Row, as_markdown
 
 PAIR, REPORT, RESULTS, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
 
@@ -26,16 +27,10 @@ _NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What to export, and what to measure it with.
+    """What to export, and what to measure it with; the command's help says more.
 
     Attributes:
-        out: The folder of the export; an earlier export in it is replaced.
-        precisions: Precisions beside float32, which is always exported.
-        document: Form of the document side; `none` leaves it where it is.
-        calibration: JSONL with `text`, or None; see `read_calibration`.
         judged: Files of corpus, queries and qrels, or None to measure no rankings.
-        provider: What the service will encode on, and what is measured.
-        threads: Threads of the processor.
     """
 
     out: Path
@@ -48,19 +43,11 @@ class ExportOptions:
 
 
 def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None]) -> Path:
-    """Exports a pair.
+    """Exports a pair whose query side is a checkpoint of transformers.
 
     The folder has a graph and a TOML file of each precision that reached its acceptance
-    thresholds, `pair.toml` of the smallest of them that the provider computes in, and the
-    report. It appears whole.
-
-    Args:
-        pair: A pair whose query side is a checkpoint of transformers.
-        options: What to export.
-        report: Called with each line of progress.
-
-    Returns:
-        The recommended TOML file.
+    thresholds, `pair.toml` of the smallest of them that the provider computes in, which is
+    returned, and the report. It appears whole and replaces an earlier export.
 
     Raises:
         PairError: If a side is no checkpoint, does not load or cannot be exported.
@@ -86,17 +73,15 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
         rows, specs = _export_query_side(exporter, options.precisions, report)
         lines = _conditions(options, reference, rows)
         if options.document != "none":
-            document, cosine = export_document_side(
-                pair, options.document, folder / DOCUMENT, list(reference.texts[:6])
-            )
+            texts = reference.texts[:6]
+            place = folder / DOCUMENT
+            document, cosine = export_document_side(pair, options.document, place, texts)
             pair = pair.model_copy(update={"document": document})
             lines.append(f"document side: {options.document}, cosine {cosine:.6f} to what it was")
         best = recommended(rows, options.provider)
-        for name, precision in {
-            **{f"pair-{each}.toml": each for each in specs},
-            PAIR: best,
-        }.items():
-            write_pair(pair.model_copy(update={"query": specs[precision]}), folder / name)
+        named = {f"pair-{precision}.toml": spec for precision, spec in specs.items()}
+        for name, spec in (named | {PAIR: specs[best]}).items():
+            write_pair(pair.model_copy(update={"query": spec}), folder / name)
         lines.insert(0, f"{PAIR}: {best}")
         files = [*(options.judged or ()), *([options.calibration] if options.calibration else [])]
         facts = {
@@ -111,9 +96,11 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
             "tokens": reference.tokens,
             "data": {path.name: sha256_file(path) for path in files},
             **environment(),
+            "thresholds": THRESHOLDS,
+            "precisions": [asdict(row) | {"failures": row.failures} for row in rows],
         }
         write_text(folder / REPORT, as_markdown(pair.name, rows, lines))
-        write_text(folder / RESULTS, as_json(rows, facts))
+        write_json(folder / RESULTS, facts)
     report(f"pair {options.out / PAIR}: {best}; set CARE_PAIR to it")
     return options.out / PAIR
 
@@ -153,12 +140,12 @@ def recommended(rows: Sequence[Row], provider: ProviderOptions) -> Precision:
 def _conditions(options: ExportOptions, reference: Reference, rows: Sequence[Row]) -> list[str]:
     """Returns how values were measured, a line each."""
     tokens, rankings = reference.tokens, reference.rankings
-    judged = "none"
+    ranked = "none"
     if options.judged and rankings:
-        documents, queries = len(rankings.judged.documents), len(rankings.judged.queries)
-        judged = (
-            f"{documents} documents, {queries} queries of {options.judged[0]}; "
-            f"nDCG@10 of the checkpoint {rankings.ndcg:.4f}"
+        judged = rankings.judged
+        ranked = (
+            f"{len(judged.documents)} documents, {len(judged.queries)} queries of "
+            f"{options.judged[0]}; nDCG@10 of the checkpoint {rankings.ndcg:.4f}"
         )
     engine = "no engine was built, ONNX Runtime has none here or it was not asked for"
     for row in rows:
@@ -169,7 +156,7 @@ def _conditions(options: ExportOptions, reference: Reference, rows: Sequence[Row
     return [
         f"times: {options.provider.name}, {options.threads} threads, {platform.machine()}",
         f"texts: {len(tokens)} of {tokens[0]} to {tokens[-1]} tokens, alone and in three batches",
-        f"rankings: {judged}",
+        f"rankings: {ranked}",
         f"calibration of int8: {options.calibration or 'the questions of the embedded pair'}",
         f"TensorRT: {engine}",
     ]

@@ -12,6 +12,7 @@ but none of 8 bits for look-ups.
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any, Literal
 
 import numpy as np
@@ -42,17 +43,11 @@ def quantize_int8(
 ) -> onnx.ModelProto:
     """Lets matrix products compute with integers, by scales that are fixed beforehand.
 
-    Activations become 8-bit integers by the range that typical texts show; values outside it
-    take its ends. Weights become 7-bit integers with a scale for each output column. Products
-    whose input has outliers, and look-ups, have their weights in blocks.
-
-    Args:
-        model: A float32 graph.
-        texts: Of each typical text its token ids, int64 [length].
-        bits: Of a weight in blocks; see `quantize_blocks`.
-
-    Returns:
-        A graph with `MatMulIntegerToFloat`, `MatMulNBits` and `GatherBlockQuantized` operators.
+    Activations become 8-bit integers by the range that typical texts show, of each of which
+    its token ids are given, int64 [length]; values outside it take its ends. Weights become
+    7-bit integers with a scale for each output column, in `MatMulIntegerToFloat` operators.
+    Products whose input has outliers, and look-ups, have their weights in blocks of `bits`;
+    see `quantize_blocks`.
     """
     ranges = _activation_ranges(model, texts)
     copy, nodes = _Copy(model), []
@@ -110,18 +105,11 @@ def _activation_ranges(
 def quantize_blocks(
     model: onnx.ModelProto, bits: Bits = 4, table_bits: Bits | None = None
 ) -> onnx.ModelProto:
-    """Stores matrices as symmetric blocks of 32 weights (see `block_quantize`).
+    """Stores float32 matrices as symmetric blocks of 32 weights (see `block_quantize`).
 
-    Args:
-        model: A graph with float32 products and look-ups.
-        bits: Of a weight.
-        table_bits: Of a weight of an embedding table, or None for the same.
-
-    Returns:
-        A graph with `MatMulNBits` operators, which compute with int8 activations, a scale for
-        each 32 values of each row, and `GatherBlockQuantized` operators, which compute in
-        float32. Small tables, and matrices whose width is no multiple of 32, are left as they
-        are.
+    `MatMulNBits` operators compute with int8 activations, a scale for each 32 values of each
+    row; `GatherBlockQuantized` operators, of whose tables weights may have other bits, in
+    float32. Small tables, and matrices whose width is no multiple of 32, are left as they are.
     """
     copy, nodes = _Copy(model), []
     for node in copy.nodes:
@@ -159,15 +147,10 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
     """Quantises rows of weights to blocks of 32; of 4 bits these are Q4_0.
 
     A block's scale is its weight of largest magnitude divided by -h, where h = 2 ** (bits - 1).
-    Weights that have been in this form before are stored without any loss.
-
-    Args:
-        weights: float32 [rows, columns]; columns a multiple of 32.
-        bits: Of a weight.
-
-    Returns:
-        uint8 [rows, columns], integers from 0 to 2 h - 1, and float32 [rows, columns / 32],
-        the scales: a weight is (integer - h) * scale.
+    Weights that have been in this form before are stored without any loss. They are float32
+    [rows, columns], columns a multiple of 32. Returns integers from 0 to 2 h - 1, uint8
+    [rows, columns], and the scales, float32 [rows, columns / 32]: a weight is
+    (integer - h) * scale.
     """
     half = 2 ** (bits - 1)
     blocks = weights.reshape(len(weights), -1, BLOCK)
@@ -181,9 +164,8 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
 def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
     """Returns the matrices of all products and look-ups, whatever they are stored in.
 
-    Returns:
-        By the name of the node, float32 [inputs, outputs] of a product and [rows, width] of a
-        look-up.
+    They go by the name of the node, float32 [inputs, outputs] of a product and [rows, width] of
+    a look-up.
     """
     tensors: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     found = {}
@@ -191,9 +173,7 @@ def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
         inputs: list[Any] = [tensors.get(name) for name in node.input]
         matrix: Any = None
         match node.op_type, inputs:
-            case "MatMul", [_, weights]:
-                matrix = weights
-            case "Gather", [weights, _]:
+            case ("MatMul", [_, weights]) | ("Gather", [weights, _]):
                 matrix = weights
             case "MatMulIntegerToFloat", [_, integers, _, scales, *_]:
                 matrix = integers * scales
@@ -220,7 +200,7 @@ def _pack(integers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
 
 def _unpack(packed: NDArray[np.uint8], scales: FloatArray, node: NodeProto) -> FloatArray:
     """Returns the weights of packed blocks; float32 [rows, columns]."""
-    bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
+    bits = helper.get_node_attr_value(node, "bits")
     if bits == 4:
         packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
     blocks = packed.reshape(len(packed), -1, BLOCK).astype(np.float32) - 2 ** (bits - 1)
@@ -239,8 +219,7 @@ class _Copy:
     """A copy of a graph whose nodes are replaced: float32 matrices by name, and its nodes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = onnx.ModelProto()
-        self.model.CopyFrom(model)
+        self.model = deepcopy(model)
         self.weights: dict[str, FloatArray] = {
             tensor.name: numpy_helper.to_array(tensor)
             for tensor in model.graph.initializer

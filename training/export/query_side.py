@@ -10,17 +10,16 @@ import onnx
 
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError, PairError, ProviderError
-from core.files import sha256_file
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.encoders.tokenizer import file_tokenizer
 from models.encoders.transformers import TransformersEncoder
 from training.export.measurement import Reference
-from training.export.onnx import export_encoder, half_precision, save
+from training.export.onnx import describe, export_encoder, half_precision, save
 from training.export.quantization import quantize_int8
 from training.export.report import Precision, Row
 
-TOKENIZER, ENGINES = "tokenizer.json", "tensorrt"
+ENGINES = "tensorrt"
 
 
 def load_query_side(pair: Pair) -> TransformersEncoder:
@@ -30,11 +29,8 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
         PairError: If it is no checkpoint, or does not load.
     """
     if pair.query.format == "onnx":
-        raise PairError(
-            f"the query side of '{pair.name}' is in ONNX already",
-            code="not_a_checkpoint",
-            pair=pair.name,
-        )
+        message = f"the query side of '{pair.name}' is in ONNX already"
+        raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
     # The attention that the exporter of graphs can write, and that optimizers know.
     encoder.parts()[0].set_attn_implementation("eager")
@@ -43,15 +39,10 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Writes graphs and compares them with the acceptance thresholds.
+    """Writes graphs of an encoder, as `load_query_side` returns it, and compares them.
 
-    Attributes:
-        encoder: What is exported; see `load_query_side`.
-        folder: Where files are written; its tokenizer lies there.
-        reference: What graphs are compared with.
-        calibration: Typical queries.
-        provider: What the service will encode on.
-        threads: Threads of the processor.
+    They are written to `folder`, where the tokenizer lies, and measured on what the service will
+    encode on; `calibration` are typical queries.
     """
 
     encoder: TransformersEncoder
@@ -62,12 +53,9 @@ class Exporter:
     threads: int
 
     def export(self, precision: Precision) -> tuple[Row, EncoderSpec | None]:
-        """Writes one precision; what fails leaves no file.
+        """Writes one precision, and returns its row of the report and, if it passed, its facts.
 
-        Float32 comes first: `fp16` and `int8` are made from its file.
-
-        Returns:
-            The row of the report, and the facts of the graph if it passed.
+        What fails leaves no file. Float32 comes first: `fp16` and `int8` are made from its file.
 
         Raises:
             OSError: If the disk fails.
@@ -108,14 +96,7 @@ class Exporter:
         return quantize_int8(graph, (np.array(t.ids) for t in tokenizer(self.calibration)))
 
     def _described(self, weights: Path) -> EncoderSpec:
-        """Returns the facts of written weights, beside which the tokenizer lies."""
-        files = {"weights": weights, "tokenizer": weights.with_name(TOKENIZER)}
-        return EncoderSpec.model_validate(
-            self.encoder.spec.model_dump(exclude={"adapter", "config"})
-            | {"format": "onnx"}
-            | {name: str(path) for name, path in files.items()}
-            | {f"{name}_sha256": sha256_file(path) for name, path in files.items()}
-        )
+        return describe(self.encoder.spec.model_dump(exclude={"adapter", "config"}), weights)
 
     def _load(self, spec: EncoderSpec, row: Row) -> tuple[OnnxEncoder, Row]:
         if row.precision == "tensorrt":

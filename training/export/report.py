@@ -1,9 +1,8 @@
 """What each precision must reach to be served, and the table of what it reached."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from training.export.measurement import VALUES
 
@@ -37,13 +36,9 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One precision.
+    """One precision: what it was measured on, and the name of its weights' file.
 
     Attributes:
-        precision: Its name.
-        provider: What it was measured on.
-        weights: Name of its file.
-        weights_sha256: Checksum of the file, or "".
         megabytes: Size of its weights [10⁶ bytes].
         values: What was measured, by the names of `VALUES`; empty if it did not run.
         reason: Why it did not run or, of one that did, why TensorRT built no engine; or "".
@@ -62,8 +57,8 @@ class Row:
         """What misses its threshold, in words; NaN always does."""
         if not self.values:
             return [f"does not run: {self.reason}"]
-        engine = self.provider == "tensorrt"
-        thresholds = THRESHOLDS["tensorrt (engine)" if engine else self.precision]
+        on_engine = self.provider == "tensorrt"
+        thresholds = THRESHOLDS["tensorrt (engine)" if on_engine else self.precision]
         return [
             f"{name} {value:.6g} (must be {_relation(name)} {thresholds[name]:g})"
             for name, value in self.values.items()
@@ -79,26 +74,17 @@ def _relation(name: str) -> str:
     return "≥" if name in _AT_LEAST else "≤"
 
 
-def as_json(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
-    """Returns rows and facts, such as versions and checksums, as JSON."""
-    table = [asdict(row) | {"failures": row.failures} for row in rows]
-    return json.dumps({**facts, "thresholds": THRESHOLDS, "precisions": table}, indent=1) + "\n"
-
-
 def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
     """Returns the table under the pair's name, with lines on how it was measured."""
     found = []
     for row in rows:
         failed = f"**failed**: {'; '.join(row.failures)}; files removed" if row.failures else ""
         size = f"{row.megabytes:.1f}" if row.megabytes else ""
-        values = [
-            f"{row.values[value]:{_FORMATS[value]}}" if value in row.values else ""
-            for value in VALUES
-        ]
+        values = [f"{row.values[v]:{_FORMATS[v]}}" if v in row.values else "" for v in VALUES]
         found.append([row.precision, row.provider, size, *values, failed or "passed"])
     thresholds = [
-        [precision, *(f"{value:g}" for value in values.values())]
-        for precision, values in THRESHOLDS.items()
+        [precision, *(f"{least:g}" for least in of_precision.values())]
+        for precision, of_precision in THRESHOLDS.items()
     ]
     return "\n".join(
         [

@@ -11,7 +11,7 @@ from core.files import new_folder
 from core.records import write_json
 from models.encoders.cached import encode_texts
 from models.encoders.factory import load_encoder
-from models.encoders.modules import TYPES
+from models.encoders.modules import TYPES, write_prompts
 from models.pairs import write_pair
 from training.export.checkpoint import check_vectors, write_checkpoint
 
@@ -29,11 +29,8 @@ def export_sentence_transformers(
     route, the prompt and the length of their side; `encode` is `encode_query`. `pair.toml`
     names the same checkpoints for this project's commands.
 
-    Args:
-        pair: A pair of checkpoints, or of graphs of BERT, whose weights are dequantised.
-        out: A new folder.
-        texts: Texts that both must encode alike, under the text rules.
-        report: Called with each line of progress.
+    The pair is one of checkpoints, or of graphs of BERT, whose weights are dequantised; both must
+    encode `texts`, under the text rules, alike. The folder must be new.
 
     Raises:
         PairError: If a side cannot be read.
@@ -72,15 +69,7 @@ def _write_router(pair: Pair, folder: Path) -> None:
     parameters = {"default_route": "query", "allow_empty_key": False}
     router = {"idx": 0, "name": "0", "path": "", "type": f"{TYPES}Router"}
     write_json(folder / "modules.json", [router])
-    write_json(
-        folder / "router_config.json",
-        {"types": types, "structure": structure, "parameters": parameters},
-    )
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "prompts": {"query": pair.query.prompt, "document": pair.document.prompt},
-            "default_prompt_name": "query",
-            "similarity_fn_name": "cosine",
-        },
-    )
+    config = {"types": types, "structure": structure, "parameters": parameters}
+    write_json(folder / "router_config.json", config)
+    prompts = {"query": pair.query.prompt, "document": pair.document.prompt}
+    write_prompts(folder, prompts, default="query")

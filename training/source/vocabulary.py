@@ -28,13 +28,11 @@ _LONGEST_ASCII = 3
 
 
 def kept_pieces(source: Source) -> NDArray[np.int64]:
-    """Chooses the pieces of the new vocabulary.
+    """Returns for each id of the new vocabulary its id in the source, int64 [n].
 
-    Returns:
-        int64 [n], for each id of the new vocabulary its id in the source: the unknown
-        piece, the pieces of text in the source's order, then begin, padding and end. The
-        controls come last because the model of the tokenizer must not hold them: a user
-        who types their names would get them.
+    They are the unknown piece, the pieces of text in the source's order, then begin, padding
+    and end. These controls come last because the model of the tokenizer must not hold them: a
+    user who types their names would get them.
     """
     prompts = full_tokenizer(source).encode_batch(list(PROMPTS), add_special_tokens=False)
     needed = {piece for prompt in prompts for piece in prompt.tokens} | set(_extra_pieces())
@@ -78,14 +76,10 @@ def full_tokenizer(source: Source) -> Tokenizer:
 
 
 def build_tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
-    """Builds the tokenizer of a part of the vocabulary.
+    """Builds the tokenizer of a part of the vocabulary, as `kept_pieces` returns it.
 
     It puts `<s>` before and `</s>` behind each text; it neither cuts nor pads. With
     `encode_special_tokens = True` the names of the controls in a text are read as letters.
-
-    Args:
-        source: Pieces and their scores.
-        kept: int64 [n], as `kept_pieces` returns it; the last three are the controls.
     """
     count = len(source.controls)
     pieces = [(source.pieces[id_], float(source.scores[id_])) for id_ in kept[:-count]]

@@ -48,12 +48,6 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it(
     assert Buckets.up_to(8, 512).fit(*needed) == padded
 
 
-@pytest.mark.parametrize("needed", [(9, 16), (1, 513)])
-def test_no_bucket_is_an_error(needed: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="no bucket holds"):
-        Buckets.up_to(8, 512).fit(*needed)
-
-
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_only_tensorrt_pads_to_buckets(name: ProviderName) -> None:
     assert ProviderOptions(name).buckets(512) is None
