@@ -14,10 +14,10 @@ from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
 from evaluation.beir import (
     document_texts,
-    query_record,
     read_documents,
     read_queries,
     write_beir,
+    write_queries,
 )
 
 STATISTICS = "statistics.json"
@@ -42,7 +42,7 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
             raw_queries, cleaning.query_chars, anonymous=cleaning.anonymize
         )
         queries = sample_queries(queries, config.query_limit, config.seed)
-        write_jsonl(folder / "queries.jsonl", map(query_record, queries.items()))
+        write_queries(folder / "queries.jsonl", queries)
         judged = judge_candidates(config, documents, queries)
         positives = {query: judged.of(query, "positive") for query in queries}
         write_beir(

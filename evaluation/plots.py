@@ -101,9 +101,8 @@ def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> list[Path]:
 def tradeoff_figure(points: Sequence[SystemPoint]) -> Figure:
     """Draws nDCG@10 against queries/s, and against the document encoder's size.
 
-    Args:
-        points: At least one system. With fewer than two document encoders there is nothing
-            to compare by size, and the second panel is left out.
+    With fewer than two document encoders there is nothing to compare by size, and the second
+    panel is left out.
     """
     sized = [(p, p.document_bytes / 1e6) for p in points if p.document_bytes]
     panels = 2 if len(sized) > 1 else 1

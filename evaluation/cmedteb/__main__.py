@@ -21,9 +21,7 @@ from models.pairs import DEFAULT_PAIR, load_pair
 def main(arguments: Sequence[str] | None = None, *, load: Load = load_encoder) -> int:
     """Runs the command and returns its exit status; see `core.cli.run`.
 
-    Args:
-        arguments: Words of the command line instead of the process's.
-        load: What loads one side of a pair.
+    `load` loads one side of a pair.
     """
     options = _parser().parse_args(arguments)
     options.load = load
@@ -95,26 +93,20 @@ def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairMode
     """Returns the systems; their names are those of folders."""
     systems: dict[str, PairModel | Bm25Model] = {}
     for given in names:
-        system: PairModel | Bm25Model = (
-            Bm25Model()
-            if given == BM25
-            else PairModel(
-                load_pair(given), options.cache, batch_size=options.batch_size, load=options.load
-            )
-        )
-        if not re.fullmatch(r"\w[\w.-]*", system.name):
-            raise CareError(
-                f"{given}: '{system.name}' cannot name a folder of results",
-                code="bad_system_name",
-                system=system.name,
-            )
-        if system.name in systems:
-            raise CareError(
-                f"{given}: another system is named '{system.name}' too",
-                code="duplicate_system",
-                system=system.name,
-            )
-        systems[system.name] = system
+        system: PairModel | Bm25Model
+        if given == BM25:
+            system = Bm25Model()
+        else:
+            pair, size = load_pair(given), options.batch_size
+            system = PairModel(pair, options.cache, batch_size=size, load=options.load)
+        name = system.name
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            message = f"{given}: '{name}' cannot name a folder of results"
+            raise CareError(message, code="bad_system_name", system=name)
+        if name in systems:
+            message = f"{given}: another system is named '{name}' too"
+            raise CareError(message, code="duplicate_system", system=name)
+        systems[name] = system
     return list(systems.values())
 
 
@@ -133,12 +125,8 @@ def _compare(options: argparse.Namespace) -> None:
     scores = read_scores(options.out)
     for name in (options.first, options.second):
         if name not in scores:
-            known = ", ".join(scores)
-            raise CareError(
-                f"{options.out} has no scores of '{name}': there are {known}",
-                code="unknown_system",
-                system=name,
-            )
+            reason = f"has no scores of '{name}': there are {', '.join(scores)}"
+            raise CareError.at(options.out, reason, "unknown_system", system=name)
     print(compare(scores[options.first], scores[options.second]), end="")
 
 

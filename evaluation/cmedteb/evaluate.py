@@ -59,11 +59,7 @@ def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
 class PairModel(AbsEncoder):
     """A pair as a model of mteb: documents by the document side, all else by the query side.
 
-    Args:
-        pair: The pair.
-        cache: Folder of its vectors.
-        batch_size: Texts in a batch.
-        load: What loads one side.
+    Its vectors are kept in the folder `cache`; `load` loads one side.
     """
 
     def __init__(
@@ -82,10 +78,8 @@ class PairModel(AbsEncoder):
         inputs: Any,
         *,
         task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
         prompt_type: PromptType | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> FloatArray:
         """Encodes the texts of a data loader; returns float32 [n, dimension]."""
         texts = [text for batch in inputs for text in batch["text"]]
@@ -172,13 +166,7 @@ class StsTask(AbsTaskSTS):
 def evaluate_task(
     system: PairModel | Bm25Model, known: Task, data: TaskData, out: Path
 ) -> TaskScore | None:
-    """Runs a system on a task; writes the run file and the score.
-
-    Args:
-        system: The system.
-        known: What the task is.
-        data: Its data.
-        out: Folder of results; those of the system lie in a folder of its name.
+    """Runs a system on a task; writes run file and score into a folder of the system's name.
 
     Returns:
         The score, or None if the system has no answer to such a task (BM25 to STS).
@@ -265,11 +253,12 @@ def _metadata(known: Task) -> TaskMetadata:
 
 
 def _meta(name: str, dimension: int | None) -> ModelMeta:
-    facts = {
-        "name": f"care/{name}",
-        "revision": "1",
-        "languages": ["cmn-Hans"],
-        "embed_dim": dimension,
-        "similarity_fn_name": ScoringFunction.COSINE,
-    }
-    return ModelMeta.create_empty(facts)
+    return ModelMeta.create_empty(
+        {
+            "name": f"care/{name}",
+            "revision": "1",
+            "languages": ["cmn-Hans"],
+            "embed_dim": dimension,
+            "similarity_fn_name": ScoringFunction.COSINE,
+        }
+    )
