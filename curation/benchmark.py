@@ -62,15 +62,11 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
             "rerank": _counts([len(row["positives"]) for row in rerank]),
             "pool": _counts([len(pool) for pool in judged.pools.values()]),
         }
-        table = markdown_table(
-            ("", ""),
-            [
-                *summary(statistics),
-                ("queries with a positive", statistics["retrieval"]["queries"]),
-                ("queries of the rerank set", statistics["rerank"]["queries"]),
-            ],
-        )
-        write_text(folder / "statistics.md", table)
+        main = summary(statistics) | {
+            "queries with a positive": statistics["retrieval"]["queries"],
+            "queries of the rerank set": statistics["rerank"]["queries"],
+        }
+        write_text(folder / "statistics.md", markdown_table(("", ""), main.items()))
         write_json(folder / STATISTICS, statistics)
     return statistics
 

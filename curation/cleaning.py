@@ -5,7 +5,7 @@ import html
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from core.text import normalize_text
@@ -62,31 +62,11 @@ def clean_queries(
     Returns:
         The text by id, and how many were kept, dropped for which reason, or anonymised.
     """
-    kept, counts = _clean(queries.items(), chars, anonymous=anonymous)
-    return kept, counts
-
-
-def clean_documents(
-    documents: Iterable[Document], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[list[Document], Counter[str]]:
-    """Cleans documents likewise; their length and equality are those of the text alone."""
-    documents = list(documents)
-    kept, counts = _clean(((d.id, d.text) for d in documents), chars, anonymous=anonymous)
-    return [
-        replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
-        for d in documents
-        if d.id in kept
-    ], counts
-
-
-def _clean(
-    texts: Iterable[tuple[str, str]], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[dict[str, str], Counter[str]]:
     shortest, longest = chars
     kept: dict[str, str] = {}
     seen: set[str] = set()
     counts = Counter({"kept": 0, "too_short": 0, "too_long": 0, "duplicate": 0, "anonymized": 0})
-    for id_, raw in texts:
+    for id_, raw in queries.items():
         plain = clean(raw, anonymous=False)
         text = anonymize(plain) if anonymous else plain
         if len(text) < shortest:
@@ -101,3 +81,15 @@ def _clean(
             counts["kept"] += 1
             counts["anonymized"] += text != plain
     return kept, counts
+
+
+def clean_documents(
+    documents: Sequence[Document], chars: tuple[int, int], *, anonymous: bool
+) -> tuple[list[Document], Counter[str]]:
+    """Cleans documents likewise; their length and equality are those of the text alone."""
+    kept, counts = clean_queries({d.id: d.text for d in documents}, chars, anonymous=anonymous)
+    return [
+        replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
+        for d in documents
+        if d.id in kept
+    ], counts

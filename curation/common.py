@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.files import exclusive
 from core.records import write_json, write_jsonl
-from curation.config import Budget, Endpoint
+from curation.config import Command, Endpoint
 from curation.llm import LanguageModels
 
 CACHE = "cache"
@@ -29,14 +29,14 @@ def output_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def language_models(
-    endpoints: Sequence[Endpoint], folder: Path, budget: Budget, attempts: int
-) -> Iterator[LanguageModels]:
-    """Yields endpoints whose calls are kept in `folder`.
+def language_models(config: Command, endpoints: Sequence[Endpoint]) -> Iterator[LanguageModels]:
+    """Yields endpoints whose calls are kept in the output folder.
 
     However the block ends, the costs and the questions without a valid answer are written.
     """
-    with LanguageModels(endpoints, folder / CACHE / "calls.sqlite", budget, attempts) as models:
+    folder = config.output
+    ledger = folder / CACHE / "calls.sqlite"
+    with LanguageModels(endpoints, ledger, config.budget, config.attempts) as models:
         try:
             yield models
         finally:

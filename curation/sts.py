@@ -98,11 +98,8 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     }
     questions = sample_queries(usable, config.limit, config.seed)
     if not questions:
-        raise CareError(
-            f"no question of {config.questions} has a term of {config.synonyms}",
-            code="no_term",
-            path=config.questions,
-        )
+        reason = f"has no question with a term of {config.synonyms}"
+        raise CareError.at(config.questions, reason, "no_term")
     chosen = {
         id_: min(synonyms[terms[id_]], key=lambda word: sample_key(config.seed, id_, word))
         for id_ in questions
@@ -113,7 +110,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
             for id_, text in questions.items()
         ]
         writer = config.writer.name
-        with language_models([config.writer], folder, config.budget, config.attempts) as models:
+        with language_models(config, [config.writer]) as models:
             answers = models.ask({writer: asked}, "rewrite")[writer]
         rows = [
             {
@@ -147,15 +144,15 @@ def _question(
     config: StsConfig, id_: str, text: str, term: str, synonym: str
 ) -> Question[Rewrites]:
     # Whole numbers of characters that lie within the share.
-    chars = (
-        math.ceil(len(text) * (1 - config.length_change)),
-        math.floor(len(text) * (1 + config.length_change)),
-    )
+    shortest = math.ceil(len(text) * (1 - config.length_change))
+    longest = math.floor(len(text) * (1 + config.length_change))
+    chars = shortest, longest
+    system = prompts.prompt("rewrite", config.language)
     return Question(
         id=id_,
-        system=prompts.rewrite_prompt(config.language, *chars),
-        user=prompts.rewrite_question(text, term, synonym),
-        again=prompts.again(config.language),
+        system=system.format(shortest=shortest, longest=longest),
+        user=prompts.question(question=text, term=term, synonym=synonym),
+        again=prompts.prompt("again", config.language),
         answer=Rewrites,
         check=partial(check_rewrites, question=text, term=term, synonym=synonym, chars=chars),
     )
