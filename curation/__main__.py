@@ -27,11 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         if extras := [name for name, needed in _NEEDED.items() if not all(map(find_spec, needed))]:
-            raise CareError(
-                f"install what is missing: 'care-retrieval[{','.join(extras)}]'",
-                code="not_installed",
-                extras=extras,
-            )
+            message = f"install what is missing: 'care-retrieval[{','.join(extras)}]'"
+            raise CareError(message, code="not_installed", extras=extras)
         for name, value in options.run(options).items():
             print(f"{name}: {value}")
 
@@ -60,9 +57,8 @@ def _ask(options: argparse.Namespace) -> dict[str, object]:
     statistics.pop("agreement", None)
     costs = json.loads((config.output / COST).read_text("utf-8"))["all"]
     shown = ("calls", "reused", "invalid", "prompt_tokens", "answer_tokens", "price")
-    return (
-        statistics | {f"all {name}": costs[name] for name in shown} | {"written to": config.output}
-    )
+    statistics |= {f"all {name}": costs[name] for name in shown}
+    return statistics | {"written to": config.output}
 
 
 def _expert_sample(options: argparse.Namespace) -> dict[str, object]:

@@ -9,7 +9,7 @@ from core.records import write_json, write_jsonl
 from core.types import Document
 from curation.agreement import agreement, summary
 from curation.cleaning import clean_documents, clean_queries
-from curation.common import markdown_table, output_folder, sample_key, sample_queries
+from curation.common import markdown_table, output_folder, sample_queries, shuffled
 from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
 from evaluation.beir import (
@@ -89,10 +89,7 @@ def rerank_set(
     for query, text in queries.items():
         row: dict[str, Any] = {"_id": query, "query": text}
         for verdict, size in (("positive", sizes.positives), ("negative", sizes.negatives)):
-            ids = sorted(
-                judged.of(query, verdict),
-                key=lambda id_: sample_key(seed, "rerank", query, id_),
-            )
+            ids = shuffled(judged.of(query, verdict), seed, "rerank", query)
             row[f"{verdict}s"] = [texts[id_] for id_ in ids[:size]]
         if row["positives"] and row["negatives"]:
             rows.append(row)

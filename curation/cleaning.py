@@ -5,7 +5,7 @@ import html
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from core.text import normalize_text
@@ -32,20 +32,13 @@ def anonymize(text: str) -> str:
     digits. Other names, and places, need a recogniser of their own. Network addresses are left:
     they are rarer than rows of values that look like one.
     """
-    for replace_in in _REPLACEMENTS:
-        text = replace_in(text)
-    return text
-
-
-_REPLACEMENTS: tuple[Callable[[str], str], ...] = (
-    lambda text: jionlp.replace_url(text, token="<url>"),
-    lambda text: jionlp.replace_email(text, token="<email>"),
-    lambda text: jionlp.replace_id_card(text, token="<id>"),
-    lambda text: jionlp.replace_phone_number(text, token="<tel>"),
-    lambda text: jionlp.replace_qq(text, token="<qq>", strict=True),
-    lambda text: _WECHAT.sub(r"\1<wechat>", text),
-    lambda text: _NAME.sub(r"\1<name>", text),
-)
+    text = jionlp.replace_url(text, token="<url>")
+    text = jionlp.replace_email(text, token="<email>")
+    text = jionlp.replace_id_card(text, token="<id>")
+    text = jionlp.replace_phone_number(text, token="<tel>")
+    text = jionlp.replace_qq(text, token="<qq>", strict=True)
+    text = _WECHAT.sub(r"\1<wechat>", text)
+    return _NAME.sub(r"\1<name>", text)
 
 
 def clean(text: str, *, anonymous: bool) -> str:

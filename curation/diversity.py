@@ -162,6 +162,7 @@ class GrowingIndex:
         self._dimension = dimension
         self._flat_limit = flat_limit
         self._threads = threads
+        faiss.omp_set_num_threads(threads)
         self._index: faiss.Index = faiss.IndexFlatIP(dimension)
 
     def __len__(self) -> int:
@@ -185,13 +186,13 @@ class GrowingIndex:
                 self.add(flat.reconstruct_n(0, flat.ntotal))
         faiss.omp_set_num_threads(1)
         self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        faiss.omp_set_num_threads(self._threads)
 
     def search(self, vectors: FloatArray, k: int) -> FloatArray:
         """Returns the cosines of the k nearest of each vector, float32 [n, k], descending.
 
         They are -inf where there are fewer than k.
         """
-        faiss.omp_set_num_threads(self._threads)
         scores, rows = self._index.search(np.ascontiguousarray(vectors, dtype=np.float32), k)
         return np.where(rows < 0, np.float32(-np.inf), scores)
 

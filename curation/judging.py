@@ -11,7 +11,7 @@ from core.errors import CareError
 from core.records import write_jsonl
 from core.types import Document
 from curation import prompts
-from curation.common import CACHE, language_models, sample_key
+from curation.common import CACHE, language_models, shuffled
 from curation.config import JudgingCommand, JudgingOptions
 from curation.llm import LanguageModels, Question
 from curation.retrieval import Pools, candidate_pools
@@ -63,17 +63,10 @@ def judge(
     documents: Mapping[str, str],
     options: JudgingOptions,
 ) -> list[Judgement]:
-    """Has each judge grade the documents of each pool.
+    """Has each judge, an endpoint by name, grade the documents of each pool, ids by query id.
 
-    All judges see the same calls: the pool's documents in its order, cut into groups.
-
-    Args:
-        models: The endpoints.
-        judges: Names of those that judge.
-        pools: Document ids by query id.
-        queries: Text by id.
-        documents: Text by id.
-        options: How passages are put to them.
+    All judges see the same calls: the pool's documents in its order, cut into groups. Queries
+    and documents are texts by id.
 
     Returns:
         A judgement for each pair, in the pools' order.
@@ -151,22 +144,16 @@ def judge_candidates(
         CareError: If a retriever or endpoint cannot be used or the budget is spent.
     """
     if not queries or not documents:
-        raise CareError(
-            f"{config.queries} and {config.corpus} leave nothing to judge",
-            code="nothing_to_judge",
-            queries=len(queries),
-            documents=len(documents),
-        )
+        message = f"{config.queries} and {config.corpus} leave nothing to judge"
+        counts = {"queries": len(queries), "documents": len(documents)}
+        raise CareError(message, code="nothing_to_judge", **counts)
     # Opened first: a key that is missing shows before hours of encoding.
     with language_models(config, config.judges) as models:
         vectors = config.output / CACHE / "vectors"
         pools = candidate_pools(config.retrievers, documents, queries, config.depth, vectors)
         for query, ids in (also or {}).items():
             pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
-        blind = {
-            query: sorted(pool, key=lambda id_: sample_key(config.seed, query, id_))
-            for query, pool in pools.items()
-        }
+        blind = {query: shuffled(pool, config.seed, query) for query, pool in pools.items()}
         names = [endpoint.name for endpoint in config.judges]
         judgements = judge(models, names, blind, queries, document_texts(documents), config)
     write_jsonl(

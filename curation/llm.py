@@ -376,12 +376,9 @@ def _api_key(endpoint: Endpoint) -> str:
     if variable is None:
         return "none"  # the client insists on one; servers without keys ignore it
     if not (key := os.environ.get(variable)):
-        raise LanguageModelError(
-            f"the environment variable {variable}, the key of {endpoint.name}, is not set",
-            code="missing_api_key",
-            variable=variable,
-            endpoint=endpoint.name,
-        )
+        message = f"the environment variable {variable}, the key of {endpoint.name}, is not set"
+        fields = {"variable": variable, "endpoint": endpoint.name}
+        raise LanguageModelError(message, code="missing_api_key", **fields)
     return key
 
 

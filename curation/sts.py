@@ -6,22 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from core.encoders import Frozen
 from core.errors import CareError
 from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
 from core.text import normalize_text
 from curation import prompts
-from curation.common import language_models, output_folder, sample_key, sample_queries
+from curation.common import language_models, output_folder, sample_queries, shuffled
 from curation.config import StsConfig
 from curation.llm import Question
 from evaluation.beir import read_queries
 
 
-class Rewrites(BaseModel):
+class Rewrites(Frozen):
     """Three rewrites of a question; only the first keeps its meaning."""
-
-    model_config = ConfigDict(extra="forbid")
 
     same_with_synonym: str
     other_with_synonym: str
@@ -100,10 +97,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     if not questions:
         reason = f"has no question with a term of {config.synonyms}"
         raise CareError.at(config.questions, reason, "no_term")
-    chosen = {
-        id_: min(synonyms[terms[id_]], key=lambda word: sample_key(config.seed, id_, word))
-        for id_ in questions
-    }
+    chosen = {id_: shuffled(synonyms[terms[id_]], config.seed, id_)[0] for id_ in questions}
     with output_folder(config.output) as folder:
         asked = [
             partial(_question, config, id_, text, terms[id_], chosen[id_])

@@ -37,9 +37,6 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
 
 def _content(response: httpx2.Response) -> Any:
     if response.status_code != 200:
-        raise CareError(
-            f"{response.url} answered {response.status_code}: {response.text}",
-            code="search_failed",
-            status=response.status_code,
-        )
+        message = f"{response.url} answered {response.status_code}: {response.text}"
+        raise CareError(message, code="search_failed", status=response.status_code)
     return response.json()

@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core import cli
@@ -12,17 +12,14 @@ from core.files import write_text
 from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, evaluate_task
 from evaluation.cmedteb.report import html_report
 from evaluation.cmedteb.results import compare, markdown_table, read_scores
-from evaluation.cmedteb.tasks import TASKS, RankingData, find_tasks, task
+from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData, find_tasks, task
 from evaluation.cmedteb.tradeoff import measure_tradeoff
 from models.encoders.factory import load_encoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
 
 def main(arguments: Sequence[str] | None = None, *, load: Load = load_encoder) -> int:
-    """Runs the command and returns its exit status; see `core.cli.run`.
-
-    `load` loads one side of a pair.
-    """
+    """Runs the command and returns its exit status; `load` loads one side of a pair."""
     options = _parser().parse_args(arguments)
     options.load = load
     return cli.run(lambda: options.run(options))
@@ -68,10 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    found = find_tasks(options.data, options.split, options.hub)
+    found = _find(options, options.task or [])
     wanted = [task(name) for name in options.task] if options.task else list(found)
-    if missing := [known.name for known in wanted if known not in found]:
-        raise _missing(options.data, missing[0])
     absent = [known.name for known in TASKS if known not in found]
     if absent:
         print(f"not in {options.data}: {', '.join(absent)}")
@@ -85,8 +80,12 @@ def _run(options: argparse.Namespace) -> None:
     print(f"written: {options.out / 'table.md'}, runs and scores in {options.out}/SYSTEM/")
 
 
-def _missing(data: str, name: str) -> CareError:
-    return CareError(f"{data} holds no {name}", code="missing_task", path=data, task=name)
+def _find(options: argparse.Namespace, names: Sequence[str]) -> dict[Task, Callable[[], TaskData]]:
+    found = find_tasks(options.data, options.split, options.hub)
+    for name in names:
+        if task(name) not in found:
+            raise CareError.at(options.data, f"holds no {name}", "missing_task", task=name)
+    return found
 
 
 def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairModel | Bm25Model]:
@@ -112,10 +111,7 @@ def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairMode
 
 def _tradeoff(options: argparse.Namespace) -> None:
     retrieval = task("retrieval")
-    found = find_tasks(options.data, options.split, options.hub)
-    if retrieval not in found:
-        raise _missing(options.data, retrieval.name)
-    data = found[retrieval]()
+    data = _find(options, [retrieval.name])[retrieval]()
     assert isinstance(data, RankingData)
     print(measure_tradeoff(_systems(options.system, options), retrieval, data, options.out))
     print(f"written: {options.out}/tradeoff.png, .svg, .md, .json")

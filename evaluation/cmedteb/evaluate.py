@@ -74,12 +74,7 @@ class PairModel(AbsEncoder):
         self.mteb_model_meta = _meta(pair.name, pair.query.dimension)
 
     def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: Any,
-        prompt_type: PromptType | None = None,
-        **_: Any,
+        self, inputs: Any, *, task_metadata: Any, prompt_type: PromptType | None = None, **_: Any
     ) -> FloatArray:
         """Encodes the texts of a data loader; returns float32 [n, dimension]."""
         texts = [text for batch in inputs for text in batch["text"]]
@@ -181,23 +176,17 @@ def evaluate_task(
             return None
         similarities = _predict(system, StsTask(known, data))["cosine_scores"]
         if len(set(similarities)) < 2:
-            raise CareError(
-                f"'{system.name}' finds all pairs of '{known.name}' equally alike",
-                code="equal_similarities",
-                system=system.name,
-                task=known.name,
-            )
+            message = f"'{system.name}' finds all pairs of '{known.name}' equally alike"
+            code = "equal_similarities"
+            raise CareError(message, code=code, system=system.name, task=known.name)
         labels = data.label
         interval = pearson_interval(labels, similarities)
         items = {str(number): value for number, value in enumerate(similarities)}
         contents: list[Any] = [data.first, data.second, labels]
     else:
         if not any(grade > 0 for grades in data.qrels.values() for grade in grades.values()):
-            raise CareError(
-                f"no query of '{known.name}' has a relevant document",
-                code="no_relevant_document",
-                task=known.name,
-            )
+            message = f"no query of '{known.name}' has a relevant document"
+            raise CareError(message, code="no_relevant_document", task=known.name)
         run = _predict(system, RankingTask(known, data))
         items = score_queries(MEASURES[known.measure], data.qrels, run)
         interval = mean_interval(list(items.values()))

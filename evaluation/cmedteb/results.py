@@ -34,31 +34,18 @@ def render(template: str, **facts: object) -> str:
 
 
 class TaskScore(Frozen):
-    """A system's score on a task.
-
-    Attributes:
-        system: Name of the system.
-        task: Name of the task.
-        measure: What the score is.
-        value: The score, 0 to 1 (Pearson: -1 to 1).
-        low: Lower end of its 95 % bootstrap interval.
-        high: Upper end.
-        items: Score of each query; of STS, similarity of each pair.
-        labels: Of STS, the label of each pair.
-        data_sha256: Checksum of the texts and judgements that it was scored on.
-        libraries: Versions of the libraries that it was made with.
-    """
+    """A system's score on a task."""
 
     system: str
     task: str
     measure: str
-    value: float
-    low: float
+    value: float  # 0 to 1; Pearson: -1 to 1
+    low: float  # of its 95 % bootstrap interval
     high: float
-    items: dict[str, float]
-    labels: list[float] | None = None
-    data_sha256: str
-    libraries: dict[str, str]
+    items: dict[str, float]  # the score of each query; of STS, the similarity of each pair
+    labels: list[float] | None = None  # of STS, of each pair
+    data_sha256: str  # of the texts and judgements that it was scored on
+    libraries: dict[str, str]  # versions of those that it was made with
 
     @property
     def interval(self) -> Interval:

@@ -72,18 +72,12 @@ def task(name: str) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class RankingData:
-    """Data of a retrieval or reranking task; all texts are under the text rules.
+    """Data of a retrieval or reranking task; all texts are under the text rules."""
 
-    Attributes:
-        corpus: Document text by id.
-        queries: Query text by id.
-        qrels: Grades by document id, by query id.
-        candidates: Of reranking, the ids of the documents to order, by query id.
-    """
-
-    corpus: dict[str, str]
-    queries: dict[str, str]
+    corpus: dict[str, str]  # by id
+    queries: dict[str, str]  # by id
     qrels: Qrels
+    # Of reranking, the ids of the documents to order, by query id.
     candidates: dict[str, list[str]] | None = None
 
 
