@@ -18,8 +18,6 @@ _NEEDED = {
     "eval": ("bm25s", "ir_measures", "jieba"),
 }
 
-_Run = Callable[[argparse.Namespace], dict[str, object]]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status; see `core.cli.run`."""
@@ -101,13 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     count = cli.positive_int
 
-    def add(name: str, run: _Run, help_: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=help_,
-            description=help_,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+    def add(name: str, run: Callable[..., object], help_: str) -> argparse.ArgumentParser:
+        shown = argparse.ArgumentDefaultsHelpFormatter
+        command = commands.add_parser(name, help=help_, description=help_, formatter_class=shown)
         command.set_defaults(run=run)
         return command
 

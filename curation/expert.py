@@ -60,10 +60,7 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     sample = [{"pair": number} | pair for number, pair in enumerate(agreed[:size], start=1)]
     documents = document_texts(read_documents(benchmark / "retrieval" / "corpus.jsonl"))
     queries = read_queries(benchmark / "queries.jsonl")
-    rows = [
-        (pair["pair"], queries[pair["query-id"]], documents[pair["corpus-id"]], "", "")
-        for pair in sample
-    ]
+    rows = [(p["pair"], queries[p["query-id"]], documents[p["corpus-id"]], "", "") for p in sample]
     with output_folder(output):
         for name in ("pairs.csv", "pairs.xlsx", KEY):
             if (output / name).exists():

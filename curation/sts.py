@@ -74,9 +74,12 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
 
 
 def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns the longest term of the dictionary that the question contains."""
+    """Returns the longest term that the question contains, if it has none of its synonyms too."""
     found = (term for term in synonyms if term in question)
-    return max(found, key=lambda term: (len(term), term), default=None)
+    longest = max(found, key=lambda term: (len(term), term), default=None)
+    if longest and any(word in question for word in synonyms[longest]):
+        return None
+    return longest
 
 
 def write_sts(config: StsConfig) -> dict[str, Any]:
@@ -88,12 +91,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     synonyms = read_synonyms(config.synonyms)
     every = {id_: normalize_text(text) for id_, text in read_queries(config.questions).items()}
     terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}
-    usable = {
-        id_: every[id_]
-        for id_, term in terms.items()
-        if not any(synonym in every[id_] for synonym in synonyms[term])
-    }
-    questions = sample_queries(usable, config.limit, config.seed)
+    questions = sample_queries({id_: every[id_] for id_ in terms}, config.limit, config.seed)
     if not questions:
         reason = f"has no question with a term of {config.synonyms}"
         raise CareError.at(config.questions, reason, "no_term")
@@ -125,7 +123,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
         write_jsonl(folder / "sts.jsonl", rows)
         statistics = {
             "questions": len(every),
-            "with_a_term": len(usable),
+            "with_a_term": len(terms),
             "asked": len(questions),
             "invalid": sum(answer is None for answer in answers),
             "pairs": len(rows),

@@ -9,7 +9,7 @@ from pathlib import Path
 from core import cli
 from core.errors import CareError
 from core.files import write_text
-from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, evaluate_task
+from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, System, evaluate_task
 from evaluation.cmedteb.report import html_report
 from evaluation.cmedteb.results import compare, markdown_table, read_scores
 from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData, find_tasks, task
@@ -88,11 +88,11 @@ def _find(options: argparse.Namespace, names: Sequence[str]) -> dict[Task, Calla
     return found
 
 
-def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairModel | Bm25Model]:
+def _systems(names: Sequence[str], options: argparse.Namespace) -> list[System]:
     """Returns the systems; their names are those of folders."""
-    systems: dict[str, PairModel | Bm25Model] = {}
+    systems: dict[str, System] = {}
     for given in names:
-        system: PairModel | Bm25Model
+        system: System
         if given == BM25:
             system = Bm25Model()
         else:

@@ -111,12 +111,12 @@ class Bm25Model:
     def __init__(self) -> None:
         self.mteb_model_meta = _meta(BM25, None)
 
-    def index(self, corpus: Any, **kwargs: Any) -> None:
+    def index(self, corpus: Any, **_: Any) -> None:
         """Indexes the corpus."""
         self._index = Bm25Index(Document(row["id"], row["text"]) for row in corpus)
 
     def search(
-        self, queries: Any, *, top_k: int, top_ranked: Any = None, **kwargs: Any
+        self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any
     ) -> dict[str, dict[str, float]]:
         """Ranks the corpus, or the candidates of each query."""
         ids, texts = queries["id"], queries["text"]
@@ -126,6 +126,9 @@ class Bm25Model:
                 for id_, text in zip(ids, texts, strict=True)
             }
         return dict(zip(ids, self._index.search(texts, top_k), strict=True))
+
+
+System = PairModel | Bm25Model
 
 
 class RankingTask(AbsTaskRetrieval):
@@ -158,9 +161,7 @@ class StsTask(AbsTaskSTS):
         self.data_loaded = True
 
 
-def evaluate_task(
-    system: PairModel | Bm25Model, known: Task, data: TaskData, out: Path
-) -> TaskScore | None:
+def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> TaskScore | None:
     """Runs a system on a task; writes run file and score into a folder of the system's name.
 
     Returns:
@@ -206,7 +207,7 @@ def evaluate_task(
     return score
 
 
-def _predict(system: PairModel | Bm25Model, task: RankingTask | StsTask) -> Any:
+def _predict(system: System, task: RankingTask | StsTask) -> Any:
     logging.getLogger("mteb").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         mteb.evaluate(

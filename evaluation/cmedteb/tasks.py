@@ -108,10 +108,9 @@ def find_tasks(
         CareError: If there is no task.
     """
     if source == HUB:
-        places = {known: known.hub or f"{repository}-{known.name}" for known in TASKS}
         return {
-            known: cache(partial(_read_hub, known, place))
-            for known, place in places.items()
+            known: cache(partial(_read_hub, known, known.hub or f"{repository}-{known.name}"))
+            for known in TASKS
             if known.hub or repository
         }
     root = Path(source)
@@ -127,13 +126,12 @@ def find_tasks(
         wanted = ", ".join(known.local for known in TASKS)
         reason = f"holds no task: it may hold {wanted}, or be a BEIR folder"
         raise CareError.at(root, reason, "no_tasks")
-    return {known: cache(partial(_read_local, known, path, split)) for known, path in paths.items()}
-
-
-def _read_local(known: Task, path: Path, split: str) -> TaskData:
-    if known.kind == "retrieval":
-        return read_retrieval(path, split)
-    return read_sts(path) if known.kind == "sts" else read_reranking(path)
+    readers: dict[str, Callable[[Path], TaskData]] = {
+        "retrieval": partial(read_retrieval, split=split),
+        "reranking": read_reranking,
+        "sts": read_sts,
+    }
+    return {known: cache(partial(readers[known.kind], path)) for known, path in paths.items()}
 
 
 def read_retrieval(folder: Path, split: str) -> RankingData:

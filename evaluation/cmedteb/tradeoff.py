@@ -16,7 +16,7 @@ from core.records import write_json
 from core.text import normalize_text
 from core.types import Document
 from evaluation.bm25 import Bm25Index
-from evaluation.cmedteb.evaluate import Bm25Model, PairModel, evaluate_task, with_instruction
+from evaluation.cmedteb.evaluate import PairModel, System, evaluate_task, with_instruction
 from evaluation.cmedteb.results import percent, render
 from evaluation.cmedteb.tasks import RankingData, Task
 from evaluation.plots import SystemPoint, draw_tradeoff
@@ -28,9 +28,7 @@ _WARM_UP = 20
 Answer = Callable[[str], object]
 
 
-def measure_tradeoff(
-    systems: Sequence[PairModel | Bm25Model], known: Task, data: RankingData, out: Path
-) -> str:
+def measure_tradeoff(systems: Sequence[System], known: Task, data: RankingData, out: Path) -> str:
     """Scores systems on a retrieval task and measures their rates.
 
     Writes table, figures and JSON into the folder of results; returns the table.
@@ -77,14 +75,14 @@ def _measure_rates(answers: Mapping[str, Answer], queries: Sequence[str]) -> dic
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _query_side(system: PairModel | Bm25Model, known: Task, data: RankingData) -> Answer:
+def _query_side(system: System, known: Task, data: RankingData) -> Answer:
     """Returns what encodes one query on all processors, or searches by BM25."""
-    if isinstance(system, Bm25Model):
-        index = Bm25Index(Document(id_, text) for id_, text in data.corpus.items())
-        return lambda query: index.search([query], 10)
-    spec = with_instruction(system.pair.query, known.instruction)
-    encoder = load_encoder(spec, system.pair.folder)
-    return lambda query: encoder.encode([normalize_text(query)])
+    if isinstance(system, PairModel):
+        spec = with_instruction(system.pair.query, known.instruction)
+        encoder = load_encoder(spec, system.pair.folder)
+        return lambda query: encoder.encode([normalize_text(query)])
+    index = Bm25Index(Document(id_, text) for id_, text in data.corpus.items())
+    return lambda query: index.search([query], 10)
 
 
 def is_asymmetric(pair: Pair) -> bool:
