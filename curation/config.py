@@ -170,14 +170,8 @@ class AuditConfig(JudgingCommand):
 class AnnotationConfig(JudgingCommand):
     """`annotate`: see docs/curation.md."""
 
+    judges: list[Endpoint] = Field(min_length=1, max_length=1)
     max_negatives: int | None = Field(None, ge=1)
-
-    @field_validator("judges")
-    @classmethod
-    def _is_one(cls, judges: list[Endpoint]) -> list[Endpoint]:
-        if len(judges) > 1:
-            raise ValueError("annotation takes one judge")
-        return judges
 
 
 class StsConfig(Command):

@@ -116,9 +116,8 @@ def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
     order = sorted(x for _, x in points)
     for point, x in points:
         value = point.accuracy
-        (mark,) = axes.plot(
-            x, value.value, "o", mfc=None if point.asymmetric else "white", ms=7, mew=1.5
-        )
+        face = None if point.asymmetric else "white"
+        (mark,) = axes.plot(x, value.value, "o", mfc=face, ms=7, mew=1.5)
         axes.vlines(x, value.low, value.high, color=mark.get_color(), lw=1)
         # By turns above and below, so that neighbours can be read.
         place = (7, -12 if order.index(x) % 2 else 4)
