@@ -7,23 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from core import cli
 from core.errors import CareError
 
+# Modules by the extra that installs them.
 _NEEDED = {
-    "bm25s": "eval",
-    "ir_measures": "eval",
-    "jieba": "eval",
-    "jionlp": "curation",
-    "krippendorff": "curation",
-    "openai": "curation",
-    "openpyxl": "curation",
-    "statsmodels": "curation",
-    "yaml": "curation",
+    "curation": ("jionlp", "krippendorff", "openai", "openpyxl", "statsmodels", "yaml"),
+    "eval": ("bm25s", "ir_measures", "jieba"),
 }
-
-_Run = Callable[[argparse.Namespace], dict[str, object]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,60 +24,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
 
     def command() -> None:
-        if extras := sorted({extra for name, extra in _NEEDED.items() if not find_spec(name)}):
-            raise CareError(
-                f"install what is missing: 'care-retrieval[{','.join(extras)}]'",
-                code="not_installed",
-                extras=extras,
-            )
+        if extras := [name for name, needed in _NEEDED.items() if not all(map(find_spec, needed))]:
+            message = f"install what is missing: 'care-retrieval[{','.join(extras)}]'"
+            raise CareError(message, code="not_installed", extras=extras)
         for name, value in options.run(options).items():
             print(f"{name}: {value}")
 
     return cli.run(command)
 
 
-def _build_benchmark(options: argparse.Namespace) -> dict[str, object]:
+def _ask(options: argparse.Namespace) -> dict[str, object]:
+    """Runs a command that asks language models, and adds what all calls cost."""
+    from curation import config as configs
     from curation.agreement import summary
-    from curation.benchmark import build_benchmark
-    from curation.config import BenchmarkConfig, load_config
-
-    config = load_config(options.config, BenchmarkConfig)
-    return dict(summary(build_benchmark(config))) | _costs(config.output)
-
-
-def _audit(options: argparse.Namespace) -> dict[str, object]:
-    from curation.audit import audit
-    from curation.config import AuditConfig, load_config
-
-    config = load_config(options.config, AuditConfig)
-    statistics = audit(config)
-    del statistics["agreement"]
-    return statistics | _costs(config.output)
-
-
-def _annotate(options: argparse.Namespace) -> dict[str, object]:
     from curation.annotation import annotate
-    from curation.config import AnnotationConfig, load_config
-
-    config = load_config(options.config, AnnotationConfig)
-    return annotate(config) | _costs(config.output)
-
-
-def _sts(options: argparse.Namespace) -> dict[str, object]:
-    from curation.config import StsConfig, load_config
+    from curation.audit import audit
+    from curation.benchmark import build_benchmark
+    from curation.common import COST
     from curation.sts import write_sts
 
-    config = load_config(options.config, StsConfig)
-    return write_sts(config) | _costs(config.output)
-
-
-def _costs(output: Path) -> dict[str, object]:
-    """Returns what the calls cost in all, and where the results lie."""
-    from curation.common import COST
-
-    costs = json.loads((output / COST).read_text("utf-8"))["all"]
+    commands: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
+        "build-benchmark": (configs.BenchmarkConfig, lambda c: summary(build_benchmark(c))),
+        "audit": (configs.AuditConfig, audit),
+        "annotate": (configs.AnnotationConfig, annotate),
+        "sts": (configs.StsConfig, write_sts),
+    }
+    kind, run = commands[options.command]
+    config = configs.load_config(options.config, kind)
+    statistics = run(config)
+    statistics.pop("agreement", None)
+    costs = json.loads((config.output / COST).read_text("utf-8"))["all"]
     shown = ("calls", "reused", "invalid", "prompt_tokens", "answer_tokens", "price")
-    return {f"all {name}": costs[name] for name in shown} | {"written to": output}
+    statistics |= {f"all {name}": costs[name] for name in shown}
+    return statistics | {"written to": config.output}
 
 
 def _expert_sample(options: argparse.Namespace) -> dict[str, object]:
@@ -108,14 +80,12 @@ def _diversify(options: argparse.Namespace) -> dict[str, object]:
     from curation.diversity import RULES, DiversityOptions, diversify_file
 
     given = {"k": options.k, "t": options.t, "near": options.n}
-    rule = replace(
-        RULES[options.kind], **{key: value for key, value in given.items() if value is not None}
-    )
+    changes = {name: value for name, value in given.items() if value is not None}
     return diversify_file(
         options.texts,
         options.output,
         options.kind,
-        rule,
+        replace(RULES[options.kind], **changes),
         DiversityOptions(options.seeds, options.seed, options.flat_limit),
         pair=options.pair,
         vectors=options.vectors,
@@ -126,26 +96,22 @@ def _diversify(options: argparse.Namespace) -> dict[str, object]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m curation", description=__doc__)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     count = cli.positive_int
 
-    def add(name: str, run: _Run, help_: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=help_,
-            description=help_,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+    def add(name: str, run: Callable[..., object], help_: str) -> argparse.ArgumentParser:
+        shown = argparse.ArgumentDefaultsHelpFormatter
+        command = commands.add_parser(name, help=help_, description=help_, formatter_class=shown)
         command.set_defaults(run=run)
         return command
 
-    for name, run, help_ in (
-        ("build-benchmark", _build_benchmark, "make a benchmark from a corpus and questions"),
-        ("audit", _audit, "judge an existing benchmark again"),
-        ("annotate", _annotate, "make training triples from queries and a corpus"),
-        ("sts", _sts, "make similarity pairs from questions and synonyms"),
+    for name, help_ in (
+        ("build-benchmark", "make a benchmark from a corpus and questions"),
+        ("audit", "judge an existing benchmark again"),
+        ("annotate", "make training triples from queries and a corpus"),
+        ("sts", "make similarity pairs from questions and synonyms"),
     ):
-        add(name, run, help_).add_argument("config", type=Path, help="YAML: see docs/curation.md")
+        add(name, _ask, help_).add_argument("config", type=Path, help="YAML: see docs/curation.md")
 
     sample = add("expert-sample", _expert_sample, "write pairs of a benchmark for an expert")
     sample.add_argument("benchmark", type=Path, help="output folder of build-benchmark")
@@ -169,12 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     filter_.add_argument("--n", type=int, help="near neighbours that are allowed (likewise)")
     filter_.add_argument("--seeds", type=count, default=5000, help="texts that start the index")
     filter_.add_argument("--seed", type=int, default=0, help="of the choice of seeds")
-    filter_.add_argument(
-        "--flat-limit",
-        type=cli.whole_number,
-        default=100_000,
-        help="kept texts up to which search is exact",
-    )
+    exact = "kept texts up to which search is exact"
+    filter_.add_argument("--flat-limit", type=cli.whole_number, default=100_000, help=exact)
     filter_.add_argument("--batch-size", type=count, default=32, help="texts encoded at once")
     filter_.add_argument("--threads", type=count, default=1, help="of encoder and search")
     return parser

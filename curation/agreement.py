@@ -23,8 +23,9 @@ def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
     verdicts = Counter(judgement.verdict for judgement in judgements)
     judges = list(judgements[0].grades) if judgements else []
     # int [judges, pairs]; -1 for no grade
+    places = {None: -1} | {grade: place for place, grade in enumerate(GRADES)}
     codes = np.array(
-        [[_code(judgement.grades[name]) for judgement in judgements] for name in judges],
+        [[places[judgement.grades[name]] for judgement in judgements] for name in judges],
         dtype=np.int64,
     ).reshape(len(judges), len(judgements))
     whole = codes[:, (codes >= 0).all(axis=0)]
@@ -59,10 +60,6 @@ def kappa(first: NDArray[np.int64], second: NDArray[np.int64]) -> float | None:
         return _defined(cohens_kappa(table, return_results=False)) if len(first) else None
 
 
-def _code(grade: str | None) -> int:
-    return -1 if grade is None else GRADES.index(grade)
-
-
 def _share(equal: NDArray[np.bool_]) -> float | None:
     return float(equal.mean()) if len(equal) else None
 
@@ -86,21 +83,13 @@ def _defined(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def summary(statistics: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Returns the main numbers as rows of a table."""
-    return [
-        ("pairs", statistics["pairs"]),
-        *statistics["verdicts"].items(),
-        *(
-            (f"{pair}: same side", row["same_side"])
-            for pair, row in statistics["judge_pairs"].items()
-        ),
-        *(
-            (key, statistics[key])
-            for key in (
-                "fleiss_kappa_grades",
-                "fleiss_kappa_sides",
-                "krippendorff_alpha_ordinal",
-            )
-        ),
-    ]
+def summary(statistics: Mapping[str, Any]) -> dict[str, object]:
+    """Returns the main numbers by what they are."""
+    measures = ("fleiss_kappa_grades", "fleiss_kappa_sides", "krippendorff_alpha_ordinal")
+    pairs: Mapping[str, Any] = statistics["judge_pairs"]
+    return {
+        "pairs": statistics["pairs"],
+        **statistics["verdicts"],
+        **{f"{pair}: same side": row["same_side"] for pair, row in pairs.items()},
+        **{name: statistics[name] for name in measures},
+    }

@@ -38,13 +38,8 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
             lacking["no_positive"] += not positives
             lacking["no_negative"] += bool(positives) and not negatives
             if positives and negatives:
-                triples.append(
-                    {
-                        "query": text,
-                        "positives": list(positives),
-                        "negatives": negatives[: config.max_negatives],
-                    }
-                )
+                most = negatives[: config.max_negatives]
+                triples.append({"query": text, "positives": list(positives), "negatives": most})
         write_jsonl(folder / "triples.jsonl", triples)
         labels = agreement(list(judged.judgements.values()))
         statistics = {

@@ -13,8 +13,7 @@ from evaluation.beir import check_judged, read_documents, read_qrels, read_queri
 # Lists of document ids, for each query: positives of the benchmark and of all judges, what no
 # judge calls relevant, what the benchmark does not name, what judges differ on or did not grade.
 LISTS = (
-    *("original_positives", "judged_positives", "false_positives", "false_negatives"),
-    "disputed",
+    *("original_positives", "judged_positives", "false_positives", "false_negatives", "disputed"),
 )
 
 
@@ -41,23 +40,20 @@ def audit(config: AuditConfig) -> dict[str, Any]:
             config, documents, queries, {query: relevant[query] for query in queries}
         )
         rows: list[dict[str, Any]] = []
+        table: list[list[object]] = [
+            ["query_id", "query", *(f"{name}_count" for name in LISTS), *LISTS]
+        ]
         for query, text in queries.items():
             original, positives = relevant[query], sorted(judged.of(query, "positive"))
             negatives = set(judged.of(query, "negative"))
-            ids = (
+            lists = (
                 original,
                 positives,
                 [id_ for id_ in original if id_ in negatives],
                 [id_ for id_ in positives if id_ not in original],
                 sorted(judged.of(query, "disputed") + judged.of(query, "incomplete")),
             )
-            found = dict(zip(LISTS, ids, strict=True))
-            rows.append({"query_id": query, "query": text, **found})
-        table: list[list[object]] = [
-            ["query_id", "query", *(f"{name}_count" for name in LISTS), *LISTS]
-        ]
-        for row in rows:
-            query, text, *lists = row.values()
+            rows.append({"query_id": query, "query": text, **dict(zip(LISTS, lists, strict=True))})
             table.append([query, text, *map(len, lists), *map(" ".join, lists)])
         write_csv(folder / "audit.csv", table)
         write_jsonl(folder / "audit.jsonl", rows)
@@ -67,7 +63,7 @@ def audit(config: AuditConfig) -> dict[str, Any]:
             "queries_with_false_negatives": sum(bool(row["false_negatives"]) for row in rows),
             **{name: sum(len(row[name]) for row in rows) for name in LISTS},
         }
-        main: list[tuple[str, object]] = [*statistics.items(), *summary(labels)]
+        main = [*statistics.items(), *summary(labels).items()]
         write_text(folder / "statistics.md", markdown_table(("", ""), main))
         statistics["agreement"] = labels
         write_json(folder / "statistics.json", statistics)

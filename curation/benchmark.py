@@ -9,15 +9,15 @@ from core.records import write_json, write_jsonl
 from core.types import Document
 from curation.agreement import agreement, summary
 from curation.cleaning import clean_documents, clean_queries
-from curation.common import markdown_table, output_folder, sample_key, sample_queries
+from curation.common import markdown_table, output_folder, sample_queries, shuffled
 from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
 from evaluation.beir import (
     document_texts,
-    query_record,
     read_documents,
     read_queries,
     write_beir,
+    write_queries,
 )
 
 STATISTICS = "statistics.json"
@@ -42,7 +42,7 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
             raw_queries, cleaning.query_chars, anonymous=cleaning.anonymize
         )
         queries = sample_queries(queries, config.query_limit, config.seed)
-        write_jsonl(folder / "queries.jsonl", map(query_record, queries.items()))
+        write_queries(folder / "queries.jsonl", queries)
         judged = judge_candidates(config, documents, queries)
         positives = {query: judged.of(query, "positive") for query in queries}
         write_beir(
@@ -62,15 +62,11 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
             "rerank": _counts([len(row["positives"]) for row in rerank]),
             "pool": _counts([len(pool) for pool in judged.pools.values()]),
         }
-        table = markdown_table(
-            ("", ""),
-            [
-                *summary(statistics),
-                ("queries with a positive", statistics["retrieval"]["queries"]),
-                ("queries of the rerank set", statistics["rerank"]["queries"]),
-            ],
-        )
-        write_text(folder / "statistics.md", table)
+        main = summary(statistics) | {
+            "queries with a positive": statistics["retrieval"]["queries"],
+            "queries of the rerank set": statistics["rerank"]["queries"],
+        }
+        write_text(folder / "statistics.md", markdown_table(("", ""), main.items()))
         write_json(folder / STATISTICS, statistics)
     return statistics
 
@@ -93,10 +89,7 @@ def rerank_set(
     for query, text in queries.items():
         row: dict[str, Any] = {"_id": query, "query": text}
         for verdict, size in (("positive", sizes.positives), ("negative", sizes.negatives)):
-            ids = sorted(
-                judged.of(query, verdict),
-                key=lambda id_: sample_key(seed, "rerank", query, id_),
-            )
+            ids = shuffled(judged.of(query, verdict), seed, "rerank", query)
             row[f"{verdict}s"] = [texts[id_] for id_ in ids[:size]]
         if row["positives"] and row["negatives"]:
             rows.append(row)

@@ -5,7 +5,7 @@ import html
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from core.text import normalize_text
@@ -32,20 +32,13 @@ def anonymize(text: str) -> str:
     digits. Other names, and places, need a recogniser of their own. Network addresses are left:
     they are rarer than rows of values that look like one.
     """
-    for replace_in in _REPLACEMENTS:
-        text = replace_in(text)
-    return text
-
-
-_REPLACEMENTS: tuple[Callable[[str], str], ...] = (
-    lambda text: jionlp.replace_url(text, token="<url>"),
-    lambda text: jionlp.replace_email(text, token="<email>"),
-    lambda text: jionlp.replace_id_card(text, token="<id>"),
-    lambda text: jionlp.replace_phone_number(text, token="<tel>"),
-    lambda text: jionlp.replace_qq(text, token="<qq>", strict=True),
-    lambda text: _WECHAT.sub(r"\1<wechat>", text),
-    lambda text: _NAME.sub(r"\1<name>", text),
-)
+    text = jionlp.replace_url(text, token="<url>")
+    text = jionlp.replace_email(text, token="<email>")
+    text = jionlp.replace_id_card(text, token="<id>")
+    text = jionlp.replace_phone_number(text, token="<tel>")
+    text = jionlp.replace_qq(text, token="<qq>", strict=True)
+    text = _WECHAT.sub(r"\1<wechat>", text)
+    return _NAME.sub(r"\1<name>", text)
 
 
 def clean(text: str, *, anonymous: bool) -> str:
@@ -62,31 +55,11 @@ def clean_queries(
     Returns:
         The text by id, and how many were kept, dropped for which reason, or anonymised.
     """
-    kept, counts = _clean(queries.items(), chars, anonymous=anonymous)
-    return kept, counts
-
-
-def clean_documents(
-    documents: Iterable[Document], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[list[Document], Counter[str]]:
-    """Cleans documents likewise; their length and equality are those of the text alone."""
-    documents = list(documents)
-    kept, counts = _clean(((d.id, d.text) for d in documents), chars, anonymous=anonymous)
-    return [
-        replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
-        for d in documents
-        if d.id in kept
-    ], counts
-
-
-def _clean(
-    texts: Iterable[tuple[str, str]], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[dict[str, str], Counter[str]]:
     shortest, longest = chars
     kept: dict[str, str] = {}
     seen: set[str] = set()
     counts = Counter({"kept": 0, "too_short": 0, "too_long": 0, "duplicate": 0, "anonymized": 0})
-    for id_, raw in texts:
+    for id_, raw in queries.items():
         plain = clean(raw, anonymous=False)
         text = anonymize(plain) if anonymous else plain
         if len(text) < shortest:
@@ -101,3 +74,15 @@ def _clean(
             counts["kept"] += 1
             counts["anonymized"] += text != plain
     return kept, counts
+
+
+def clean_documents(
+    documents: Sequence[Document], chars: tuple[int, int], *, anonymous: bool
+) -> tuple[list[Document], Counter[str]]:
+    """Cleans documents likewise; their length and equality are those of the text alone."""
+    kept, counts = clean_queries({d.id: d.text for d in documents}, chars, anonymous=anonymous)
+    return [
+        replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
+        for d in documents
+        if d.id in kept
+    ], counts

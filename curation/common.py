@@ -8,12 +8,11 @@ from pathlib import Path
 
 from core.files import exclusive
 from core.records import write_json, write_jsonl
-from curation.config import Budget, Endpoint
+from curation.config import Command, Endpoint
 from curation.llm import LanguageModels
 
 CACHE = "cache"
 COST = "cost.json"
-INVALID = "invalid-answers.jsonl"
 
 
 @contextmanager
@@ -29,19 +28,19 @@ def output_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def language_models(
-    endpoints: Sequence[Endpoint], folder: Path, budget: Budget, attempts: int
-) -> Iterator[LanguageModels]:
-    """Yields endpoints whose calls are kept in `folder`.
+def language_models(config: Command, endpoints: Sequence[Endpoint]) -> Iterator[LanguageModels]:
+    """Yields endpoints whose calls are kept in the output folder.
 
     However the block ends, the costs and the questions without a valid answer are written.
     """
-    with LanguageModels(endpoints, folder / CACHE / "calls.sqlite", budget, attempts) as models:
+    folder = config.output
+    ledger = folder / CACHE / "calls.sqlite"
+    with LanguageModels(endpoints, ledger, config.budget, config.attempts) as models:
         try:
             yield models
         finally:
             write_json(folder / COST, models.costs())
-            write_jsonl(folder / INVALID, map(asdict, models.invalid))
+            write_jsonl(folder / "invalid-answers.jsonl", map(asdict, models.invalid))
 
 
 def sample_key(seed: int, *parts: str) -> str:
@@ -49,9 +48,14 @@ def sample_key(seed: int, *parts: str) -> str:
     return hashlib.sha256("\0".join([str(seed), *parts]).encode()).hexdigest()
 
 
+def shuffled(ids: Iterable[str], seed: int, *parts: str) -> list[str]:
+    """Returns ids in the order of their `sample_key` behind the parts."""
+    return sorted(ids, key=lambda id_: sample_key(seed, *parts, id_))
+
+
 def sample_queries(queries: Mapping[str, str], limit: int | None, seed: int) -> dict[str, str]:
     """Returns at most `limit` queries, chosen by `seed`, in their order."""
-    chosen = set(sorted(queries, key=lambda id_: sample_key(seed, id_))[:limit])
+    chosen = set(shuffled(queries, seed)[:limit])
     return {id_: text for id_, text in queries.items() if id_ in chosen}
 
 

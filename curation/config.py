@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -16,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from core.encoders import Frozen
 from core.errors import CareError
 from core.records import read_text
 
@@ -32,59 +31,36 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
 _Path = Annotated[Path, AfterValidator(_resolve)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Endpoint(Frozen):
+    """A language model behind an OpenAI-compatible server."""
 
-
-class Endpoint(_Strict):
-    """A language model behind an OpenAI-compatible server.
-
-    Attributes:
-        name: What files and reports call it; with `model` the identity of its cached answers.
-        base_url: The server's address, up to `/v1`.
-        model: The name that the server knows the model by.
-        api_key_env: The environment variable that holds the key, or None for no key.
-        concurrency: Calls at once.
-        timeout: The longest wait for one answer [s].
-        retries: Repetitions of a call that failed for a transient reason.
-        backoff: The longest wait before the first repetition, doubled by each [s].
-        temperature: Of sampling.
-        seed: Of sampling, or None to send none.
-        max_tokens: The most tokens of an answer.
-        max_tokens_field: What the server calls them.
-        structured: How the server is asked for JSON: under the schema, as any object, or by
-            the prompt alone.
-        extra_body: More fields of each request.
-        input_price: Price of a million prompt tokens.
-        output_price: Price of a million answer tokens.
-    """
-
-    name: _Name
-    base_url: str = Field(pattern=r"^https?://\S+$")
-    model: str = Field(min_length=1)
-    api_key_env: str | None = None
-    concurrency: int = Field(8, ge=1)
-    timeout: float = Field(120.0, gt=0)
-    retries: int = Field(6, ge=0)
-    backoff: float = Field(1.0, gt=0)
+    name: _Name  # in files and reports; with `model` the identity of its cached answers
+    base_url: str = Field(pattern=r"^https?://\S+$")  # up to `/v1`
+    model: str = Field(min_length=1)  # as the server names it
+    api_key_env: str | None = None  # the environment variable of the key; None for no key
+    concurrency: int = Field(8, ge=1)  # calls at once
+    timeout: float = Field(120.0, gt=0)  # the longest wait for one answer [s]
+    retries: int = Field(6, ge=0)  # of a call that failed for a transient reason
+    backoff: float = Field(1.0, gt=0)  # the longest wait before the first; doubled by each [s]
     temperature: float = Field(0.0, ge=0)
-    seed: int | None = None
-    max_tokens: int = Field(512, ge=1)
+    seed: int | None = None  # of sampling; None sends none
+    max_tokens: int = Field(512, ge=1)  # of an answer
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    # How the server is asked for JSON: under the schema, as any object, or by the prompt alone.
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    input_price: float = Field(0.0, ge=0)
-    output_price: float = Field(0.0, ge=0)
+    extra_body: dict[str, Any] = Field(default_factory=dict)  # more fields of each request
+    input_price: float = Field(0.0, ge=0)  # of a million prompt tokens
+    output_price: float = Field(0.0, ge=0)  # of a million answer tokens
 
 
-class Budget(_Strict):
+class Budget(Frozen):
     """What may be spent in all, earlier runs in the same output folder included."""
 
     calls: int | None = Field(None, ge=0)
     tokens: int | None = Field(None, ge=0)
 
 
-class Cleaning(_Strict):
+class Cleaning(Frozen):
     """Which texts are kept, by their length [characters]; whether they are anonymised."""
 
     anonymize: bool = True
@@ -92,14 +68,14 @@ class Cleaning(_Strict):
     document_chars: tuple[int, int] = (10, 5000)
 
 
-class Bm25Retriever(_Strict):
+class Bm25Retriever(Frozen):
     """BM25 over words that jieba cuts."""
 
     kind: Literal["bm25"]
     name: _Name = "bm25"
 
 
-class PairRetriever(_Strict):
+class PairRetriever(Frozen):
     """A pair of encoders and exact search; a registered name or the path of a TOML file."""
 
     kind: Literal["pair"]
@@ -121,7 +97,7 @@ class PairRetriever(_Strict):
         return str(_resolve(Path(pair), info)) if pair.endswith(".toml") else pair
 
 
-class RunRetriever(_Strict):
+class RunRetriever(Frozen):
     """What any other system found: a run file in TREC format."""
 
     kind: Literal["run"]
@@ -132,56 +108,33 @@ class RunRetriever(_Strict):
 Retriever = Annotated[Bm25Retriever | PairRetriever | RunRetriever, Field(discriminator="kind")]
 
 
-class _Command(_Strict):
-    """What all commands that ask language models have in common.
+class Command(Frozen):
+    """What all commands that ask language models have in common."""
 
-    Attributes:
-        output: The folder for results; `cache/` in it makes the command resumable.
-        seed: Of sampling.
-        language: Of the prompts.
-        attempts: How often one question is asked before it is left without a valid answer.
-        budget: Of calls and tokens.
-    """
-
-    output: _Path
-    seed: int = 0
-    language: Language = "zh"
-    attempts: int = Field(3, ge=1)
+    output: _Path  # a folder; `cache/` in it makes the command resumable
+    seed: int = 0  # of sampling
+    language: Language = "zh"  # of the prompts
+    attempts: int = Field(3, ge=1)  # at one question before it is left without a valid answer
     budget: Budget = Budget()
 
 
-class JudgingOptions(_Strict):
-    """How passages are put to judges.
+class JudgingOptions(Frozen):
+    """How passages are put to judges."""
 
-    Attributes:
-        language: Of the prompt.
-        passages_per_call: Passages that one call grades.
-        passage_chars: Characters of a passage that a judge reads.
-    """
-
-    language: Language = "zh"
+    language: Language = "zh"  # of the prompt
     passages_per_call: int = Field(10, ge=1, le=100)
-    passage_chars: int = Field(1500, ge=1)
+    passage_chars: int = Field(1500, ge=1)  # of a passage, that a judge reads
 
 
-class JudgingCommand(_Command, JudgingOptions):
-    """What commands that judge passages have in common.
+class JudgingCommand(Command, JudgingOptions):
+    """What commands that judge passages have in common."""
 
-    Attributes:
-        corpus: JSONL with `_id`, `title`, `text`, `metadata`.
-        queries: JSONL with `_id` and `text`.
-        retrievers: Where candidates come from.
-        judges: Language models that grade.
-        depth: Documents of each retriever that are judged.
-        query_limit: Judge a sample of so many queries, or None for all.
-    """
-
-    corpus: _Path
-    queries: _Path
+    corpus: _Path  # JSONL with `_id`, `title`, `text`, `metadata`
+    queries: _Path  # JSONL with `_id` and `text`
     retrievers: list[Retriever] = Field(min_length=1)
     judges: list[Endpoint] = Field(min_length=1)
-    depth: int = Field(50, ge=1)
-    query_limit: int | None = Field(None, ge=1)
+    depth: int = Field(50, ge=1)  # documents of each retriever that are judged
+    query_limit: int | None = Field(None, ge=1)  # a sample of so many queries; None for all
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -192,7 +145,7 @@ class JudgingCommand(_Command, JudgingOptions):
         return self
 
 
-class Rerank(_Strict):
+class Rerank(Frozen):
     """How many passages of each query the rerank set holds at most."""
 
     positives: int = Field(10, ge=1)
@@ -217,35 +170,21 @@ class AuditConfig(JudgingCommand):
 class AnnotationConfig(JudgingCommand):
     """`annotate`: see docs/curation.md."""
 
+    judges: list[Endpoint] = Field(min_length=1, max_length=1)
     max_negatives: int | None = Field(None, ge=1)
 
-    @field_validator("judges")
-    @classmethod
-    def _is_one(cls, judges: list[Endpoint]) -> list[Endpoint]:
-        if len(judges) > 1:
-            raise ValueError("annotation takes one judge")
-        return judges
+
+class StsConfig(Command):
+    """`sts`: see docs/curation.md."""
+
+    questions: _Path  # JSONL with `_id` and `text`
+    synonyms: _Path  # TSV: a term, and one or more synonyms
+    writer: Endpoint  # rewrites
+    limit: int | None = Field(None, ge=1)  # a sample of so many questions; None for all
+    length_change: float = Field(0.3, gt=0, lt=1)  # of a rewrite at most, as a share
 
 
-class StsConfig(_Command):
-    """`sts`: see docs/curation.md.
-
-    Attributes:
-        questions: JSONL with `_id` and `text`.
-        synonyms: TSV: a term, and one or more synonyms.
-        writer: The language model that rewrites.
-        limit: Rewrite a sample of so many questions, or None for all.
-        length_change: The most that a rewrite may differ in length, as a share.
-    """
-
-    questions: _Path
-    synonyms: _Path
-    writer: Endpoint
-    limit: int | None = Field(None, ge=1)
-    length_change: float = Field(0.3, gt=0, lt=1)
-
-
-Config = TypeVar("Config", bound=_Command)
+Config = TypeVar("Config", bound=Command)
 
 
 def load_config(path: Path, kind: type[Config]) -> Config:
@@ -260,19 +199,17 @@ def load_config(path: Path, kind: type[Config]) -> Config:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise CareError(
-            f"{path} is not valid YAML: {reason}", code="not_yaml", path=path
-        ) from error
+        raise CareError.at(path, f"is not valid YAML: {reason}", "not_yaml") from error
     if root is None or not isinstance(data, dict):
-        raise CareError(f"{path} holds no keys", code="no_keys", path=path)
+        raise CareError.at(path, "holds no keys", "no_keys")
     try:
         return kind.model_validate(data, context=path.parent)
     except ValidationError as error:
         first = error.errors()[0]
         line, key = _locate(root, first["loc"])
-        where = f"{path} line {line}: {key}: " if key else f"{path}: "
+        reason = first["msg"].removeprefix("Value error, ")
         raise CareError(
-            f"{where}{first['msg'].removeprefix('Value error, ')}",
+            f"{path} line {line}: {key}: {reason}" if key else f"{path}: {reason}",
             code=_CODES.get(first["type"], "bad_value"),
             path=path,
             line=line if key else None,

@@ -4,10 +4,9 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from core.encoders import Role
 from core.errors import CareError, DataError
 from core.files import atomic, sha256_file
 from core.records import read_jsonl, string, write_json
@@ -34,26 +34,16 @@ Kind = Literal["queries", "documents"]
 
 @dataclass(frozen=True, slots=True)
 class DiversityRule:
-    """A text is dropped if more than `near` of its `k` nearest kept texts are closer than `t`.
-
-    Attributes:
-        k: Neighbours that are looked at; more than `near`, or nothing would be dropped.
-        t: Cosine similarity above which a neighbour is near.
-        near: Near neighbours that a text may have.
-    """
+    """A text is dropped if more than `near` of its `k` nearest kept texts are closer than `t`."""
 
     k: int
-    t: float
+    t: float  # cosine similarity
     near: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.near < self.k:
-            raise CareError(
-                f"k {self.k} must be greater than n {self.near}, and n at least 0",
-                code="bad_rule",
-                k=self.k,
-                n=self.near,
-            )
+            message = f"k {self.k} must be greater than n {self.near}, and n at least 0"
+            raise CareError(message, code="bad_rule", k=self.k, n=self.near)
 
 
 RULES = {"queries": DiversityRule(5, 0.85, 1), "documents": DiversityRule(5, 0.78, 1)}
@@ -61,19 +51,13 @@ RULES = {"queries": DiversityRule(5, 0.85, 1), "documents": DiversityRule(5, 0.7
 
 @dataclass(frozen=True, slots=True)
 class DiversityOptions:
-    """How the filter works; each of these can change what is kept.
+    """How the filter works; each of these can change what is kept."""
 
-    Attributes:
-        seeds: Texts that are kept without a check and start the index.
-        seed: Of the choice of seeds.
-        flat_limit: Kept texts up to which the search is exact.
-        block: Texts that are searched for at once. Among those of a block the rule is applied
-            in turn, so an exact search keeps what one text at a time would have kept.
-    """
-
-    seeds: int = 5000
-    seed: int = 0
-    flat_limit: int = 100_000
+    seeds: int = 5000  # texts that are kept without a check and start the index
+    seed: int = 0  # of their choice
+    flat_limit: int = 100_000  # kept texts up to which the search is exact
+    # Texts that are searched for at once. Among those of a block the rule is applied in turn, so
+    # an exact search keeps what one text at a time would have kept.
     block: int = 512
 
 
@@ -95,17 +79,11 @@ def diversify(
 ) -> Diversified:
     """Applies the rule to each text in turn: the seeds first, then the others in their order.
 
-    The result is the same on each run, with any number of threads, and after a kill.
-
-    Args:
-        vectors: float32 [n, dimension]; may be mapped from disk. They are scaled to unit norm.
-        rule: The rule.
-        options: How it is applied.
-        threads: Of a search.
-        checkpoint: Where decisions are saved as the work goes on, and removed at its end; a
-            later call with equal arguments, on the same vectors, continues from there. The index
-            is built again from the decisions, without its searches.
-        checkpoint_seconds: The least time between two writes of it [s].
+    Vectors, float32 [n, dimension], may be mapped from disk; they are scaled to unit norm. The
+    result is the same on each run, with any number of threads, and after a kill: decisions are
+    saved in `checkpoint`, once in `checkpoint_seconds` at most, until it is removed at the end.
+    A later call with equal arguments, on the same vectors, continues from there; the index is
+    built again from the decisions, without its searches.
 
     Raises:
         CareError: If the checkpoint is of other arguments.
@@ -126,7 +104,12 @@ def diversify(
             if part.stop > done and part.stop > first:
                 near = (index.search(block, rule.k) > rule.t).sum(axis=1)
                 closer = block @ block.T > rule.t
-                _decide(kept[part], near, closer, rule, max(0, first - start))
+                chosen = kept[part]
+                # More than `near` of the k nearest are close if, and only if, more than `near`
+                # of all are: those of the index, at most k, and those of the block add up.
+                for at in range(max(0, first - start), len(block)):
+                    inside = np.count_nonzero(closer[at, :at] & chosen[:at])
+                    chosen[at] = near[at] + inside <= rule.near
             index.add(block[kept[part]])
             progress.update(len(block))
             due = time.monotonic() - saved > checkpoint_seconds
@@ -140,30 +123,6 @@ def diversify(
     result = np.zeros(len(order), dtype=np.bool_)
     result[order] = kept
     return Diversified(result, index.kind)
-
-
-def _decide(
-    kept: NDArray[np.bool_],
-    near: NDArray[np.integer[Any]],
-    closer: NDArray[np.bool_],
-    rule: DiversityRule,
-    decided: int,
-) -> None:
-    """Decides for a block, in place.
-
-    More than `near` of the k nearest are close if, and only if, more than `near` of all are:
-    it is enough to add up those in the index, at most k, and those kept in the block so far.
-
-    Args:
-        kept: bool [n], of which the first `decided` are given.
-        near: Neighbours in the index that are close, [n].
-        closer: bool [n, n], which of the block are close to each other.
-        rule: The rule.
-        decided: The number of seeds in the block.
-    """
-    for at in range(decided, len(kept)):
-        inside = np.count_nonzero(closer[at, :at] & kept[:at])
-        kept[at] = near[at] + inside <= rule.near
 
 
 def _order(count: int, options: DiversityOptions) -> RowArray:
@@ -185,32 +144,25 @@ def _read_checkpoint(path: Path | None, identity: str, kept: NDArray[np.bool_]) 
         return 0
     with np.load(path, allow_pickle=False) as saved:
         if str(saved["identity"]) != identity:
-            raise CareError(
-                f"{path} is of another rule, other options or other texts: remove it to start anew",
-                code="other_checkpoint",
-                path=path,
-            )
+            reason = "is of another rule, other options or other texts: remove it to start anew"
+            raise CareError.at(path, reason, "other_checkpoint")
         done = int(saved["done"])
         kept[:done] = np.unpackbits(saved["kept"], count=done).astype(np.bool_)
     return done
 
 
 class GrowingIndex:
-    """Unit vectors by inner product: Flat up to a size, HNSW from there on.
+    """Unit vectors by inner product: Flat up to `flat_limit` of them, HNSW from there on.
 
     Flat is exact. HNSW finds most neighbours, not all; its graph depends on the order of
     additions and on nothing else, since they run on one thread.
-
-    Args:
-        dimension: Of the vectors.
-        flat_limit: The most vectors of Flat.
-        threads: Of a search.
     """
 
     def __init__(self, dimension: int, flat_limit: int, threads: int = 1) -> None:
         self._dimension = dimension
         self._flat_limit = flat_limit
         self._threads = threads
+        faiss.omp_set_num_threads(threads)
         self._index: faiss.Index = faiss.IndexFlatIP(dimension)
 
     def __len__(self) -> int:
@@ -232,27 +184,17 @@ class GrowingIndex:
             self._index.hnsw.efSearch = _EF_SEARCH
             if flat.ntotal:
                 self.add(flat.reconstruct_n(0, flat.ntotal))
-        with _faiss_threads(1):
-            self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        faiss.omp_set_num_threads(1)
+        self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        faiss.omp_set_num_threads(self._threads)
 
     def search(self, vectors: FloatArray, k: int) -> FloatArray:
         """Returns the cosines of the k nearest of each vector, float32 [n, k], descending.
 
         They are -inf where there are fewer than k.
         """
-        with _faiss_threads(self._threads):
-            scores, rows = self._index.search(np.ascontiguousarray(vectors, dtype=np.float32), k)
+        scores, rows = self._index.search(np.ascontiguousarray(vectors, dtype=np.float32), k)
         return np.where(rows < 0, np.float32(-np.inf), scores)
-
-
-@contextmanager
-def _faiss_threads(count: int) -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def diversify_file(
@@ -269,19 +211,11 @@ def diversify_file(
 ) -> dict[str, Any]:
     """Writes the lines of a JSONL file that the filter keeps, and a report beside them.
 
-    Args:
-        texts: JSONL with `text` and, of documents, `title`; other fields are kept.
-        output: The file for what is kept; `.report.json` behind its name is the report.
-        kind: The side of the pair that encodes.
-        rule: The rule.
-        options: How it is applied.
-        pair: The pair that encodes.
-        vectors: .npy of float32 [texts, dimension] in place of the pair's.
-        batch_size: Texts encoded at once.
-        threads: Of encoder and search.
+    Lines have `text` and, of documents, `title`; other fields are kept. The side of the pair
+    that `kind` names encodes them, or `vectors` is an .npy of float32 [texts, dimension].
 
     Returns:
-        The report.
+        The report, as written to the output's name with `.report.json` behind it.
 
     Raises:
         CareError: If a file is wrong.
@@ -289,28 +223,19 @@ def diversify_file(
     started = time.perf_counter()
     lines, contents = _read(texts)
     with output_folder(output.parent):
-        found = (
-            load_vectors(vectors, len(lines))
-            if vectors
-            else encode(
-                pair,
-                "query" if kind == "queries" else "document",
-                contents,
-                output.parent / CACHE / "vectors",
-                batch_size=batch_size,
-                threads=threads,
-            )
-        )
+        if vectors:
+            found = load_vectors(vectors, len(lines))
+        else:
+            role: Role = "query" if kind == "queries" else "document"
+            cache = output.parent / CACHE / "vectors"
+            found = encode(pair, role, contents, cache, batch_size=batch_size, threads=threads)
         encoded = time.perf_counter()
         origin = sha256_file(vectors) if vectors else json.dumps([pair, kind])
         name = sha256("\0".join([origin, *contents]).encode()).hexdigest()[:12]
-        result = diversify(
-            found, rule, options, threads, output.with_name(f".{output.name}.{name}.checkpoint")
-        )
+        checkpoint = output.with_name(f".{output.name}.{name}.checkpoint")
+        result = diversify(found, rule, options, threads, checkpoint)
         with atomic(output) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(
-                f"{line}\n" for line, keep in zip(lines, result.kept, strict=True) if keep
-            )
+            file.writelines(compress(lines, result.kept))
         kept = int(result.kept.sum())
         report = {
             "texts": len(lines),
@@ -338,19 +263,11 @@ def load_vectors(path: Path, rows: int) -> FloatArray:
     try:
         vectors: FloatArray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise CareError(
-            f"{path} cannot be read as .npy: {error}", code="unreadable", path=path
-        ) from error
+        raise CareError.at(path, f"cannot be read as .npy: {error}", "unreadable") from error
     if vectors.ndim != 2 or len(vectors) != rows or vectors.dtype != np.float32:
-        raise CareError(
-            f"{path} holds {vectors.dtype} {list(vectors.shape)} instead of float32 [{rows}, "
-            "dimension]",
-            code="bad_vectors",
-            path=path,
-            dtype=str(vectors.dtype),
-            shape=list(vectors.shape),
-            rows=rows,
-        )
+        facts = {"dtype": str(vectors.dtype), "shape": list(vectors.shape), "rows": rows}
+        reason = f"holds {facts['dtype']} {facts['shape']}, not float32 [{rows}, dimension]"
+        raise CareError.at(path, reason, "bad_vectors", **facts)
     return vectors
 
 
@@ -364,9 +281,9 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     """Returns lines and, for the encoder, texts."""
     lines, texts = [], []
     for number, record in read_jsonl(path):
-        lines.append(json.dumps(record, ensure_ascii=False))
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         title = string(path, number, {"title": record.get("title") or ""}, "title")
         texts.append(document_text(title, string(path, number, record, "text")))
     if not lines:
-        raise DataError(f"{path} holds no texts", code="no_texts", path=path)
+        raise DataError.at(path, "holds no texts", "no_texts")
     return lines, texts

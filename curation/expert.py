@@ -32,7 +32,6 @@ KEY = "key.jsonl"
 SHEET = "pairs"
 HEADER = ("pair", "query", "passage", "label", "comment")
 _WIDTHS = (8, 40, 100, 8, 30)
-_LABELS = {"1": 1, "0": 0}
 
 
 def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
@@ -41,52 +40,35 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     The spreadsheets hold no label, id or rank; only key.jsonl tells which pair is which, and
     must not go out with them.
 
-    Args:
-        benchmark: Output folder of `build-benchmark`.
-        output: Folder for the files.
-        size: Pairs; all, if there are fewer.
-        seed: Of the sample and its order.
-
     Returns:
-        The number of pairs.
+        The number of pairs: `size`, or all if there are fewer.
 
     Raises:
         CareError: If the folder is no benchmark or not a whole one, or an earlier sample, which
             may be labelled already, lies in `output`.
     """
     if not (benchmark / STATISTICS).is_file():
-        raise CareError(
-            f"{benchmark} has no {STATISTICS}: let build-benchmark finish first",
-            code="incomplete_benchmark",
-            path=benchmark,
-        )
+        reason = f"has no {STATISTICS}: let build-benchmark finish first"
+        raise CareError.at(benchmark, reason, "incomplete_benchmark")
     path = benchmark / JUDGEMENTS
-    agreed = [
+    agreed: list[dict[str, Any]] = [
         {name: string(path, number, record, name) for name in ("query-id", "corpus-id", "verdict")}
         for number, record in read_jsonl(path)
         if record.get("verdict") in ("positive", "negative")
     ]
     agreed.sort(key=lambda pair: sample_key(seed, "expert", pair["query-id"], pair["corpus-id"]))
-    sample = agreed[:size]
+    sample = [{"pair": number} | pair for number, pair in enumerate(agreed[:size], start=1)]
     documents = document_texts(read_documents(benchmark / "retrieval" / "corpus.jsonl"))
     queries = read_queries(benchmark / "queries.jsonl")
-    rows = [
-        (number, queries[pair["query-id"]], documents[pair["corpus-id"]], "", "")
-        for number, pair in enumerate(sample, start=1)
-    ]
+    rows = [(p["pair"], queries[p["query-id"]], documents[p["corpus-id"]], "", "") for p in sample]
     with output_folder(output):
         for name in ("pairs.csv", "pairs.xlsx", KEY):
             if (output / name).exists():
-                raise CareError(
-                    f"{output / name} exists: choose another --output",
-                    code="output_exists",
-                    path=output / name,
-                )
+                reason = "exists: choose another --output"
+                raise CareError.at(output / name, reason, "output_exists")
         write_csv(output / "pairs.csv", [HEADER, *rows])
         _write_xlsx(output / "pairs.xlsx", rows)
-        write_jsonl(
-            output / KEY, ({"pair": number, **pair} for number, pair in enumerate(sample, start=1))
-        )
+        write_jsonl(output / KEY, sample)
     return len(sample)
 
 
@@ -112,12 +94,10 @@ def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
 
 
 def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
-    """Compares the labels of a returned spreadsheet with the consensus.
+    """Compares the labels of a returned spreadsheet, CSV or XLSX, with the consensus.
 
-    Args:
-        labels: CSV or XLSX with the columns `pair` and `label`: 1 if the passage answers the
-            question directly, 0 if not, empty if the expert could not say.
-        key: The file that `expert_sample` wrote.
+    A label is 1 if the passage answers the question directly, 0 if not, empty if the expert
+    could not say. `key` is the file that `expert_sample` wrote.
 
     Returns:
         Pairs, labelled pairs, agreement, Cohen's kappa and the table of both.
@@ -140,12 +120,11 @@ def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
             raise _row_error(labels, number, f"{key} has no pair '{pair}'", "unknown_pair")
         if pair in given:
             raise _row_error(labels, number, f"pair '{pair}' is a duplicate", "duplicate_id")
-        if not label:
-            continue
-        if label not in _LABELS:
+        if label not in ("1", "0", ""):
             reason = f"label '{label}' is neither 1 nor 0"
             raise _row_error(labels, number, reason, "bad_label")
-        given[pair] = _LABELS[label]
+        if label:
+            given[pair] = int(label)
     ours = np.array([int(consensus[pair] == "positive") for pair in given], dtype=np.int64)
     theirs = np.array(list(given.values()), dtype=np.int64)
     return {
@@ -172,18 +151,15 @@ def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        message = f"{path} is not UTF-8: save it as 'CSV UTF-8' or as XLSX"
-        raise DataError(message, code="not_utf8", path=path) from error
+        reason = "is not UTF-8: save it as 'CSV UTF-8' or as XLSX"
+        raise DataError.at(path, reason, "not_utf8") from error
     except (BadZipFile, InvalidFileException, KeyError, csv.Error) as error:
-        message = f"{path} is no spreadsheet: {error}"
-        raise DataError(message, code="not_spreadsheet", path=path) from error
+        raise DataError.at(path, f"is no spreadsheet: {error}", "not_spreadsheet") from error
     header = rows[0] if rows else []
     if missing := {"pair", "label"} - set(header):
         raise _row_error(path, 1, f"there is no column '{min(missing)}'", "missing_column")
-    return [
-        (number, dict(zip(header, row, strict=False)))
-        for number, row in enumerate(rows[1:], start=2)
-    ]
+    records = (dict(zip(header, row, strict=False)) for row in rows[1:])
+    return enumerate(records, start=2)
 
 
 def _row_error(path: Path, number: int, reason: str, code: str) -> DataError:

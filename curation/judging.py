@@ -11,7 +11,7 @@ from core.errors import CareError
 from core.records import write_jsonl
 from core.types import Document
 from curation import prompts
-from curation.common import CACHE, language_models, sample_key
+from curation.common import CACHE, language_models, shuffled
 from curation.config import JudgingCommand, JudgingOptions
 from curation.llm import LanguageModels, Question
 from curation.retrieval import Pools, candidate_pools
@@ -40,15 +40,6 @@ class Judgement:
         """What the judges agree on, by `consensus`."""
         return consensus(list(self.grades.values()))
 
-    def record(self) -> dict[str, Any]:
-        """Returns it as a line of judgements.jsonl."""
-        return {
-            "query-id": self.query,
-            "corpus-id": self.document,
-            "grades": dict(self.grades),
-            "verdict": self.verdict,
-        }
-
 
 def consensus(grades: Sequence[Grade | None]) -> Verdict:
     """Applies the voting rule: positive if all judges say S or A, negative if none does.
@@ -72,17 +63,10 @@ def judge(
     documents: Mapping[str, str],
     options: JudgingOptions,
 ) -> list[Judgement]:
-    """Has each judge grade the documents of each pool.
+    """Has each judge, an endpoint by name, grade the documents of each pool, ids by query id.
 
-    All judges see the same calls: the pool's documents in its order, cut into groups.
-
-    Args:
-        models: The endpoints.
-        judges: Names of the endpoints that judge.
-        pools: Document ids by query id.
-        queries: Text by id.
-        documents: Text by id.
-        options: How passages are put to them.
+    All judges see the same calls: the pool's documents in its order, cut into groups. Queries
+    and documents are texts by id.
 
     Returns:
         A judgement for each pair, in the pools' order.
@@ -96,41 +80,31 @@ def judge(
         for query, pool in pools.items()
         for start in range(0, len(pool), size)
     ]
+    system, again = (prompts.prompt(name, options.language) for name in ("judge", "again"))
+
+    def question(query: str, group: Sequence[str]) -> Question[BaseModel]:
+        texts = (documents[id_][: options.passage_chars] for id_ in group)
+        passages = {f"Passage-{place}": text for place, text in enumerate(texts)}
+        return Question(
+            id=f"{query} {' '.join(group)}",
+            system=system,
+            user=prompts.question(question=queries[query], passages=passages),
+            again=again,
+            answer=grades_model(len(group)),
+        )
+
     # Made when they are asked: together they can be gigabytes.
-    questions = [
-        partial(_question, query, group, queries, documents, options) for query, group in groups
-    ]
+    questions = [partial(question, query, group) for query, group in groups]
     answers = models.ask(dict.fromkeys(judges, questions), "judge")
     return [
-        Judgement(query, id_, {name: _grade(answers[name][at], place) for name in judges})
+        Judgement(
+            query,
+            id_,
+            {name: getattr(answers[name][at], f"passage_{place}", None) for name in judges},
+        )
         for at, (query, group) in enumerate(groups)
         for place, id_ in enumerate(group)
     ]
-
-
-def _question(
-    query: str,
-    group: Sequence[str],
-    queries: Mapping[str, str],
-    documents: Mapping[str, str],
-    options: JudgingOptions,
-) -> Question[BaseModel]:
-    return Question(
-        id=f"{query} {' '.join(group)}",
-        system=prompts.judge_prompt(options.language),
-        user=prompts.judge_question(
-            queries[query], [documents[id_][: options.passage_chars] for id_ in group]
-        ),
-        again=prompts.again(options.language),
-        answer=grades_model(len(group)),
-    )
-
-
-def _grade(answer: BaseModel | None, place: int) -> Grade | None:
-    if answer is None:
-        return None
-    grade: Grade = getattr(answer, f"passage_{place}")
-    return grade
 
 
 @cache
@@ -145,15 +119,10 @@ def grades_model(count: int) -> type[BaseModel]:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Candidates and what the judges said of them.
+    """Candidates and what the judges said of them."""
 
-    Attributes:
-        pools: Ids by query id, best first.
-        judgements: By query and document id.
-    """
-
-    pools: Pools
-    judgements: Mapping[tuple[str, str], Judgement]
+    pools: Pools  # ids by query id, best first
+    judgements: Mapping[tuple[str, str], Judgement]  # by query and document id
 
     def of(self, query: str, verdict: str) -> list[str]:
         """Returns the documents of a query that have a verdict, in the pool's order."""
@@ -168,42 +137,35 @@ def judge_candidates(
 ) -> Judged:
     """Retrieves candidates, has them judged, and writes judgements, costs, invalid answers.
 
-    Judges see each pool in an order that tells nothing, the same for all of them.
-
-    Args:
-        config: The command's configuration; its output folder must be locked.
-        documents: The corpus.
-        queries: Text by id.
-        also: Documents by query id that are judged wherever they rank.
+    Judges see each pool in an order that tells nothing, the same for all of them. Documents in
+    `also`, ids by query id, are judged wherever they rank. The output folder must be locked.
 
     Raises:
         CareError: If a retriever or endpoint cannot be used or the budget is spent.
     """
     if not queries or not documents:
-        raise CareError(
-            f"{config.queries} and {config.corpus} leave nothing to judge",
-            code="nothing_to_judge",
-            queries=len(queries),
-            documents=len(documents),
-        )
-    folder = config.output
+        message = f"{config.queries} and {config.corpus} leave nothing to judge"
+        counts = {"queries": len(queries), "documents": len(documents)}
+        raise CareError(message, code="nothing_to_judge", **counts)
     # Opened first: a key that is missing shows before hours of encoding.
-    with language_models(config.judges, folder, config.budget, config.attempts) as models:
-        pools = candidate_pools(
-            config.retrievers, documents, queries, config.depth, folder / CACHE / "vectors"
-        )
+    with language_models(config, config.judges) as models:
+        vectors = config.output / CACHE / "vectors"
+        pools = candidate_pools(config.retrievers, documents, queries, config.depth, vectors)
         for query, ids in (also or {}).items():
             pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
-        judgements = judge(
-            models,
-            [endpoint.name for endpoint in config.judges],
+        blind = {query: shuffled(pool, config.seed, query) for query, pool in pools.items()}
+        names = [endpoint.name for endpoint in config.judges]
+        judgements = judge(models, names, blind, queries, document_texts(documents), config)
+    write_jsonl(
+        config.output / JUDGEMENTS,
+        (
             {
-                query: sorted(pool, key=lambda id_: sample_key(config.seed, query, id_))
-                for query, pool in pools.items()
-            },
-            queries,
-            document_texts(documents),
-            config,
-        )
-    write_jsonl(folder / JUDGEMENTS, (judgement.record() for judgement in judgements))
+                "query-id": item.query,
+                "corpus-id": item.document,
+                "grades": dict(item.grades),
+                "verdict": item.verdict,
+            }
+            for item in judgements
+        ),
+    )
     return Judged(pools, {(item.query, item.document): item for item in judgements})

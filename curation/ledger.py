@@ -42,9 +42,7 @@ class Ledger:
 
     A call is written before it is sent, with the most tokens that it can use, and again when
     its answer is there, with what it used. One that was cut off in between counts in full.
-
-    Args:
-        path: The SQLite file; made if it is not there.
+    The file is of SQLite, and made if it is not there.
 
     Raises:
         CareError: If the file is no such ledger.
@@ -56,9 +54,7 @@ class Ledger:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise CareError(
-                f"{path} is not a ledger of calls: {error}", code="not_ledger", path=path
-            ) from error
+            raise CareError.at(path, f"is not a ledger of calls: {error}", "not_ledger") from error
         self.calls: int
         self.tokens: int
         self.calls, self.tokens = self._db.execute(

@@ -61,23 +61,14 @@ class BudgetError(LanguageModelError):
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Answer]):
-    """One question and what counts as an answer.
+    """One question and what counts as an answer."""
 
-    Attributes:
-        id: What it is about, as the file of invalid answers names it.
-        system: The instruction.
-        user: The question.
-        again: How an invalid answer is asked for again; `{complaint}` says what was wrong.
-        answer: The schema.
-        check: Returns what is wrong with an answer that fits the schema, or "".
-    """
-
-    id: str
+    id: str  # what it is about, as the file of invalid answers names it
     system: str
     user: str
-    again: str
+    again: str  # how an invalid answer is asked for again; `{complaint}` says what was wrong
     answer: type[Answer]
-    check: Callable[[Answer], str] = lambda _: ""
+    check: Callable[[Answer], str] = lambda _: ""  # what is wrong with an answer that fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +87,9 @@ class LanguageModels:
     endpoint fails for good, calls under way are waited for and written down; a later run
     continues from there.
 
-    Args:
-        endpoints: The endpoints that may be asked.
-        ledger: The file of calls.
-        budget: The most calls and tokens of all runs with this ledger. A call is sent only
-            if the most that it can use still fits: a token for each byte of the prompt, and
-            all tokens that the answer may have.
-        attempts: How often a question is asked before it is left without a valid answer.
+    The budget is of all runs with the file `ledger`. A call is sent only if the most that it can
+    use still fits: a token for each byte of the prompt, and all that the answer may have. A
+    question is asked `attempts` times before it is left without a valid answer.
 
     Raises:
         LanguageModelError: If the environment variable of a key is not set.
@@ -128,14 +115,11 @@ class LanguageModels:
     def ask(
         self, questions: Mapping[str, Sequence[Callable[[], Question[Answer]]]], title: str
     ) -> dict[str, list[Answer | None]]:
-        """Puts questions to endpoints and returns the answers in the questions' order.
-
-        Args:
-            questions: What makes each, when it is asked, by the name of the endpoint.
-            title: Of the progress bar.
+        """Puts questions to endpoints, given by name; each is made when it is asked.
 
         Returns:
-            For each endpoint its answers; None where none was valid: see `invalid`.
+            For each endpoint the answers, in the order of the questions; None where none was
+            valid: see `invalid`.
 
         Raises:
             BudgetError: If the next call could exceed the budget.
@@ -145,33 +129,29 @@ class LanguageModels:
             name: [None] * len(asked) for name, asked in questions.items()
         }
         self._account.stopped, self._account.changed = None, asyncio.Event()
+
+        async def work(progress: "tqdm[Any]") -> None:
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+                for name, asked in questions.items():
+                    endpoint = self._endpoints[name]
+                    # Repetitions are ours: each counts against the budget.
+                    client = openai.AsyncOpenAI(
+                        base_url=endpoint.base_url,
+                        api_key=self._keys[name],
+                        max_retries=0,
+                        timeout=endpoint.timeout,
+                    )
+                    await stack.enter_async_context(client)
+                    session = _Session(self._account, endpoint, client, progress)
+                    todo = enumerate(asked)
+                    for _ in range(endpoint.concurrency):
+                        group.create_task(session.work(todo, answers[name]))
+
         with tqdm(total=sum(map(len, answers.values())), desc=title, unit=" answers") as progress:
-            asyncio.run(self._ask(questions, answers, progress))
+            asyncio.run(work(progress))
         if self._account.stopped:
             raise self._account.stopped
         return answers
-
-    async def _ask(
-        self,
-        questions: Mapping[str, Sequence[Callable[[], Question[Answer]]]],
-        answers: Mapping[str, list[Answer | None]],
-        progress: "tqdm[Any]",
-    ) -> None:
-        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            for name, asked in questions.items():
-                endpoint = self._endpoints[name]
-                # Repetitions are ours: each counts against the budget.
-                client = openai.AsyncOpenAI(
-                    base_url=endpoint.base_url,
-                    api_key=self._keys[name],
-                    max_retries=0,
-                    timeout=endpoint.timeout,
-                )
-                await stack.enter_async_context(client)
-                session = _Session(self._account, endpoint, client, progress)
-                todo = enumerate(asked)
-                for _ in range(endpoint.concurrency):
-                    group.create_task(session.work(todo, answers[name]))
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Returns calls by state, tokens and price of each endpoint, and of all.
@@ -204,26 +184,16 @@ class LanguageModels:
 
 @dataclass
 class _Account:
-    """What all endpoints share.
-
-    Attributes:
-        ledger: The calls.
-        budget: The most that they may use.
-        attempts: How often a question is asked.
-        in_flight: Calls that are sent and not answered yet.
-        stopped: The error after which no call begins, or None.
-        changed: Is set when a call has ended or `stopped`; of one event loop.
-        reused: Answers found in the ledger, by endpoint.
-        invalid: Questions without a valid answer.
-    """
+    """What all endpoints share."""
 
     ledger: Ledger
     budget: Budget
     attempts: int
-    in_flight: int = 0
-    stopped: CareError | None = None
+    in_flight: int = 0  # calls that are sent and not answered yet
+    stopped: CareError | None = None  # after it no call begins
+    # Is set when a call has ended or all are stopped; of one event loop.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    reused: Counter[str] = field(default_factory=Counter)
+    reused: Counter[str] = field(default_factory=Counter)  # answers in the ledger, by endpoint
     invalid: list[InvalidAnswer] = field(default_factory=list)
 
     @asynccontextmanager
@@ -248,41 +218,30 @@ class _Account:
             raise self.stopped
         most, spent = self.budget, self.ledger
         if most.calls is not None and spent.calls >= most.calls:
-            raise BudgetError(
-                f"the budget of {most.calls:,} calls is spent: raise budget.calls and run again "
-                "to continue",
-                calls=most.calls,
-            )
+            message = f"the budget of {most.calls:,} calls is spent: raise budget.calls"
+            raise BudgetError(f"{message} and run again to continue", calls=most.calls)
         if most.tokens is None or spent.tokens + tokens <= most.tokens:
             return True
         if not self.in_flight:
             left = most.tokens - spent.tokens
-            raise BudgetError(
-                f"the budget of {most.tokens:,} tokens has {left:,} left and the next call could "
-                f"use {tokens:,}: raise budget.tokens and run again to continue",
-                tokens=most.tokens,
-                left=left,
-            )
+            message = f"the budget of {most.tokens:,} tokens has {left:,} left and the next call"
+            message += f" could use {tokens:,}: raise budget.tokens and run again to continue"
+            raise BudgetError(message, tokens=most.tokens, left=left)
         return False
 
 
 @dataclass
 class _Session:
-    """One endpoint during one `ask`.
-
-    Attributes:
-        locks: Of calls under way, by their key.
-        answers: Whether it has answered any question.
-        reported: When a failure was last shown [s].
-    """
+    """One endpoint during one `ask`."""
 
     account: _Account
     endpoint: Endpoint
     client: openai.AsyncOpenAI
     progress: "tqdm[Any]"
+    # Of calls under way, by their key.
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    answers: bool = False
-    reported: float = -inf
+    answers: bool = False  # whether it has answered any question
+    reported: float = -inf  # when a failure was last shown [s]
 
     async def work(
         self,
@@ -359,9 +318,8 @@ class _Session:
         prompt_tokens = sum(
             len(message["content"].encode()) + _TEMPLATE_TOKENS for message in body["messages"]
         ) + len(json.dumps(body.get("response_format", "")))
-        async with self.account.admitted(
-            key, endpoint.name, prompt_tokens, endpoint.max_tokens
-        ) as row:
+        admitted = self.account.admitted(key, endpoint.name, prompt_tokens, endpoint.max_tokens)
+        async with admitted as row:
             try:
                 async with asyncio.timeout(endpoint.timeout):
                     completion = await self.client.chat.completions.create(
@@ -382,9 +340,8 @@ class _Session:
             else:
                 self.answers = True
                 used = completion.usage
-                prompt, answer = (
-                    (used.prompt_tokens, used.completion_tokens) if used else (None, None)
-                )
+                prompt = used.prompt_tokens if used else None
+                answer = used.completion_tokens if used else None
                 ledger.end(row, "answered", prompt, answer, text)
                 return Outcome("answered", text)
             ledger.end(row, "lost")
@@ -419,12 +376,9 @@ def _api_key(endpoint: Endpoint) -> str:
     if variable is None:
         return "none"  # the client insists on one; servers without keys ignore it
     if not (key := os.environ.get(variable)):
-        raise LanguageModelError(
-            f"the environment variable {variable}, the key of {endpoint.name}, is not set",
-            code="missing_api_key",
-            variable=variable,
-            endpoint=endpoint.name,
-        )
+        message = f"the environment variable {variable}, the key of {endpoint.name}, is not set"
+        fields = {"variable": variable, "endpoint": endpoint.name}
+        raise LanguageModelError(message, code="missing_api_key", **fields)
     return key
 
 
@@ -437,16 +391,12 @@ def _body(endpoint: Endpoint, messages: list[Message], schema: type[BaseModel]) 
     }
     if endpoint.seed is not None:
         body["seed"] = endpoint.seed
-    if endpoint.structured == "json_object":
-        body["response_format"] = {"type": "json_object"}
-    elif endpoint.structured == "json_schema":
-        body["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {
-                "name": schema.__name__,
-                "schema": schema.model_json_schema(),
-                "strict": True,
-            },
+    if endpoint.structured != "none":
+        body["response_format"] = {"type": endpoint.structured}
+    if endpoint.structured == "json_schema":
+        name, content = schema.__name__, schema.model_json_schema()
+        body["response_format"] |= {
+            "json_schema": {"name": name, "schema": content, "strict": True}
         }
     return body
 

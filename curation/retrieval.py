@@ -33,21 +33,20 @@ def candidate_pools(
 ) -> Pools:
     """Returns for each query the ids of the documents that any retriever ranks in its top.
 
-    Args:
-        retrievers: The retrievers.
-        documents: The corpus.
-        queries: Text by id.
-        depth: Documents of each retriever.
-        cache: The folder for vectors.
-
-    Returns:
-        Ids by query id, in the order of reciprocal rank fusion.
+    They are in the order of reciprocal rank fusion. Vectors are kept in the folder `cache`.
 
     Raises:
         CareError: If a retriever cannot be used.
     """
     runs = [_run(retriever, documents, queries, depth, cache) for retriever in retrievers]
-    return {query: _merge([run.get(query, {}) for run in runs], depth) for query in queries}
+    pools = {}
+    for query in queries:
+        fused: dict[str, float] = {}
+        for run in runs:
+            for rank, (id_, _) in enumerate(ranked(run.get(query, {}))[:depth], start=1):
+                fused[id_] = fused.get(id_, 0.0) + 1 / (_RRF + rank)
+        pools[query] = [id_ for id_, _ in ranked(fused)]
+    return pools
 
 
 def encode(
@@ -59,37 +58,19 @@ def encode(
     batch_size: int = 32,
     threads: int = 1,
 ) -> FloatArray:
-    """Encodes texts by one side of a pair; returns unit vectors, float32 [n, dimension].
+    """Encodes texts under the text rules by one side of a pair, in the way of `encode_cached`.
 
-    Args:
-        pair: A registered pair, or the path of a TOML file.
-        role: The side.
-        texts: n texts under the text rules.
-        cache: The folder for vectors.
-        batch_size: Texts encoded at once.
-        threads: Of the encoder.
+    Returns:
+        Unit vectors, float32 [n, dimension].
 
     Raises:
         PairError: If there is no such pair or it cannot be loaded.
     """
     loaded = load_pair(pair)
     spec = loaded.query if role == "query" else loaded.document
-    return encode_cached(
-        partial(load_encoder, spec, loaded.folder, threads),
-        spec,
-        texts,
-        cache,
-        batch_size=batch_size,
-        label=f"{pair} {role}",
-    )
-
-
-def _merge(rankings: Sequence[Mapping[str, float]], depth: int) -> list[str]:
-    fused: dict[str, float] = {}
-    for scores in rankings:
-        for rank, (id_, _) in enumerate(ranked(scores)[:depth], start=1):
-            fused[id_] = fused.get(id_, 0.0) + 1 / (_RRF + rank)
-    return [id_ for id_, _ in ranked(fused)]
+    load = partial(load_encoder, spec, loaded.folder, threads)
+    label = f"{pair} {role}"
+    return encode_cached(load, spec, texts, cache, batch_size=batch_size, label=label)
 
 
 def _run(
@@ -111,11 +92,8 @@ def _run(
                 if query in queries
             }
             if not any(run.values()):
-                raise CareError(
-                    f"{path} has no document of the corpus for any of the queries",
-                    code="run_of_other_data",
-                    path=path,
-                )
+                reason = "has no document of the corpus for any of the queries"
+                raise CareError.at(path, reason, "run_of_other_data")
             return run
         case PairRetriever(pair=pair, batch_size=batch_size, threads=threads):
             side = partial(encode, pair, cache=cache, batch_size=batch_size, threads=threads)

@@ -6,22 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from core.encoders import Frozen
 from core.errors import CareError
 from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
 from core.text import normalize_text
 from curation import prompts
-from curation.common import language_models, output_folder, sample_key, sample_queries
+from curation.common import language_models, output_folder, sample_queries, shuffled
 from curation.config import StsConfig
 from curation.llm import Question
 from evaluation.beir import read_queries
 
 
-class Rewrites(BaseModel):
+class Rewrites(Frozen):
     """Three rewrites of a question; only the first keeps its meaning."""
-
-    model_config = ConfigDict(extra="forbid")
 
     same_with_synonym: str
     other_with_synonym: str
@@ -77,9 +74,12 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
 
 
 def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns the longest term of the dictionary that the question contains."""
+    """Returns the longest term that the question contains, if it has none of its synonyms too."""
     found = (term for term in synonyms if term in question)
-    return max(found, key=lambda term: (len(term), term), default=None)
+    longest = max(found, key=lambda term: (len(term), term), default=None)
+    if longest and any(word in question for word in synonyms[longest]):
+        return None
+    return longest
 
 
 def write_sts(config: StsConfig) -> dict[str, Any]:
@@ -91,29 +91,18 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     synonyms = read_synonyms(config.synonyms)
     every = {id_: normalize_text(text) for id_, text in read_queries(config.questions).items()}
     terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}
-    usable = {
-        id_: every[id_]
-        for id_, term in terms.items()
-        if not any(synonym in every[id_] for synonym in synonyms[term])
-    }
-    questions = sample_queries(usable, config.limit, config.seed)
+    questions = sample_queries({id_: every[id_] for id_ in terms}, config.limit, config.seed)
     if not questions:
-        raise CareError(
-            f"no question of {config.questions} has a term of {config.synonyms}",
-            code="no_term",
-            path=config.questions,
-        )
-    chosen = {
-        id_: min(synonyms[terms[id_]], key=lambda word: sample_key(config.seed, id_, word))
-        for id_ in questions
-    }
+        reason = f"has no question with a term of {config.synonyms}"
+        raise CareError.at(config.questions, reason, "no_term")
+    chosen = {id_: shuffled(synonyms[terms[id_]], config.seed, id_)[0] for id_ in questions}
     with output_folder(config.output) as folder:
         asked = [
             partial(_question, config, id_, text, terms[id_], chosen[id_])
             for id_, text in questions.items()
         ]
         writer = config.writer.name
-        with language_models([config.writer], folder, config.budget, config.attempts) as models:
+        with language_models(config, [config.writer]) as models:
             answers = models.ask({writer: asked}, "rewrite")[writer]
         rows = [
             {
@@ -134,7 +123,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
         write_jsonl(folder / "sts.jsonl", rows)
         statistics = {
             "questions": len(every),
-            "with_a_term": len(usable),
+            "with_a_term": len(terms),
             "asked": len(questions),
             "invalid": sum(answer is None for answer in answers),
             "pairs": len(rows),
@@ -147,15 +136,15 @@ def _question(
     config: StsConfig, id_: str, text: str, term: str, synonym: str
 ) -> Question[Rewrites]:
     # Whole numbers of characters that lie within the share.
-    chars = (
-        math.ceil(len(text) * (1 - config.length_change)),
-        math.floor(len(text) * (1 + config.length_change)),
-    )
+    shortest = math.ceil(len(text) * (1 - config.length_change))
+    longest = math.floor(len(text) * (1 + config.length_change))
+    chars = shortest, longest
+    system = prompts.prompt("rewrite", config.language)
     return Question(
         id=id_,
-        system=prompts.rewrite_prompt(config.language, *chars),
-        user=prompts.rewrite_question(text, term, synonym),
-        again=prompts.again(config.language),
+        system=system.format(shortest=shortest, longest=longest),
+        user=prompts.question(question=text, term=term, synonym=synonym),
+        again=prompts.prompt("again", config.language),
         answer=Rewrites,
         check=partial(check_rewrites, question=text, term=term, synonym=synonym, chars=chars),
     )

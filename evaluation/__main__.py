@@ -25,11 +25,6 @@ _TOP_K = 100
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status; see `core.cli.run`."""
-    options = _parser().parse_args(arguments)
-    return cli.run(lambda: _evaluate(options))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m evaluation",
         description=__doc__,
@@ -41,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queries", type=Path, required=True, help="JSONL with _id and text")
     parser.add_argument("--qrels", type=Path, required=True, help="TSV: query-id corpus-id score")
     parser.add_argument("--output", type=Path, help="also write the scores as JSON")
-    return parser
+    options = parser.parse_args(arguments)
+    return cli.run(lambda: _evaluate(options))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -55,7 +51,14 @@ def _evaluate(options: argparse.Namespace) -> None:
     chunks = DocumentReader(folder / documents.FILE_NAME)
     coverage = judgement_coverage(qrels, chunks)
     if coverage["judged_documents_not_indexed"]:
-        _warn(options.index, coverage)
+        print(
+            f"warning: {coverage['judged_documents_not_indexed']:,} of "
+            f"{coverage['judged_documents']:,} judged documents are not in index "
+            f"'{options.index}'; {coverage['queries_without_indexed_answer']:,} queries have no "
+            "relevant document in it and score 0. Scores of an index of part of the corpus "
+            "compare with nothing else.",
+            file=sys.stderr,
+        )
 
     with running_service(options.indexes, options.index, options.pair) as server:
         started = time.perf_counter()
@@ -85,11 +88,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def judgement_coverage(qrels: Qrels, chunks: Iterable[Document]) -> dict[str, int]:
-    """Counts judged documents, and those that an index lacks.
-
-    Args:
-        qrels: The judgements.
-        chunks: The documents of the index, or their chunks.
+    """Counts judged documents, and those that an index lacks, given its documents or chunks.
 
     Returns:
         `judged_documents`, those of them that are not in the index, and the queries none of
@@ -105,16 +104,6 @@ def judgement_coverage(qrels: Qrels, chunks: Iterable[Document]) -> dict[str, in
             for grades in qrels.values()
         ),
     }
-
-
-def _warn(index: str, coverage: dict[str, int]) -> None:
-    print(
-        f"warning: {coverage['judged_documents_not_indexed']:,} of "
-        f"{coverage['judged_documents']:,} judged documents are not in index '{index}'; "
-        f"{coverage['queries_without_indexed_answer']:,} queries have no relevant document in it "
-        "and score 0. Scores of an index of part of the corpus compare with nothing else.",
-        file=sys.stderr,
-    )
 
 
 def _print_table(scores: dict[str, dict[str, float]]) -> None:

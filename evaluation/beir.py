@@ -6,7 +6,8 @@ qrels/SPLIT.tsv     query-id, corpus-id, score; with a header
 """
 
 import csv
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,17 +58,14 @@ def read_documents(path: Path) -> list[Document]:
     Raises:
         DataError: If a line is not a document, or an id is a duplicate.
     """
-    documents: dict[str, Document] = {}
-    for number, record in read_jsonl(path):
-        id_ = record_id(path, number, record)
-        if id_ in documents:
-            raise duplicate_error(path, number, id_)
+    documents = []
+    for number, id_, record in _records(path):
         title = string(path, number, {"title": record.get("title") or ""}, "title")
         metadata = record.get("metadata") or {}
         if not isinstance(metadata, dict):
             raise field_error(path, number, "metadata", "is not an object")
-        documents[id_] = Document(id_, string(path, number, record, "text"), title, metadata)
-    return list(documents.values())
+        documents.append(Document(id_, string(path, number, record, "text"), title, metadata))
+    return documents
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -76,13 +74,17 @@ def read_queries(path: Path) -> dict[str, str]:
     Raises:
         DataError: If a line is not a query, or an id is a duplicate.
     """
-    queries: dict[str, str] = {}
+    return {id_: string(path, number, record, "text") for number, id_, record in _records(path)}
+
+
+def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    seen = set()
     for number, record in read_jsonl(path):
         id_ = record_id(path, number, record)
-        if id_ in queries:
+        if id_ in seen:
             raise duplicate_error(path, number, id_)
-        queries[id_] = string(path, number, record, "text")
-    return queries
+        seen.add(id_)
+        yield number, id_, record
 
 
 def read_qrels(path: Path) -> Qrels:
@@ -100,11 +102,10 @@ def read_qrels(path: Path) -> Qrels:
             query, document, score = row
             qrels.setdefault(query, {})[document] = int(score)
         except ValueError as error:
-            raise record_error(
-                path, number, "is not query-id, corpus-id and a whole score", code="not_qrels"
-            ) from error
+            reason = "is not query-id, corpus-id and a whole score"
+            raise record_error(path, number, reason, code="not_qrels") from error
     if not qrels:
-        raise DataError(f"{path} holds no judgement", code="no_judgements", path=path)
+        raise DataError.at(path, "holds no judgement", "no_judgements")
     return qrels
 
 
@@ -114,23 +115,17 @@ def check_judged(
     queries: Collection[str],
     documents: Collection[str],
 ) -> None:
-    """Checks that judged queries and documents exist.
-
-    Args:
-        path: The file of judgements.
-        judged: Document ids by query id.
-        queries: Ids of the queries.
-        documents: Ids of the documents.
+    """Checks that the queries and documents exist that a file judges, by their ids.
 
     Raises:
-        DataError: If a query or document does not.
+        DataError: If one does not.
     """
-    for query, ids in judged.items():
-        if query not in queries:
-            raise _unknown(path, "query", query)
-        for id_ in ids:
-            if id_ not in documents:
-                raise _unknown(path, "document", id_)
+    unknown = chain(
+        (("query", id_) for id_ in judged if id_ not in queries),
+        (("document", id_) for ids in judged.values() for id_ in ids if id_ not in documents),
+    )
+    for kind, id_ in unknown:
+        raise DataError.at(path, f"references unknown {kind} '{id_}'", f"unknown_{kind}", id=id_)
 
 
 def write_beir(
@@ -145,37 +140,24 @@ def write_beir(
         folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
     )
     paths.qrels.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(paths.corpus, map(document_record, documents))
-    write_jsonl(paths.queries, map(query_record, queries.items()))
-    rows = [
-        (query, document, score)
-        for query, judged in qrels.items()
-        for document, score in judged.items()
-    ]
+    write_jsonl(
+        paths.corpus,
+        (
+            {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
+            for d in documents
+        ),
+    )
+    write_queries(paths.queries, queries)
+    rows = [(query, id_, score) for query, grades in qrels.items() for id_, score in grades.items()]
     write_tsv(paths.qrels, [("query-id", "corpus-id", "score"), *rows])
     return paths
+
+
+def write_queries(path: Path, queries: Mapping[str, str]) -> None:
+    """Writes queries, given their text by id."""
+    write_jsonl(path, ({"_id": id_, "text": text} for id_, text in queries.items()))
 
 
 def document_texts(documents: Iterable[Document]) -> dict[str, str]:
     """Returns what encoders and judges read of documents, by id."""
     return {document.id: document_text(document.title, document.text) for document in documents}
-
-
-def document_record(document: Document) -> dict[str, Any]:
-    """Returns a document as a line of a corpus."""
-    return {
-        "_id": document.id,
-        "title": document.title,
-        "text": document.text,
-        "metadata": dict(document.metadata),
-    }
-
-
-def query_record(query: tuple[str, str]) -> dict[str, Any]:
-    """Returns an id and a text as a line of queries."""
-    return {"_id": query[0], "text": query[1]}
-
-
-def _unknown(path: Path, kind: str, id_: str) -> DataError:
-    message = f"{path} references unknown {kind} '{id_}'"
-    return DataError(message, code=f"unknown_{kind}", path=path, id=id_)

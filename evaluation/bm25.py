@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import bm25s
 import jieba
 import numpy as np
-from numpy.typing import NDArray
 
 from core.errors import CareError
 from core.text import document_text, normalize_text
@@ -44,25 +43,20 @@ class Bm25Index:
 
     def search(self, queries: Sequence[str], top_k: int) -> list[dict[str, float]]:
         """Returns scores by document id for each query; hits share a word with it."""
-        rows, scores = self._index.retrieve(
+        found = self._index.retrieve(
             [_words(normalize_text(text)) for text in queries],
             # So many chunks hold the best chunk of each of `top_k` documents.
             k=min(top_k * self._most_chunks, len(self._ids)),
             show_progress=False,
         )
-        return [
-            self._documents(found, values, top_k)
-            for found, values in zip(rows, scores, strict=True)
-        ]
-
-    def _documents(
-        self, rows: NDArray[np.integer], scores: NDArray[np.floating], top_k: int
-    ) -> dict[str, float]:
-        best: dict[str, float] = {}
-        for row, score in zip(rows, scores, strict=True):  # descending
-            if score > 0 and len(best) < top_k:
-                best.setdefault(self._ids[row], float(score))
-        return best
+        hits = []
+        for rows, scores in zip(*found, strict=True):
+            best: dict[str, float] = {}
+            for row, score in zip(rows, scores, strict=True):  # descending
+                if score > 0 and len(best) < top_k:
+                    best.setdefault(self._ids[row], float(score))
+            hits.append(best)
+        return hits
 
     def score(self, query: str, candidates: Sequence[str]) -> dict[str, float]:
         """Returns the scores of the candidates, documents given by their ids, for one query."""
@@ -72,16 +66,7 @@ class Bm25Index:
 
 
 def bm25_run(documents: Iterable[Document], queries: Mapping[str, str], top_k: int) -> Run:
-    """Ranks documents by BM25.
-
-    Args:
-        documents: The corpus, or its chunks; see `Bm25Index`.
-        queries: Text by query id.
-        top_k: Documents for each query; those that share no word with it are left out.
-
-    Returns:
-        Scores by document id, by query id.
-    """
+    """Ranks documents, or the documents of chunks, by `Bm25Index`; queries are texts by id."""
     hits = Bm25Index(documents).search(list(queries.values()), top_k)
     return dict(zip(queries, hits, strict=True))
 

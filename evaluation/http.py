@@ -16,12 +16,7 @@ _TIMEOUT = 120.0
 def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
     """Asks the service each query and returns scores by document id, by query id.
 
-    A document of an index of chunks has the score of its best chunk.
-
-    Args:
-        url: The service's address.
-        queries: Text by query id.
-        top_k: Documents for each query.
+    Queries are texts by id. A document of an index of chunks has the score of its best chunk.
 
     Raises:
         CareError: If a request fails.
@@ -42,9 +37,6 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
 
 def _content(response: httpx2.Response) -> Any:
     if response.status_code != 200:
-        raise CareError(
-            f"{response.url} answered {response.status_code}: {response.text}",
-            code="search_failed",
-            status=response.status_code,
-        )
+        message = f"{response.url} answered {response.status_code}: {response.text}"
+        raise CareError(message, code="search_failed", status=response.status_code)
     return response.json()

@@ -25,10 +25,11 @@ NDCG_10 = nDCG @ 10
 def score(qrels: Qrels, run: Run) -> dict[str, float]:
     """Returns the mean of each of `MEASURES` over all judged queries; see `score_queries`."""
     first_ten = {query: dict(ranked(scores)[:10]) for query, scores in run.items()}
-    return {
-        name: _mean(score_queries(measure, qrels, first_ten if measure == RR else run))
-        for name, measure in MEASURES.items()
-    }
+    means = {}
+    for name, measure in MEASURES.items():
+        values = score_queries(measure, qrels, first_ten if measure == RR else run)
+        means[name] = sum(values.values()) / len(values)
+    return means
 
 
 def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
@@ -48,7 +49,3 @@ def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     """Returns ids with their scores, the best first; ties by descending id."""
     return sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)
-
-
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)

@@ -34,21 +34,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SystemPoint:
-    """A system in the accuracy–speed picture.
-
-    Attributes:
-        name: Its label.
-        queries_per_second: Rate of its query side.
-        accuracy: nDCG@10 with its interval.
-        asymmetric: Whether query and document side are different models.
-        document_bytes: Size of the document encoder's weights, or None if it has none.
-    """
+    """A system in the accuracy–speed picture."""
 
     name: str
-    queries_per_second: float
-    accuracy: Interval
-    asymmetric: bool
-    document_bytes: int | None
+    queries_per_second: float  # of its query side
+    accuracy: Interval  # nDCG@10
+    asymmetric: bool  # whether query and document side are different models
+    document_bytes: int | None  # of the document encoder's weights; None if it has none
 
 
 def chinese_font() -> str | None:
@@ -84,26 +76,21 @@ def _style() -> Iterator[None]:
         yield
 
 
-def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> list[Path]:
-    """Writes `tradeoff_figure` as `tradeoff.png` and `.svg`, and returns their paths."""
+def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> None:
+    """Writes `tradeoff_figure` as `tradeoff.png` and `.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with _style():
         figure = tradeoff_figure(points)
         for kind in ("png", "svg"):
-            path = folder / f"tradeoff.{kind}"
-            with atomic(path) as temporary:
+            with atomic(folder / f"tradeoff.{kind}") as temporary:
                 figure.savefig(temporary, format=kind, dpi=150, metadata={})
-            paths.append(path)
-    return paths
 
 
 def tradeoff_figure(points: Sequence[SystemPoint]) -> Figure:
     """Draws nDCG@10 against queries/s, and against the document encoder's size.
 
-    Args:
-        points: At least one system. With fewer than two document encoders there is nothing
-            to compare by size, and the second panel is left out.
+    With fewer than two document encoders there is nothing to compare by size, and the second
+    panel is left out.
     """
     sized = [(p, p.document_bytes / 1e6) for p in points if p.document_bytes]
     panels = 2 if len(sized) > 1 else 1
@@ -129,9 +116,8 @@ def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
     order = sorted(x for _, x in points)
     for point, x in points:
         value = point.accuracy
-        (mark,) = axes.plot(
-            x, value.value, "o", mfc=None if point.asymmetric else "white", ms=7, mew=1.5
-        )
+        face = None if point.asymmetric else "white"
+        (mark,) = axes.plot(x, value.value, "o", mfc=face, ms=7, mew=1.5)
         axes.vlines(x, value.low, value.high, color=mark.get_color(), lw=1)
         # By turns above and below, so that neighbours can be read.
         place = (7, -12 if order.index(x) % 2 else 4)
@@ -156,4 +142,5 @@ def score_bars(scores: Mapping[str, Interval], title: str) -> str:
         axes.set_title(title, fontsize=10)
         out = StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
+    svg = out.getvalue()
+    return svg[svg.index("<svg") :]

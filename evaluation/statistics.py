@@ -15,7 +15,6 @@ CONFIDENCE = 0.95
 _SEED = 20260411
 # Resamples at once: bounds the memory of large test sets.
 _BATCH = 500
-_QUANTILES = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference(Interval):
-    """The difference of two systems on the same items, first less second.
-
-    Attributes:
-        p: Two-sided p-value of the hypothesis that both are equal.
-    """
+    """The difference of two systems on the same items, first less second; p is two-sided."""
 
     p: float
 
@@ -45,13 +40,13 @@ def mean_interval(values: Sequence[float]) -> Interval:
         ValueError: If there is no value.
     """
     array = _array(values)
-    return Interval(float(array.mean()), *_mean_bounds(array))
+    return Interval(float(array.mean()), *_bounds(_resampled_means(array)))
 
 
 def pearson_interval(x: Sequence[float], y: Sequence[float]) -> Interval:
     """Returns Pearson's r of two lists with its bootstrap interval over pairs."""
-    low, high = np.nanquantile(_resampled_correlations(_array(x), _array(y)), _QUANTILES)
-    return Interval(float(np.corrcoef(x, y)[0, 1]), float(low), float(high))
+    bounds = _bounds(_resampled_correlations(_array(x), _array(y)))
+    return Interval(float(np.corrcoef(x, y)[0, 1]), *bounds)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -71,7 +66,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
         for draws in _draws(2, len(delta))
     )
     p = (extreme + 1) / (RESAMPLES + 1)
-    return Difference(float(delta.mean()), *_mean_bounds(delta), p)
+    return Difference(float(delta.mean()), *_bounds(_resampled_means(delta)), p)
 
 
 def pearson_difference(
@@ -84,10 +79,9 @@ def pearson_difference(
     t, a, b = _array(truth), _array(first), _array(second)
     value = np.corrcoef(t, a)[0, 1] - np.corrcoef(t, b)[0, 1]
     differences = _resampled_correlations(t, a) - _resampled_correlations(t, b)
-    low, high = np.nanquantile(differences, _QUANTILES)
     tail = 1 + min(np.sum(differences <= 0), np.sum(differences >= 0))
     p = min(1.0, 2 * float(tail) / (RESAMPLES + 1))
-    return Difference(float(value), float(low), float(high), p)
+    return Difference(float(value), *_bounds(differences), p)
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
@@ -110,10 +104,13 @@ def _draws(high: int, size: int) -> Iterator[NDArray[np.int64]]:
         yield rng.integers(0, high, (_BATCH, size))
 
 
-def _mean_bounds(values: NDArray[np.float64]) -> tuple[float, float]:
-    means = np.concatenate([values[rows].mean(1) for rows in _draws(len(values), len(values))])
-    low, high = np.quantile(means, _QUANTILES)
+def _bounds(resampled: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.nanquantile(resampled, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return float(low), float(high)
+
+
+def _resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([values[rows].mean(1) for rows in _draws(len(values), len(values))])
 
 
 def _resampled_correlations(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,11 +19,8 @@ def write_run(path: Path, run: Run, system: str) -> None:
     for query, scores in run.items():
         for word in (query, *scores, system):
             if len(word.split()) != 1:
-                raise CareError(
-                    f"'{word}' holds white space: a run in TREC's format cannot name it",
-                    code="white_space_in_id",
-                    id=word,
-                )
+                message = f"'{word}' holds white space: a run in TREC's format cannot name it"
+                raise CareError(message, code="white_space_in_id", id=word)
         lines += [
             f"{query} Q0 {id_} {rank} {score!r} {system}\n"
             for rank, (id_, score) in enumerate(ranked(scores), start=1)

@@ -3,28 +3,23 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core import cli
 from core.errors import CareError
 from core.files import write_text
-from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, evaluate_task
+from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, System, evaluate_task
 from evaluation.cmedteb.report import html_report
 from evaluation.cmedteb.results import compare, markdown_table, read_scores
-from evaluation.cmedteb.tasks import TASKS, RankingData, find_tasks, task
+from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData, find_tasks, task
 from evaluation.cmedteb.tradeoff import measure_tradeoff
 from models.encoders.factory import load_encoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
 
 def main(arguments: Sequence[str] | None = None, *, load: Load = load_encoder) -> int:
-    """Runs the command and returns its exit status; see `core.cli.run`.
-
-    Args:
-        arguments: Words of the command line instead of the process's.
-        load: What loads one side of a pair.
-    """
+    """Runs the command and returns its exit status; `load` loads one side of a pair."""
     options = _parser().parse_args(arguments)
     options.load = load
     return cli.run(lambda: options.run(options))
@@ -70,10 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    found = find_tasks(options.data, options.split, options.hub)
+    found = _find(options, options.task or [])
     wanted = [task(name) for name in options.task] if options.task else list(found)
-    if missing := [known.name for known in wanted if known not in found]:
-        raise _missing(options.data, missing[0])
     absent = [known.name for known in TASKS if known not in found]
     if absent:
         print(f"not in {options.data}: {', '.join(absent)}")
@@ -87,43 +80,38 @@ def _run(options: argparse.Namespace) -> None:
     print(f"written: {options.out / 'table.md'}, runs and scores in {options.out}/SYSTEM/")
 
 
-def _missing(data: str, name: str) -> CareError:
-    return CareError(f"{data} holds no {name}", code="missing_task", path=data, task=name)
+def _find(options: argparse.Namespace, names: Sequence[str]) -> dict[Task, Callable[[], TaskData]]:
+    found = find_tasks(options.data, options.split, options.hub)
+    for name in names:
+        if task(name) not in found:
+            raise CareError.at(options.data, f"holds no {name}", "missing_task", task=name)
+    return found
 
 
-def _systems(names: Sequence[str], options: argparse.Namespace) -> list[PairModel | Bm25Model]:
+def _systems(names: Sequence[str], options: argparse.Namespace) -> list[System]:
     """Returns the systems; their names are those of folders."""
-    systems: dict[str, PairModel | Bm25Model] = {}
+    systems: dict[str, System] = {}
     for given in names:
-        system: PairModel | Bm25Model = (
-            Bm25Model()
-            if given == BM25
-            else PairModel(
-                load_pair(given), options.cache, batch_size=options.batch_size, load=options.load
-            )
-        )
-        if not re.fullmatch(r"\w[\w.-]*", system.name):
-            raise CareError(
-                f"{given}: '{system.name}' cannot name a folder of results",
-                code="bad_system_name",
-                system=system.name,
-            )
-        if system.name in systems:
-            raise CareError(
-                f"{given}: another system is named '{system.name}' too",
-                code="duplicate_system",
-                system=system.name,
-            )
-        systems[system.name] = system
+        system: System
+        if given == BM25:
+            system = Bm25Model()
+        else:
+            pair, size = load_pair(given), options.batch_size
+            system = PairModel(pair, options.cache, batch_size=size, load=options.load)
+        name = system.name
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            message = f"{given}: '{name}' cannot name a folder of results"
+            raise CareError(message, code="bad_system_name", system=name)
+        if name in systems:
+            message = f"{given}: another system is named '{name}' too"
+            raise CareError(message, code="duplicate_system", system=name)
+        systems[name] = system
     return list(systems.values())
 
 
 def _tradeoff(options: argparse.Namespace) -> None:
     retrieval = task("retrieval")
-    found = find_tasks(options.data, options.split, options.hub)
-    if retrieval not in found:
-        raise _missing(options.data, retrieval.name)
-    data = found[retrieval]()
+    data = _find(options, [retrieval.name])[retrieval]()
     assert isinstance(data, RankingData)
     print(measure_tradeoff(_systems(options.system, options), retrieval, data, options.out))
     print(f"written: {options.out}/tradeoff.png, .svg, .md, .json")
@@ -133,12 +121,8 @@ def _compare(options: argparse.Namespace) -> None:
     scores = read_scores(options.out)
     for name in (options.first, options.second):
         if name not in scores:
-            known = ", ".join(scores)
-            raise CareError(
-                f"{options.out} has no scores of '{name}': there are {known}",
-                code="unknown_system",
-                system=name,
-            )
+            reason = f"has no scores of '{name}': there are {', '.join(scores)}"
+            raise CareError.at(options.out, reason, "unknown_system", system=name)
     print(compare(scores[options.first], scores[options.second]), end="")
 
 

@@ -59,11 +59,7 @@ def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
 class PairModel(AbsEncoder):
     """A pair as a model of mteb: documents by the document side, all else by the query side.
 
-    Args:
-        pair: The pair.
-        cache: Folder of its vectors.
-        batch_size: Texts in a batch.
-        load: What loads one side.
+    Its vectors are kept in the folder `cache`; `load` loads one side.
     """
 
     def __init__(
@@ -78,14 +74,7 @@ class PairModel(AbsEncoder):
         self.mteb_model_meta = _meta(pair.name, pair.query.dimension)
 
     def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: PromptType | None = None,
-        **kwargs: Any,
+        self, inputs: Any, *, task_metadata: Any, prompt_type: PromptType | None = None, **_: Any
     ) -> FloatArray:
         """Encodes the texts of a data loader; returns float32 [n, dimension]."""
         texts = [text for batch in inputs for text in batch["text"]]
@@ -122,12 +111,12 @@ class Bm25Model:
     def __init__(self) -> None:
         self.mteb_model_meta = _meta(BM25, None)
 
-    def index(self, corpus: Any, **kwargs: Any) -> None:
+    def index(self, corpus: Any, **_: Any) -> None:
         """Indexes the corpus."""
         self._index = Bm25Index(Document(row["id"], row["text"]) for row in corpus)
 
     def search(
-        self, queries: Any, *, top_k: int, top_ranked: Any = None, **kwargs: Any
+        self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any
     ) -> dict[str, dict[str, float]]:
         """Ranks the corpus, or the candidates of each query."""
         ids, texts = queries["id"], queries["text"]
@@ -137,6 +126,9 @@ class Bm25Model:
                 for id_, text in zip(ids, texts, strict=True)
             }
         return dict(zip(ids, self._index.search(texts, top_k), strict=True))
+
+
+System = PairModel | Bm25Model
 
 
 class RankingTask(AbsTaskRetrieval):
@@ -169,16 +161,8 @@ class StsTask(AbsTaskSTS):
         self.data_loaded = True
 
 
-def evaluate_task(
-    system: PairModel | Bm25Model, known: Task, data: TaskData, out: Path
-) -> TaskScore | None:
-    """Runs a system on a task; writes the run file and the score.
-
-    Args:
-        system: The system.
-        known: What the task is.
-        data: Its data.
-        out: Folder of results; those of the system lie in a folder of its name.
+def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> TaskScore | None:
+    """Runs a system on a task; writes run file and score into a folder of the system's name.
 
     Returns:
         The score, or None if the system has no answer to such a task (BM25 to STS).
@@ -193,23 +177,17 @@ def evaluate_task(
             return None
         similarities = _predict(system, StsTask(known, data))["cosine_scores"]
         if len(set(similarities)) < 2:
-            raise CareError(
-                f"'{system.name}' finds all pairs of '{known.name}' equally alike",
-                code="equal_similarities",
-                system=system.name,
-                task=known.name,
-            )
+            message = f"'{system.name}' finds all pairs of '{known.name}' equally alike"
+            code = "equal_similarities"
+            raise CareError(message, code=code, system=system.name, task=known.name)
         labels = data.label
         interval = pearson_interval(labels, similarities)
         items = {str(number): value for number, value in enumerate(similarities)}
         contents: list[Any] = [data.first, data.second, labels]
     else:
         if not any(grade > 0 for grades in data.qrels.values() for grade in grades.values()):
-            raise CareError(
-                f"no query of '{known.name}' has a relevant document",
-                code="no_relevant_document",
-                task=known.name,
-            )
+            message = f"no query of '{known.name}' has a relevant document"
+            raise CareError(message, code="no_relevant_document", task=known.name)
         run = _predict(system, RankingTask(known, data))
         items = score_queries(MEASURES[known.measure], data.qrels, run)
         interval = mean_interval(list(items.values()))
@@ -229,7 +207,7 @@ def evaluate_task(
     return score
 
 
-def _predict(system: PairModel | Bm25Model, task: RankingTask | StsTask) -> Any:
+def _predict(system: System, task: RankingTask | StsTask) -> Any:
     logging.getLogger("mteb").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         mteb.evaluate(
@@ -265,11 +243,12 @@ def _metadata(known: Task) -> TaskMetadata:
 
 
 def _meta(name: str, dimension: int | None) -> ModelMeta:
-    facts = {
-        "name": f"care/{name}",
-        "revision": "1",
-        "languages": ["cmn-Hans"],
-        "embed_dim": dimension,
-        "similarity_fn_name": ScoringFunction.COSINE,
-    }
-    return ModelMeta.create_empty(facts)
+    return ModelMeta.create_empty(
+        {
+            "name": f"care/{name}",
+            "revision": "1",
+            "languages": ["cmn-Hans"],
+            "embed_dim": dimension,
+            "similarity_fn_name": ScoringFunction.COSINE,
+        }
+    )

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from core.errors import CareError
 from evaluation.beir import Run
-from evaluation.cmedteb.results import NOTES, TaskScore, difference, read_scores, run_path
+from evaluation.cmedteb.results import TaskScore, difference, read_scores, render, run_path
 from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData
 from evaluation.metrics import ranked
 from evaluation.plots import score_bars
@@ -44,10 +42,8 @@ class LowQuery:
 def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, failures: int) -> str:
     """Returns the report of all scores of a folder, the best systems of each task first.
 
-    Args:
-        out: Folder of results.
-        tasks: What reads the data that they were scored on.
-        failures: Queries shown for each system and ranking task at most, the worst first.
+    `tasks` reads the data that they were scored on. Of each system and ranking task at most
+    `failures` queries are shown, the worst first.
 
     Raises:
         CareError: If there are no scores, or run files do not belong to the data.
@@ -59,8 +55,13 @@ def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fail
         scores = {score.system: score for score in every if score.task == known.name}
         if not scores:
             continue
-        data = tasks[known]() if known in tasks else None
         bars = {name: score.interval for name, score in scores.items()}
+        data = tasks[known]() if known in tasks else None
+        low = {}
+        if isinstance(data, RankingData):
+            for name, score in scores.items():
+                run = read_run(run_path(out, name, known.name))
+                low[name] = low_queries(score, run, data, failures)
         sections.append(
             {
                 "task": known,
@@ -69,19 +70,10 @@ def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fail
                 "differences": [
                     (a, b, difference(scores[a], scores[b])) for a, b in combinations(scores, 2)
                 ],
-                "low": {
-                    name: low_queries(
-                        score, read_run(run_path(out, name, known.name)), data, failures
-                    )
-                    for name, score in scores.items()
-                }
-                if isinstance(data, RankingData)
-                else {},
+                "low": low,
             }
         )
-    loader = PackageLoader("evaluation.cmedteb", ".")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    return template.get_template("report.html.j2").render(sections=sections, notes=NOTES, low=LOW)
+    return render("report.html.j2", sections=sections, low=LOW)
 
 
 def low_queries(score: TaskScore, run: Run, data: RankingData, count: int) -> list[LowQuery]:

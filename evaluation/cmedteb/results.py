@@ -1,14 +1,16 @@
 """Scores of systems on tasks: files, the benchmark's table, the difference of two systems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import ValidationError
 
+from core.encoders import Frozen
 from core.errors import CareError
 from core.files import write_text
 from core.records import read_text
-from evaluation.cmedteb.tasks import ASYMMETRIC_COLUMNS, PAPER_COLUMNS, TASKS, task
+from evaluation.cmedteb.tasks import ASYMMETRIC_COLUMNS, PAPER_COLUMNS, TASKS
 from evaluation.statistics import (
     Difference,
     Interval,
@@ -17,43 +19,33 @@ from evaluation.statistics import (
     rank_correlation,
 )
 
-NOTES = """\
-Scores × 100 with 95 % bootstrap intervals over queries (10,000 resamples). Avg is over the
-five tasks of the paper and stands only where all five were scored; Asym. Avg is over Retrieval
-and Rerank.
-CMedQA v1 and v2: MAP over all candidates. Rerank: MAP@10 as trec_eval's map_cut_10 and mteb's
-map_at_10, which divide by all relevant passages of a query, not by ten at most.
-Retrieval: nDCG@10. STS: Pearson's r of the cosine similarity."""
+_TEMPLATES = Environment(
+    loader=PackageLoader("evaluation.cmedteb", "."),
+    autoescape=lambda name: name == "report.html.j2",
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
-class TaskScore(BaseModel):
-    """A system's score on a task.
+def render(template: str, **facts: object) -> str:
+    """Returns a template of this folder, filled in."""
+    return _TEMPLATES.get_template(template).render(facts)
 
-    Attributes:
-        system: Name of the system.
-        task: Name of the task.
-        measure: What the score is.
-        value: The score, 0 to 1 (Pearson: -1 to 1).
-        low: Lower end of its 95 % bootstrap interval.
-        high: Upper end.
-        items: Score of each query; of STS, similarity of each pair.
-        labels: Of STS, the label of each pair.
-        data_sha256: Checksum of the texts and judgements that it was scored on.
-        libraries: Versions of the libraries that it was made with.
-    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TaskScore(Frozen):
+    """A system's score on a task."""
 
     system: str
     task: str
     measure: str
-    value: float
-    low: float
+    value: float  # 0 to 1; Pearson: -1 to 1
+    low: float  # of its 95 % bootstrap interval
     high: float
-    items: dict[str, float]
-    labels: list[float] | None = None
-    data_sha256: str
-    libraries: dict[str, str]
+    items: dict[str, float]  # the score of each query; of STS, the similarity of each pair
+    labels: list[float] | None = None  # of STS, of each pair
+    data_sha256: str  # of the texts and judgements that it was scored on
+    libraries: dict[str, str]  # versions of those that it was made with
 
     @property
     def interval(self) -> Interval:
@@ -85,9 +77,7 @@ def read_score(path: Path) -> TaskScore:
     try:
         return TaskScore.model_validate_json(read_text(path))
     except ValidationError as error:
-        raise CareError(
-            f"{path} is no score of this benchmark", code="not_score", path=path
-        ) from error
+        raise CareError.at(path, "is no score of this benchmark", "not_score") from error
 
 
 def read_scores(out: Path) -> Scores:
@@ -103,33 +93,27 @@ def read_scores(out: Path) -> Scores:
         score = read_score(path)
         scores.setdefault(score.system, {})[score.task] = score
     if not scores:
-        raise CareError(
-            f"{out} holds no scores: run some systems first", code="no_scores", path=out
-        )
+        raise CareError.at(out, "holds no scores: run some systems first", "no_scores")
     for known in TASKS:
         checksums = {s[known.name].data_sha256 for s in scores.values() if known.name in s}
         if len(checksums) > 1:
             raise _different_data(known.name)
-    order = sorted(
-        scores, key=lambda name: (-len(scores[name]), -_mean(scores[name], list(scores[name])))
-    )
-    return {name: scores[name] for name in order}
+    order = sorted(scores.items(), key=lambda item: (-len(item[1]), -_mean(item[1], item[1])))
+    return dict(order)
 
 
 def markdown_table(scores: Scores) -> str:
     """Returns the table of all systems in the paper's columns, and how far tasks agree."""
     columns = [t for t in TASKS if any(t.name in tasks for tasks in scores.values())]
-    header = ["system", *(f"{t.column} ({t.measure})" for t in columns), "Avg", "Asym. Avg"]
-    rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    rows = {}
     for system, tasks in scores.items():
         cells = [percent(tasks[t.name].interval) if t.name in tasks else "–" for t in columns]
         averages = [
             f"{100 * _mean(tasks, names):.2f}" if tasks.keys() >= set(names) else "–"
             for names in (PAPER_COLUMNS, ASYMMETRIC_COLUMNS)
         ]
-        rows.append([system, *cells, *averages])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines) + f"\n\n{NOTES}\n" + _agreement(scores)
+        rows[system] = cells + averages
+    return render("table.md.j2", columns=columns, rows=rows, agreement=_agreement(scores))
 
 
 def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> str:
@@ -138,17 +122,11 @@ def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> 
     Raises:
         CareError: If they share no task.
     """
-    shared = [t.name for t in TASKS if t.name in first and t.name in second]
+    shared = [t for t in TASKS if t.name in first and t.name in second]
     if not shared:
         raise CareError("the two systems share no task", code="no_shared_task")
-    lines = ["| task | difference × 100 | 95 % interval | p |", "|---|---:|---|---:|"]
-    for name in shared:
-        d = difference(first[name], second[name])
-        lines.append(
-            f"| {task(name).column} | {100 * d.value:+.2f} "
-            f"| {100 * d.low:+.2f} to {100 * d.high:+.2f} | {d.p:.4f} |"
-        )
-    return "\n".join(lines) + "\n"
+    differences = [(t.column, difference(first[t.name], second[t.name])) for t in shared]
+    return render("compare.md.j2", differences=differences)
 
 
 def difference(first: TaskScore, second: TaskScore) -> Difference:
@@ -171,26 +149,22 @@ def percent(score: Interval) -> str:
     return f"{100 * score.value:.2f} ({100 * score.low:.1f}–{100 * score.high:.1f})"
 
 
-def _mean(tasks: Mapping[str, TaskScore], names: Sequence[str]) -> float:
+def _mean(tasks: Mapping[str, TaskScore], names: Collection[str]) -> float:
     return sum(tasks[name].value for name in names) / len(names)
 
 
-def _agreement(scores: Scores) -> str:
+def _agreement(scores: Scores) -> dict[str, float] | None:
     """How far CMedQA and the new tasks order the systems alike."""
     whole = [tasks for tasks in scores.values() if tasks.keys() >= set(PAPER_COLUMNS)]
     if len(whole) < 3:
-        return ""
+        return None
     old, new = (
         [_mean(tasks, names) for tasks in whole] for names in (PAPER_COLUMNS[:2], PAPER_COLUMNS[2:])
     )
     rho, p = rank_correlation(old, new)
-    return (
-        f"\nSpearman's coefficient of the averages of CMedQA and of the new tasks over "
-        f"{len(whole)} systems: {rho:.3f} (p = {p:.3f}).\n"
-    )
+    return {"systems": len(whole), "rho": rho, "p": p}
 
 
 def _different_data(task: str) -> CareError:
-    return CareError(
-        f"systems were scored on different data of '{task}'", code="different_data", task=task
-    )
+    message = f"systems were scored on different data of '{task}'"
+    return CareError(message, code="different_data", task=task)

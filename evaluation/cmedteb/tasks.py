@@ -50,12 +50,8 @@ class Task:
         return self.name if self.kind == "retrieval" else f"{self.name}.jsonl"
 
 
-def _known_tasks() -> tuple[Task, ...]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    return tuple(Task(**row) for row in table["task"])
-
-
-TASKS = _known_tasks()
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+TASKS = tuple(Task(**row) for row in _TABLE["task"])
 # The five of the paper's table; its asymmetric comparison averages two of them.
 PAPER_COLUMNS = tuple(known.name for known in TASKS[:5])
 ASYMMETRIC_COLUMNS = ("retrieval", "rerank")
@@ -67,27 +63,21 @@ def task(name: str) -> Task:
     Raises:
         CareError: If there is none.
     """
-    for known in TASKS:
-        if known.name == name:
-            return known
-    names = ", ".join(known.name for known in TASKS)
-    raise CareError(f"unknown task '{name}': there are {names}", code="unknown_task", task=name)
+    known = {task.name: task for task in TASKS}
+    if name not in known:
+        message = f"unknown task '{name}': there are {', '.join(known)}"
+        raise CareError(message, code="unknown_task", task=name)
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True)
 class RankingData:
-    """Data of a retrieval or reranking task; all texts are under the text rules.
+    """Data of a retrieval or reranking task; all texts are under the text rules."""
 
-    Attributes:
-        corpus: Document text by id.
-        queries: Query text by id.
-        qrels: Grades by document id, by query id.
-        candidates: Of reranking, the ids of the documents to order, by query id.
-    """
-
-    corpus: dict[str, str]
-    queries: dict[str, str]
+    corpus: dict[str, str]  # by id
+    queries: dict[str, str]  # by id
     qrels: Qrels
+    # Of reranking, the ids of the documents to order, by query id.
     candidates: dict[str, list[str]] | None = None
 
 
@@ -111,20 +101,16 @@ def find_tasks(
     A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder with a
     corpus.jsonl of its own is the retrieval task, beside what else is in it.
 
-    Args:
-        source: A local folder, or "hub".
-        split: Split of local retrieval data.
-        repository: On the hub, "owner/name" of CMedTEB's own data: the tasks without a data set of
-            their own are OWNER/NAME-retrieval, -rerank and -sts. They are left out without it.
+    The source "hub" has the tasks with a data set of their own and, with a repository
+    "owner/name", the others as OWNER/NAME-retrieval, -rerank and -sts.
 
     Raises:
         CareError: If there is no task.
     """
     if source == HUB:
-        places = {known: known.hub or f"{repository}-{known.name}" for known in TASKS}
         return {
-            known: cache(partial(_read_hub, known, place))
-            for known, place in places.items()
+            known: cache(partial(_read_hub, known, known.hub or f"{repository}-{known.name}"))
+            for known in TASKS
             if known.hub or repository
         }
     root = Path(source)
@@ -138,18 +124,14 @@ def find_tasks(
         paths[task("retrieval")] = root
     if not paths:
         wanted = ", ".join(known.local for known in TASKS)
-        raise CareError(
-            f"{root} holds no task: it may hold {wanted}, or be a BEIR folder",
-            code="no_tasks",
-            path=root,
-        )
-    return {known: cache(partial(_read_local, known, path, split)) for known, path in paths.items()}
-
-
-def _read_local(known: Task, path: Path, split: str) -> TaskData:
-    if known.kind == "retrieval":
-        return read_retrieval(path, split)
-    return read_sts(path) if known.kind == "sts" else read_reranking(path)
+        reason = f"holds no task: it may hold {wanted}, or be a BEIR folder"
+        raise CareError.at(root, reason, "no_tasks")
+    readers: dict[str, Callable[[Path], TaskData]] = {
+        "retrieval": partial(read_retrieval, split=split),
+        "reranking": read_reranking,
+        "sts": read_sts,
+    }
+    return {known: cache(partial(readers[known.kind], path)) for known, path in paths.items()}
 
 
 def read_retrieval(folder: Path, split: str) -> RankingData:
@@ -185,9 +167,8 @@ def read_reranking(path: Path) -> RankingData:
         if not positives:
             raise field_error(path, number, "positives", "is empty", code="no_positives")
         if positives.keys() & negatives.keys():
-            raise record_error(
-                path, number, "has a positive that is also a negative", code="positive_is_negative"
-            )
+            reason = "has a positive that is also a negative"
+            raise record_error(path, number, reason, code="positive_is_negative")
         id_ = record_id(path, number, {"_id": f"q{number}"} | record)
         if id_ in data.queries:
             raise duplicate_error(path, number, id_)
@@ -196,7 +177,7 @@ def read_reranking(path: Path) -> RankingData:
         data.qrels[id_] = dict.fromkeys(positives, 1) | dict.fromkeys(negatives, 0)
         data.candidates[id_] = list(data.qrels[id_])
     if not data.queries:
-        raise DataError(f"{path} holds no query", code="no_queries", path=path)
+        raise DataError.at(path, "holds no query", "no_queries")
     return data
 
 
@@ -215,11 +196,8 @@ def read_sts(path: Path) -> PairData:
             raise field_error(path, number, "label", "is missing or not a number")
         data.label.append(float(label))
     if len(set(data.label)) < 2:
-        raise DataError(
-            f"{path}: all labels are equal, so that nothing correlates with them",
-            code="equal_labels",
-            path=path,
-        )
+        reason = "has labels that are all equal: nothing correlates with them"
+        raise DataError.at(path, reason, "equal_labels")
     return data
 
 
@@ -248,14 +226,13 @@ def _read_hub_ranking(repository: str, revision: str) -> RankingData:
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 
     split = RetrievalDatasetLoader(repository, revision, split="test").load()
+    corpus = split["corpus"]
     candidates = split["top_ranked"]
     return RankingData(
-        corpus={
-            row["id"]: document_text(row.get("title") or "", row["text"]) for row in split["corpus"]
-        },
-        queries={row["id"]: normalize_text(row["text"]) for row in split["queries"]},
-        qrels={query: dict(grades) for query, grades in split["relevant_docs"].items()},
-        candidates={query: list(ids) for query, ids in candidates.items()} if candidates else None,
+        {row["id"]: document_text(row.get("title") or "", row["text"]) for row in corpus},
+        {row["id"]: normalize_text(row["text"]) for row in split["queries"]},
+        {query: dict(grades) for query, grades in split["relevant_docs"].items()},
+        {query: list(ids) for query, ids in candidates.items()} if candidates else None,
     )
 
 

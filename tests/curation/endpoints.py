@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from curation import prompts
 from curation.config import Endpoint
 
 Body = Mapping[str, Any]
@@ -116,9 +115,15 @@ def grader(grade: Callable[[str, str, str], str]) -> Callable[..., str]:
     """Answers for a judge: `grade` gets the model, the query and the passage."""
 
     def respond(body: Body, *_: object) -> str:
-        query, passages = prompts.read_judge_question(body["messages"][1]["content"])
+        query, passages = read_question(body)
         return json.dumps(
             {name: grade(body["model"], query, text) for name, text in passages.items()}
         )
 
     return respond
+
+
+def read_question(body: Body) -> tuple[str, Mapping[str, str]]:
+    """Returns the query that a judge was asked about, and the passages by name."""
+    material: dict[str, Any] = json.loads(body["messages"][1]["content"])
+    return material["question"], material["passages"]

@@ -3,12 +3,11 @@ from typing import Any
 
 import pytest
 
-from curation import prompts
 from curation.annotation import annotate
 from curation.config import AnnotationConfig
 from tests.conftest import write_jsonl
 from tests.curation.conftest import DOCUMENTS, QUERIES
-from tests.curation.endpoints import endpoint, scripted_server
+from tests.curation.endpoints import endpoint, read_question, scripted_server
 from tests.curation.judges import IDS, lines, run
 from training.data import Example, read_examples
 from training.schema import DataEntry
@@ -34,7 +33,7 @@ def test_training_reads_triples_of_a_corpus_that_says_things_twice(facts: dict[s
 
     def respond(body: Any, *_: object) -> str:
         """Calls the same text an answer once, and no answer the next time."""
-        _, passages = prompts.read_judge_question(body["messages"][1]["content"])
+        _, passages = read_question(body)
         first = {text: name for name, text in reversed(passages.items())}
         answers = first.get(DOCUMENTS["d1"])
         return json.dumps({name: "A" if name == answers else "C" for name in passages})

@@ -54,6 +54,7 @@ def test_synonyms_that_code_cannot_tell_apart_are_ignored(tmp_path: Path) -> Non
 def test_the_longest_term_is_taken() -> None:
     assert find_term("高血压病怎么治", {"血压": ["a"], "高血压": ["b"]}) == "高血压"
     assert find_term("头痛", {"血压": ["a"]}) is None
+    assert find_term("高血压即a", {"血压": ["b"], "高血压": ["a"]}) is None
 
 
 def test_pairs_from_end_to_end(tmp_path: Path) -> None:

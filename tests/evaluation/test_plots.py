@@ -39,7 +39,8 @@ def test_labels_are_drawn_or_the_missing_font_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        files = draw_tradeoff(POINTS, tmp_path)
+        draw_tradeoff(POINTS, tmp_path)
+    files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["tradeoff.png", "tradeoff.svg"]
     assert all(path.stat().st_size > 10_000 for path in files)
     assert bool(caplog.records) == (chinese_font() is None)

@@ -20,7 +20,6 @@ from statsmodels.stats.proportion import proportion_confint
 from core.files import write_text
 from core.records import read_jsonl, write_json
 from core.text import document_text
-from curation import prompts
 from curation.benchmark import build_benchmark
 from curation.cleaning import clean
 from curation.common import markdown_table
@@ -29,7 +28,7 @@ from curation.judging import JUDGEMENTS, Judgement, consensus
 from evaluation.beir import beir_paths, check_judged, read_documents, read_qrels, read_queries
 from tests.conftest import write_jsonl
 from tests.curation.conftest import DOCUMENTS, QUERIES
-from tests.curation.endpoints import Body, scripted_server
+from tests.curation.endpoints import Body, read_question, scripted_server
 from tests.long.curation.conftest import Settings, provenance
 
 
@@ -149,7 +148,7 @@ def _answer(
     body: Body, _: object, *, judges: Mapping[str, Errors], truth: frozenset[tuple[str, str]]
 ) -> str:
     name = body["model"]
-    query, passages = prompts.read_judge_question(body["messages"][1]["content"])
+    query, passages = read_question(body)
     return json.dumps(
         {
             place: scripted_grade(name, (query, text) in truth, judges[name], query, text)
