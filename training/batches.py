@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from core.encoders import Role
 from core.types import FloatArray, RowArray
@@ -24,26 +25,15 @@ class Plan:
     """The batches of all epochs, each a list of (epoch, example); a function of its arguments.
 
     A resumed run makes the same plan and skips what it has seen. What is left over when an
-    epoch's examples are cut into batches is left out of that epoch. For a data loader it is the
-    sampler of batches and the data: an item is itself.
-
-    Args:
-        count: Number of examples.
-        epochs: Passes over them.
-        batch_size: Examples of a batch.
-        seed: Seed of the order.
-        lengths: Tokens of each example, if batches hold texts of similar length.
+    epoch's examples are cut into batches is left out of that epoch. With `lengths`, the tokens of
+    each example, batches hold texts of similar length. For a data loader it is the sampler of
+    batches and the data: an item is itself.
     """
 
     drop_last = True
 
     def __init__(
-        self,
-        count: int,
-        epochs: int,
-        batch_size: int,
-        seed: int,
-        lengths: RowArray | None = None,
+        self, count: int, epochs: int, batch_size: int, seed: int, lengths: RowArray | None = None
     ) -> None:
         self.batch_size = min(batch_size, count)
         self._count, self._epochs, self._seed = count, epochs, seed
@@ -107,8 +97,7 @@ class PairCollator:
 
     Args:
         corpus: The examples.
-        texts: Tokens of the queries and of the documents, or their vectors if their encoder is
-            frozen.
+        texts: Tokens of queries and documents, or vectors of those whose encoder is frozen.
         negatives: Hard negatives of each query, drawn by seed, epoch and query.
         seed: Seed of the draw.
         teacher: Vectors of queries and documents, or None.
@@ -125,10 +114,9 @@ class PairCollator:
         *,
         all_documents: bool = False,
     ) -> None:
-        self._corpus, self._texts = corpus, texts
-        self._all_documents = all_documents
+        self._corpus, self._texts, self._teacher = corpus, texts, teacher
         self._negatives, self._seed = negatives, seed
-        self._teacher = teacher
+        self._all_documents = all_documents
         if teacher is not None:
             self._teacher_queries = teacher.rows([Text("query", q) for q in corpus.queries])
             self._teacher_documents = teacher.rows([Text("document", d) for d in corpus.documents])
@@ -137,24 +125,21 @@ class PairCollator:
         """Returns the batch of these (epoch, pair)."""
         corpus = self._corpus
         pairs = [corpus.pairs[pair] for _, pair in items]
-        columns = {document: 0 for _, document in pairs}
-        for (epoch, _), (query, _) in zip(items, pairs, strict=True):
-            columns |= dict.fromkeys(self._drawn(epoch, query), 0)
+        queries, targets = [query for query, _ in pairs], [document for _, document in pairs]
+        named = dict.fromkeys(targets)
+        for (epoch, _), query in zip(items, queries, strict=True):
+            named |= dict.fromkeys(self._drawn(epoch, query))
         if self._all_documents:
-            columns |= dict.fromkeys(range(len(corpus.documents)), 0)
-        documents = list(columns)
+            named |= dict.fromkeys(range(len(corpus.documents)))
+        documents = list(named)
         column_of = {document: column for column, document in enumerate(documents)}
-        queries = [query for query, _ in pairs]
-        widest = max(len(corpus.positives[query]) for query in queries)
-        positives = np.full((len(queries), widest), -1, dtype=np.int64)
-        for row, query in enumerate(queries):
-            positives[row, : len(corpus.positives[query])] = corpus.positives[query]
+        positives = [torch.tensor(corpus.positives[query]) for query in queries]
         batch = {
             **_inputs("query", self._texts["query"], queries),
             **_inputs("document", self._texts["document"], documents),
             "documents": torch.tensor(documents),
-            "positives": torch.from_numpy(positives),
-            "targets": torch.tensor([column_of[document] for _, document in pairs]),
+            "positives": pad_sequence(positives, batch_first=True, padding_value=-1),
+            "targets": torch.tensor([column_of[document] for document in targets]),
         }
         if self._teacher is not None:
             rows = self._teacher_queries[queries], self._teacher_documents[documents]
@@ -172,12 +157,9 @@ class PairCollator:
 
 
 class AlignCollator:
-    """Tensors of a batch of texts and the teacher's vectors of them.
+    """Tensors of a batch of texts, as the student reads them, and the teacher's vectors of them.
 
-    Args:
-        tokens: Tokens of the texts, as the student reads them.
-        teacher: The vectors.
-        rows: int64 [texts], the row of each text's vector.
+    `rows`, int64 [texts], are those of the vectors.
     """
 
     def __init__(self, tokens: Tokens, teacher: TeacherVectors, rows: RowArray) -> None:

@@ -41,5 +41,4 @@ def writing(folder: Path) -> Iterator[None]:
         with writing_in(folder):
             yield
     except SafetensorError as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError.at(folder, reason, "input_output") from error
+        raise TrainingError.at(folder, str(error), "input_output") from error

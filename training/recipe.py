@@ -123,8 +123,7 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     try:
         data = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError.at(path, f"not valid YAML: {reason}", "not_yaml") from error
+        raise TrainingError.at(path, f"not valid YAML: {error}", "not_yaml") from error
     if not isinstance(data, dict):
         raise TrainingError.at(path, "not a mapping of keys", "not_a_mapping")
     base = data.pop("extends", None)

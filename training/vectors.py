@@ -31,7 +31,7 @@ class VectorsRecord(BaseModel):
     Attributes:
         encoder: Key of the encoder that computed them: the identity of their space.
         prompts: What was put before the texts.
-        dimension: Dimensions of a vector.
+        dimension: Of a vector.
         count: Number of vectors.
         shard: Rows of every shard but the last.
     """
@@ -53,17 +53,7 @@ def compute(
     batch: int,
     precision: Precision,
 ) -> None:
-    """Computes the vectors of texts; continues after the last whole shard of an earlier run.
-
-    Args:
-        folder: Where they are stored.
-        checkpoint: The encoder.
-        texts: The texts.
-        prompts: What is put before them, by role.
-        shard: Rows of a shard.
-        batch: Texts encoded at a time.
-        precision: Type of the arithmetic.
-    """
+    """Stores the vectors of texts; continues after the last whole shard of an earlier run."""
     encoder = Encoder(checkpoint, trainable=False).to(processes().device)
     record = VectorsRecord(
         encoder=checkpoint.key,
@@ -82,9 +72,8 @@ def compute(
             if here:
                 tokens = tokenize(checkpoint, prompt, [rows[i].text for i in here])
                 label = f"vectors, shard {number}"
-                vectors[here] = encode(
-                    encoder, tokens, batch=batch, precision=precision, label=label
-                )
+                found = encode(encoder, tokens, batch=batch, precision=precision, label=label)
+                vectors[here] = found
                 total += len(tokens.ids)
         ids = [text_id(text) for text in rows]
         write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
@@ -99,18 +88,9 @@ def frozen_vectors(
     batch: int = 32,
     precision: Precision,
 ) -> FloatArray:
-    """Returns the vectors of texts by a frozen encoder; computed once, then read.
+    """Returns the vectors of texts by a frozen encoder; computed once, then read from `cache`.
 
-    Args:
-        cache: The folder of what was computed before, by this run or another.
-        checkpoint: The encoder.
-        role: As what the texts are encoded.
-        texts: The texts.
-        batch: Texts encoded at a time.
-        precision: Type of the arithmetic.
-
-    Returns:
-        float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
+    They are float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
     """
     rows = [Text(role, text) for text in texts]
     digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
@@ -128,13 +108,10 @@ def frozen_vectors(
     return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
-class TeacherVectors:
+class TeacherVectors(ShardedVectors):
     """Vectors on disk, by text.
 
-    Args:
-        folder: Where they are stored.
-        encoder: Key of the encoder that must have computed them, or None for any.
-        dimension: Dimensions that they must have, or None for any.
+    If `encoder` is given, the key of one, it must have computed them; `dimension` likewise.
 
     Raises:
         TrainingError: If they are missing or incomplete, of another space or dimension.
@@ -166,13 +143,9 @@ class TeacherVectors:
             reason = f"shard {len(shards)} is missing or damaged"
             raise TrainingError.at(folder, reason, "damaged_shard", shard=len(shards))
         self.folder = folder
-        self.dimension = record.dimension
-        self._vectors = ShardedVectors(folder, record.shard, np.arange(record.count))
-        ids = (
-            id_
-            for number in range(len(shards))
-            for id_ in ids_path(folder, number).read_text("utf-8").splitlines()
-        )
+        super().__init__(folder, record.shard, np.arange(record.count))
+        paths = (ids_path(folder, number) for number in range(len(shards)))
+        ids = (id_ for path in paths for id_ in path.read_text("utf-8").splitlines())
         self._row_of = {id_: row for row, id_ in enumerate(ids)}
 
     def rows(self, texts: Sequence[Text]) -> RowArray:
@@ -189,10 +162,6 @@ class TeacherVectors:
             )
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
         return np.array(found, dtype=np.int64)
-
-    def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [len(rows), dimension], the vectors of these rows."""
-        return self._vectors.take(rows)
 
 
 def text_id(text: Text) -> str:

@@ -188,8 +188,9 @@ class StageTrainer(Trainer):
                 (folder / _COMPLETE).touch()
                 sync(folder)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            reason = f"the checkpoint cannot be written: {reason}"
+            reason = (
+                f"the checkpoint cannot be written: {getattr(error, 'strerror', None) or error}"
+            )
             raise TrainingError.at(folder, reason, "input_output") from error
 
 
@@ -255,8 +256,7 @@ def _arguments(
     try:
         made = TrainingArguments(**arguments | stage.trainer)
     except (TypeError, ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise stage.error("trainer", reason, "invalid_value") from error
+        raise stage.error("trainer", str(error), "invalid_value") from error
     if world == 1:
         # Batches here hold examples that belong together: no DataParallel on many GPUs.
         made._n_gpu = min(made.n_gpu, 1)
