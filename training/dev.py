@@ -19,16 +19,9 @@ _DEPTH = 100
 def measurement(
     dev: DevSet, encoders: Mapping[Role, Encoder | FloatArray], batch: int, precision: Precision
 ) -> Callable[[], dict[str, float]]:
-    """Returns what measures a pair of encoders by exact search.
+    """Returns a function that returns the mean of each measure of `evaluation.metrics`.
 
-    Args:
-        dev: Queries, documents and judgements.
-        encoders: For each role its encoder, or the vectors if that is frozen.
-        batch: Texts encoded at a time.
-        precision: Type of the arithmetic.
-
-    Returns:
-        A function that returns the mean of each measure of `evaluation.metrics`.
+    For each role there is its encoder or, if that is frozen, the vectors of the texts.
     """
     tokens = {
         role: tokenize(e.checkpoint, getattr(e.checkpoint.init.prompts, role), dev.texts(role))

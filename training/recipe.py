@@ -38,8 +38,7 @@ class Recipe(Settings):
         description: One sentence.
         seeds: A run is made with each.
         variables: What `${name}` stands for in any text of the recipe.
-        query: Initial checkpoint of the query encoder.
-        document: Initial checkpoint of the document encoder.
+        query: Initial checkpoint of the query encoder, as `document` of the other.
         dev: On what the stages are measured.
         stages: In their order.
     """
@@ -70,9 +69,7 @@ class Recipe(Settings):
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """Loads a recipe, what it extends, and changes of a command line.
 
-    Args:
-        path: The YAML file.
-        changes: `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
+    A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
 
     Raises:
         CareError: If a file cannot be read, or a key is unknown or wrong; it names the file

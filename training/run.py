@@ -34,16 +34,9 @@ Report = Callable[[str], None]
 
 
 def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
-    """Runs a recipe with one seed.
+    """Runs a recipe with one seed and returns the folder of the run, which is in `out`.
 
-    Args:
-        recipe: The recipe.
-        out: Where everything is written; runs with the same folder share finished stages.
-        seed: Seed of all that is drawn.
-        report: Called with each line of progress.
-
-    Returns:
-        The folder of the run.
+    Runs with the same `out` share finished stages. `report` is called with each line of progress.
 
     Raises:
         CareError: If data, a checkpoint or a setting is wrong, or the disk fails.

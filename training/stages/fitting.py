@@ -45,18 +45,9 @@ def fit_pairs(
     teacher: TeacherVectors | None = None,
     learned: float | None = None,
 ) -> Outcome:
-    """Trains on examples; the texts of an encoder that is not trained are encoded once.
+    """Trains the sides in `train`, or all; texts of one that is not trained are encoded once.
 
-    Args:
-        stage: The stage.
-        context: What it works with.
-        folder: Where it writes.
-        loss: As for `Objective`.
-        train: The sides that are trained; None for all.
-        negatives: Hard negatives of each example.
-        all_documents: As for `PairCollator`.
-        teacher: Vectors of all texts, or None.
-        learned: As `temperature` of `Objective`.
+    The loss and `learned`, a temperature, are those of `Objective`, the others of `PairCollator`.
 
     Raises:
         TrainingError: If the two encoders have different dimensions.
@@ -100,15 +91,9 @@ def fit(
 ) -> Outcome:
     """Trains, measures and saves.
 
-    Args:
-        stage: The stage.
-        context: What it works with.
-        folder: Where it writes.
-        objective: What is minimised; its encoders are trained, and its roles are the pair that
-            comes out, which is measured.
-        collate: Makes the tensors of a batch.
-        lengths: int64 [examples], tokens of each example.
-        counts: What was read.
+    The objective's encoders are trained, and its roles are the pair that comes out, which is
+    measured. `collate` makes the tensors of a batch; `lengths`, int64 [examples], are tokens of
+    each example; `counts` says what was read.
     """
     plan = Plan(
         len(lengths),

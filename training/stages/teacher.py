@@ -19,9 +19,7 @@ class Teacher(Stage):
     """Vectors of texts, computed once by the frozen encoder and stored as shards.
 
     Attributes:
-        side: The encoder.
         prompts: In place of the encoder's own.
-        precision: Type of the arithmetic.
         batch: Texts encoded at a time.
         shard: Rows of a shard.
     """
@@ -47,20 +45,18 @@ class Teacher(Stage):
         if processes().is_main_process:
             checkpoint = context.encoders[self.side]
             prompts = self.prompts or checkpoint.init.prompts
-            sizes = {"shard": self.shard, "batch": self.batch}
-            compute(folder, checkpoint, texts, prompts, **sizes, precision=self.precision)
+            settings = self.model_dump(include={"shard", "batch", "precision"})
+            compute(folder, checkpoint, texts, prompts, **settings)
         return Outcome({}, counts={"texts": len(texts), "held_out": dropped})
 
 
 class _ReadsTeacher(TrainingStage):
+    """Reads the vectors of the stage named `teacher`, or of the last one before this."""
+
     teacher: str = ""
 
     def teacher_stage(self, context: Context) -> Stage:
-        """Returns the teacher stage whose vectors are read.
-
-        Raises:
-            TrainingError: If no stage before this one computed them.
-        """
+        """Returns that stage."""
         name = self.teacher or next(reversed(list(context.teachers)), "")
         if name not in context.teachers:
             named = f"'{name}'" if name else "of kind teacher"
@@ -96,8 +92,7 @@ class Align(_ReadsTeacher):
     (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
 
     Attributes:
-        teacher: The teacher stage whose vectors are read; "" for the last before this one.
-        vectors: Instead: a folder of vectors that an earlier run computed.
+        vectors: In place of a teacher stage: a folder of vectors that an earlier run computed.
         data: The part of the teacher's texts that is read; empty for all of them.
         contrastive: Weight λ₁ of the InfoNCE.
         mse: Weight λ₂ of the squared distance, summed over dimensions.
@@ -138,7 +133,7 @@ class Align(_ReadsTeacher):
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains the query encoder; it learns to read every text as it will read queries."""
-        from training.batches import AlignCollator
+        from training.batches import align_batch
         from training.encoder import tokenize
         from training.objectives import Objective, align
         from training.stages.fitting import fit, load
@@ -152,7 +147,7 @@ class Align(_ReadsTeacher):
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
         loss = partial(align, weights=weights, temperature=self.temperature)
         objective = Objective(load(self, context, "query"), self.roles, loss, self.mini_batch)
-        collate = AlignCollator(tokens, teacher, teacher.rows(texts))
+        collate = partial(align_batch, tokens, teacher, teacher.rows(texts))
         counts = {"texts": len(texts), "held_out": dropped}
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)
 
@@ -162,7 +157,6 @@ class Distill(_ReadsTeacher):
 
     Attributes:
         side: The encoder that is trained, on both sides; None for query and document encoder.
-        teacher: The teacher stage whose vectors are read; "" for the last before this one.
         kl: Weight of the divergence.
         contrastive: Weight of the InfoNCE.
         temperature: Of the student's scores, in both losses.
