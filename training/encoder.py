@@ -247,7 +247,7 @@ def encode(
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         ids, mask = tokens.padded(rows.tolist())
-        with autocast(device, precision):
+        with torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES):
             raw = encoder(ids.to(device), mask.to(device))
         vectors[rows] = l2_normalize(raw, dimension).cpu().numpy()
         bar.update(len(rows))
@@ -259,11 +259,6 @@ def encode(
 def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
     spec = checkpoint.spec("document", "training", prompt=prompt)
     return checkpoint_tokenizer(spec, checkpoint.folder)
-
-
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Returns the context in which arithmetic has a precision."""
-    return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision != "fp32")
 
 
 def load_backbone(folder: Path, dtype: str = "float32") -> Any:

@@ -132,25 +132,22 @@ def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
     identity = {"model": MODEL, "revision": REVISION, "content": content}
     folder = out / f"{REVISION}-{content[:12]}"
     if not folder.exists():
+        source = load_source()
+        kept = kept_pieces(source)
+        begin, padding, end = (source.pieces[id_] for id_ in source.controls)
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=build_tokenizer(source, kept),
+            bos_token=begin,
+            cls_token=begin,
+            pad_token=padding,
+            eos_token=end,
+            sep_token=end,
+            unk_token=source.pieces[source.unknown],
+        )
         with writing(folder), new_folder(folder) as temporary:
-            _convert(temporary)
+            build_bert(source, kept).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
     return folder, None, identity
-
-
-def _convert(folder: Path) -> None:
-    source = load_source()
-    kept = kept_pieces(source)
-    begin, padding, end = (source.pieces[id_] for id_ in source.controls)
-    build_bert(source, kept).save_pretrained(folder)
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=build_tokenizer(source, kept),
-        bos_token=begin,
-        cls_token=begin,
-        pad_token=padding,
-        eos_token=end,
-        sep_token=end,
-        unk_token=source.pieces[source.unknown],
-    ).save_pretrained(folder)
 
 
 def _prune(

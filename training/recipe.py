@@ -128,9 +128,7 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
         return data
     if not isinstance(base, str):
         raise TrainingError.at(path, "extends: name one file", "invalid_value", key="extends")
-    merged: dict[str, Any]
-    merged = _merge(_load(path.parent / base, (*extended, path.resolve())), data, path)
-    return merged
+    return dict(_merge(_load(path.parent / base, (*extended, path.resolve())), data, path))
 
 
 def _parse_change(change: str) -> dict[str, Any]:

@@ -26,14 +26,9 @@ _SHARD = 65_536
 
 
 class VectorsRecord(BaseModel):
-    """What `vectors.json` holds.
+    """What `vectors.json` holds: `count` vectors, in shards of so many rows but the last.
 
-    Attributes:
-        encoder: Key of the encoder that computed them: the identity of their space.
-        prompts: What was put before the texts.
-        dimension: Of a vector.
-        count: Number of vectors.
-        shard: Rows of every shard but the last.
+    The encoder's key is the identity of their space.
     """
 
     encoder: str

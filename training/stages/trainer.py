@@ -91,12 +91,9 @@ class StageTrainer(Trainer):
         """Whether no process holds all weights."""
         return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
-    def whole_state(self) -> dict[str, torch.Tensor] | None:
+    def whole_state(self) -> Any:
         """Returns the weights, gathered from all processes, or None if each holds them."""
-        if not self.sharded:
-            return None
-        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model_wrapped)
-        return state
+        return self.accelerator.get_state_dict(self.model_wrapped) if self.sharded else None
 
     def _not_finite(self, reason: str, step: int) -> TrainingError:
         reason += f" at step {step}: lower learning_rate, or set precision to bf16 or fp32"
@@ -168,9 +165,8 @@ class StageTrainer(Trainer):
                 (folder / _COMPLETE).touch()
                 sync(folder)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last
-            reason = (
-                f"the checkpoint cannot be written: {getattr(error, 'strerror', None) or error}"
-            )
+            reason = getattr(error, "strerror", None) or str(error)
+            reason = f"the checkpoint cannot be written: {reason}"
             raise TrainingError.at(folder, reason, "input_output") from error
 
 
