@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
 from core.encoders import Role
 from core.types import FloatArray, RowArray
@@ -21,7 +22,7 @@ Item = tuple[int, int]
 Batch = dict[str, Tensor]
 
 
-class Plan:
+class Plan(Dataset[Any]):
     """The batches of all epochs, each a list of (epoch, example); a function of its arguments.
 
     A resumed run makes the same plan and skips what it has seen. What is left over when an

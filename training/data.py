@@ -1,4 +1,8 @@
-"""Examples and texts that a recipe's data entries name."""
+"""Examples and texts that a recipe's data entries name.
+
+A file that cannot be read, or a line that is wrong, is a DataError that names both; what is left
+of the data must not be empty, or it is a TrainingError.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,23 +11,29 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core.encoders import Role
 from core.errors import DataError
 from core.records import field_error, read_jsonl, record_error
 from core.text import document_text, first_sentence, normalize_text
+from core.types import FloatArray
 from evaluation.beir import (
     Qrels,
+    Run,
     beir_paths,
     check_judged,
     read_documents,
     read_qrels,
     read_queries,
 )
+from stores.exact import exact_search
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
 # A mined file of triples, by the name of the stage that mined it.
 Mined = Mapping[str, Path]
+_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +65,18 @@ class DevSet:
         """Returns the queries or the documents."""
         return list((self.queries if role == "query" else self.documents).values())
 
+    def search(self, queries: FloatArray, documents: FloatArray) -> Run:
+        """Returns for each query its 100 nearest documents with their cosines."""
+        ids = np.array(list(self.documents))
+        scores, rows = exact_search(queries, documents, min(_DEPTH, len(ids)))
+        return {
+            query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
+            for i, query in enumerate(self.queries)
+        }
+
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
-    """Returns the files that an entry is read from.
-
-    Raises:
-        TrainingError: If the stage that it names mined nothing.
-    """
+    """Returns the files that an entry is read from; a stage that it names must have mined."""
     if isinstance(entry, Dev) or entry.beir is not None:
         return list(beir_paths(Path(entry.beir or ""), entry.split))
     if entry.mined is not None:
@@ -78,10 +93,6 @@ def read_examples(
     """Reads examples; those of equal queries become one.
 
     Also returns how many were left out because their query is held out.
-
-    Raises:
-        DataError: If a file cannot be read or a line is not an example; it names both.
-        TrainingError: If no example is left.
     """
     merged: dict[str, tuple[list[str], list[str]]] = {}
     dropped = 0
@@ -110,10 +121,6 @@ def read_texts(
 
     A record with a held-out query is left out with all its texts: others may be paraphrases.
     Also returns how many texts were left out.
-
-    Raises:
-        DataError: If a file cannot be read or a line has no text; it names both.
-        TrainingError: If no text is left.
     """
     texts: dict[Text, None] = {}
     dropped = 0
@@ -146,12 +153,7 @@ def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
 
 
 def read_dev(dev: Dev) -> DevSet:
-    """Reads what nDCG@10 is measured on.
-
-    Raises:
-        DataError: If a file cannot be read or a line is wrong.
-        TrainingError: If no judged query is left.
-    """
+    """Reads what nDCG@10 is measured on."""
     split = _read_beir(dev)
     queries, corpus = split.queries, split.documents
     qrels: Qrels = {}

@@ -24,12 +24,8 @@ def info_nce(
 ) -> Tensor:
     """InfoNCE (arXiv 1807.03748): the mean −log of the target's softmax over cosine / temperature.
 
-    Args:
-        queries: Unit vectors [n, d].
-        documents: Unit vectors [m, d], the positives and negatives of all queries.
-        targets: int64 [n], the row of each query's positive.
-        temperature: Divides the cosine.
-        excluded: bool [n, m], documents that are no negatives of a query; not its target.
+    Of the unit vectors [n, d] and [m, d], `targets`, int64 [n], are the rows of each query's
+    positive; `excluded`, bool [n, m], are no negatives of a query, and never its target.
     """
     return functional.cross_entropy(_scores(queries, documents, temperature, excluded), targets)
 

@@ -154,12 +154,10 @@ def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Tensor:
-    """Returns bool [n, m], which documents of a batch are no negatives of which query.
+    """Returns bool [n, m], which documents of a batch, int64 [m], are no negatives of which query.
 
-    Args:
-        positives: int64 [n, p], all positives of each query, padded with −1.
-        documents: int64 [m], the documents of the batch.
-        targets: int64 [n], the column of each query's own positive, which is not among them.
+    Those are all positives of a query, int64 [n, p] padded with −1, but for its target, int64 [n],
+    the column of its own positive.
     """
     known = torch.zeros(len(positives), len(documents), dtype=torch.bool, device=documents.device)
     for column in positives.T:

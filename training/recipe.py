@@ -31,16 +31,10 @@ AnyStage = Annotated[
 
 
 class Recipe(Settings):
-    """A whole recipe.
+    """A whole recipe; its name is that of the pair that comes out.
 
-    Attributes:
-        name: Of the pair that comes out.
-        description: One sentence.
-        seeds: A run is made with each.
-        variables: What `${name}` stands for in any text of the recipe.
-        query: Initial checkpoint of the query encoder, as `document` of the other.
-        dev: On what the stages are measured.
-        stages: In their order.
+    A run is made with each of the seeds. `variables` are what `${name}` stands for in any text of
+    the recipe, `query` and `document` initial checkpoints, `dev` what stages are measured on.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -72,8 +66,7 @@ def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
 
     Raises:
-        CareError: If a file cannot be read, or a key is unknown or wrong; it names the file
-            and the key.
+        CareError: If a file cannot be read, or a key is unknown or wrong; it names both.
     """
     data = _load(path, ())
     for change in changes:

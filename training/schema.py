@@ -124,26 +124,10 @@ Data = Annotated[list[DataEntry], Field(min_length=1)]
 
 
 class EncoderInit(Settings):
-    """The initial checkpoint of an encoder.
+    """The initial checkpoint of an encoder; a table in docs/training.md says what each key does.
 
-    Attributes:
-        start: A checkpoint folder, a model on the Hugging Face Hub, or `embedded`: the encoder
-            that care-mini is made from (`training.source`).
-        revision: The revision on the hub.
-        pair: Instead of `start`: a registered pair, or the path of its TOML file.
-        side: The side of that pair.
-        layers: Indexes of the transformer layers that are kept, from 0; None for all.
-        frozen_layers: How many of these, from the first, are never trained, nor the embeddings;
-            None to train all.
-        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
-            for all tokens.
-        pooling: How token vectors become one.
-        prompts: Text put before queries and documents.
-        max_length: Tokens that the encoder reads, special tokens included.
-        dimension: Dimensions kept after truncation; None for all.
-        projection: Width of a linear layer behind the pooling, or None for no such layer.
-        lora: The adapter that is trained in place of the weights.
-        dtype: Type of the weights.
+    None stands for all `layers`, all tokens of the `vocabulary` and each `dimension`, and for no
+    `frozen_layers`, whose embeddings are frozen too, no `projection` and no adapter.
     """
 
     start: str | None = None

@@ -144,11 +144,7 @@ class TeacherVectors(ShardedVectors):
         self._row_of = {id_: row for row, id_ in enumerate(ids)}
 
     def rows(self, texts: Sequence[Text]) -> RowArray:
-        """Returns int64 [texts], the row of each text's vector.
-
-        Raises:
-            TrainingError: If a text has no vector.
-        """
+        """Returns int64 [texts], the row of each text's vector, which every text must have."""
         found = [self._row_of.get(text_id(text), -1) for text in texts]
         if missing := found.count(-1):
             reason = (

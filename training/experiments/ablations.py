@@ -23,7 +23,6 @@ from evaluation.metrics import MAP_10, NDCG_10, score_queries
 from models.encoders.checkpoints import checkpoint_folder
 from models.pairs import load_pair
 from training.data import DevSet, read_dev
-from training.dev import search
 from training.errors import TrainingError
 from training.experiments.ablation_report import MAP, NDCG, ORDER, Scores, write_report
 from training.files import PAIR, RESULT, checksum, read_json, writing
@@ -115,7 +114,7 @@ def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
         ids = test.candidates[query]
         cosines = documents[[row_of[id_] for id_ in ids]] @ vector
         reranked[query] = dict(zip(ids, cosines.tolist(), strict=True))
-    ranked = search(dev, queries, documents)
+    ranked = dev.search(queries, documents)
     return {
         NDCG: list(score_queries(NDCG_10, dev.qrels, ranked).values()),
         MAP: list(score_queries(MAP_10, dev.qrels, reranked).values()),

@@ -66,7 +66,6 @@ class Phrases:
         self._endings: dict[str, str] = {
             ending: name for name, words in settings["endings"].items() for ending in words.split()
         }
-        self._longest_ending = max(map(len, self._endings))
         every = self._counts()
         found: dict[str, dict[str, int]] = {name: {} for name in settings["endings"]}
         for word, count in every.items():
@@ -120,10 +119,8 @@ class Phrases:
 
     def word_class(self, word: str) -> str | None:
         """Returns the class of a word, by the longest ending that it has."""
-        for length in range(min(self._longest_ending, len(word)), 0, -1):
-            if name := self._endings.get(word[-length:]):
-                return name
-        return None
+        endings = (word[start:] for start in range(len(word)))
+        return next((self._endings[end] for end in endings if end in self._endings), None)
 
     def _word(self, name: str) -> str:
         rng = self._rng

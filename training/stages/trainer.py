@@ -101,9 +101,8 @@ class StageTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the plan, shared out among processes."""
-        plan: Any = self._plan
-        pinned = torch.cuda.is_available()
-        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=pinned)
+        plan, gpu = self._plan, torch.cuda.is_available()
+        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=gpu)
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Any:
@@ -204,10 +203,8 @@ def _arguments(
         "output_dir": str(folder),
         "max_steps": steps,
         "per_device_train_batch_size": plan.batch_size,
-        "learning_rate": stage.learning_rate,
+        **stage.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"}),
         "warmup_steps": math.ceil(stage.warmup * steps),
-        "weight_decay": stage.weight_decay,
-        "max_grad_norm": stage.max_grad_norm,
         "optim": "adamw_torch",
         "bf16": stage.precision == "bf16",
         "fp16": stage.precision == "fp16",
