@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from core.encoders import Role
@@ -123,12 +123,12 @@ class PairCollator:
             named |= dict.fromkeys(range(len(corpus.documents)))
         documents = list(named)
         column_of = {document: column for column, document in enumerate(documents)}
-        positives = [torch.tensor(corpus.positives[query]) for query in queries]
+        columns = zip_longest(*(corpus.positives[query] for query in queries), fillvalue=-1)
         batch = {
             **_inputs("query", self.texts["query"], queries),
             **_inputs("document", self.texts["document"], documents),
             "documents": torch.tensor(documents),
-            "positives": pad_sequence(positives, batch_first=True, padding_value=-1),
+            "positives": torch.tensor(list(columns)).T,
             "targets": torch.tensor([column_of[document] for document in targets]),
         }
         if self.teacher is not None:

@@ -33,7 +33,6 @@ from training.schema import DataEntry, Dev, Part
 
 # A mined file of triples, by the name of the stage that mined it.
 Mined = Mapping[str, Path]
-_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class DevSet:
     def search(self, queries: FloatArray, documents: FloatArray) -> Run:
         """Returns for each query its 100 nearest documents with their cosines."""
         ids = np.array(list(self.documents))
-        scores, rows = exact_search(queries, documents, min(_DEPTH, len(ids)))
+        scores, rows = exact_search(queries, documents, min(100, len(ids)))
         return {
             query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
             for i, query in enumerate(self.queries)

@@ -11,7 +11,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 from tqdm import tqdm
 from transformers import AutoModel
@@ -104,10 +103,12 @@ class Tokens:
 
     def padded(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns int64 ids and mask [n, longest] of these texts, padded on the right."""
-        texts = [self.ids[self.starts[row] : self.starts[row + 1]] for row in rows]
-        ids = pad_sequence([torch.from_numpy(text).long() for text in texts], batch_first=True)
-        lengths = torch.tensor([len(text) for text in texts])
-        return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        numbers = np.asarray(rows)
+        first, end = self.starts[numbers], self.starts[numbers + 1]
+        places = first[:, None] + np.arange((end - first).max())
+        mask = places < end[:, None]
+        ids = np.where(mask, self.ids.take(places, mode="clip"), 0)
+        return torch.from_numpy(ids).long(), torch.from_numpy(mask).long()
 
 
 class Encoder(nn.Module):

@@ -155,7 +155,7 @@ def _prune(
 ) -> None:
     model = load_backbone(source)
     if init.layers is not None:
-        prune_layers(model, init.layers, key)
+        _prune_layers(model, init.layers, key)
     copy_tokenizer(source, folder)
     if kept is not None:
         trim(model, source, folder, kept)
@@ -167,14 +167,8 @@ def _prune(
         write_layout(folder, init, projection)
 
 
-def prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
-    """Keeps some layers of a model, in the given order; nothing else of it changes.
-
-    This is KALE's start (arXiv 2304.01016): a query encoder pruned from a trained one.
-
-    Raises:
-        TrainingError: If the model has no such layer, or no list of layers.
-    """
+def _prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
+    """Keeps some layers of a model in the given order, as KALE begins (arXiv 2304.01016)."""
     holder = getattr(model, "encoder", model)
     name = next((n for n in ("layer", "layers") if hasattr(holder, n)), None)
     if name is None:

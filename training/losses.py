@@ -24,8 +24,8 @@ def info_nce(
 ) -> Tensor:
     """InfoNCE (arXiv 1807.03748): the mean −log of the target's softmax over cosine / temperature.
 
-    Of the unit vectors [n, d] and [m, d], `targets`, int64 [n], are the rows of each query's
-    positive; `excluded`, bool [n, m], are no negatives of a query, and never its target.
+    The vectors, [n, d] and [m, d], have unit norm; `targets`, int64 [n], are the rows of each
+    query's positive; `excluded`, bool [n, m], are no negatives of a query, and never its target.
     """
     return functional.cross_entropy(_scores(queries, documents, temperature, excluded), targets)
 

@@ -144,8 +144,7 @@ def _log(temperature: float) -> Tensor:
 def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the documents of all processes, each query's target and which are no negatives.
 
-    Of this process's vectors [m, d] come all [M, d], the row of each query's positive, int64 [n],
-    and bool [n, M].
+    This process has vectors [m, d], all have [M, d]; targets are int64 [n], the rest bool [n, M].
     """
     gathered, offset = all_gather_with_grad(documents)
     targets = batch["targets"] + offset

@@ -126,8 +126,8 @@ Data = Annotated[list[DataEntry], Field(min_length=1)]
 class EncoderInit(Settings):
     """The initial checkpoint of an encoder; a table in docs/training.md says what each key does.
 
-    None stands for all `layers`, all tokens of the `vocabulary` and each `dimension`, and for no
-    `frozen_layers`, whose embeddings are frozen too, no `projection` and no adapter.
+    Without `layers`, `vocabulary` or `dimension` all are kept, and without `frozen_layers` all
+    are trained.
     """
 
     start: str | None = None

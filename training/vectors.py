@@ -22,7 +22,6 @@ from training.errors import TrainingError
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"
-_SHARD = 65_536
 
 
 class VectorsRecord(BaseModel):
@@ -44,7 +43,7 @@ def compute(
     texts: Sequence[Text],
     prompts: Prompts,
     *,
-    shard: int = _SHARD,
+    shard: int = 65_536,
     batch: int,
     precision: Precision,
 ) -> None:
@@ -106,7 +105,7 @@ def frozen_vectors(
 class TeacherVectors(ShardedVectors):
     """Vectors on disk, by text.
 
-    If `encoder` is given, the key of one, it must have computed them; `dimension` likewise.
+    The encoder of a given key must have computed them, and a given dimension must be theirs.
 
     Raises:
         TrainingError: If they are missing or incomplete, of another space or dimension.

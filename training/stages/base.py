@@ -44,9 +44,9 @@ _NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed"}
 class Context:
     """What a stage works with besides its settings.
 
-    The vectors of frozen encoders are in `cache`, which stages and runs share. Encoders so far are
-    by side; by the names of the stages so far there are their result folders, those `teachers`
-    among them that computed vectors, and files of `mined` triples.
+    `cache` holds the vectors of frozen encoders, for all stages and runs. `encoders` are those so
+    far, by side; by the names of stages so far there are `folders` of results, `teachers` that
+    computed vectors, and files of `mined` triples.
     """
 
     seed: int
@@ -133,8 +133,7 @@ class Stage(Settings, ABC):
         """Checks what the stage needs before the stages ahead of it, in `context`, are run.
 
         Raises:
-            CareError: If the recipe has not the encoder of a side, or a stage or a file that the
-                stage names does not exist.
+            CareError: If there is no encoder for a side, or no stage or file that it names.
         """
         for side in self.sides():
             if side not in sides:

@@ -55,8 +55,7 @@ class _ReadsTeacher(TrainingStage):
 
     teacher: str = ""
 
-    def teacher_stage(self, context: Context) -> Stage:
-        """Returns that stage."""
+    def _teacher_stage(self, context: Context) -> Stage:
         name = self.teacher or next(reversed(list(context.teachers)), "")
         if name not in context.teachers:
             named = f"'{name}'" if name else "of kind teacher"
@@ -64,22 +63,20 @@ class _ReadsTeacher(TrainingStage):
             raise self.error("teacher", reason, "missing_stage", stage=name)
         return context.teachers[name]
 
-    def vectors_folder(self, context: Context) -> Path:
-        """Returns the folder of the teacher's vectors."""
-        return context.folders[self.teacher_stage(context).label]
+    def _vectors_folder(self, context: Context) -> Path:
+        return context.folders[self._teacher_stage(context).label]
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
         """Checks the teacher too."""
         super().check(context, sides)
-        self.vectors_folder(context)
+        self._vectors_folder(context)
 
-    def vectors_key(self, context: Context) -> str:
-        """Returns what identifies the teacher's vectors."""
-        return str(read_json(self.vectors_folder(context) / RESULT)["key"])
+    def _vectors_key(self, context: Context) -> str:
+        return str(read_json(self._vectors_folder(context) / RESULT)["key"])
 
     def inputs(self, context: Context) -> dict[str, Any]:
         """Returns all that the result depends on, the teacher's vectors among it."""
-        inputs = super().inputs(context) | {"vectors": self.vectors_key(context)}
+        inputs = super().inputs(context) | {"vectors": self._vectors_key(context)}
         del inputs["stage"]["teacher"]
         return inputs
 
@@ -119,17 +116,16 @@ class Align(_ReadsTeacher):
 
     def entries(self, context: Context) -> list[DataEntry]:
         """Returns the data that are read: the teacher's, if none are named."""
-        return self.data or self.teacher_stage(context).data
+        return self.data or self._teacher_stage(context).data
 
-    def vectors_folder(self, context: Context) -> Path:
-        """Returns the folder of the teacher's vectors."""
-        return Path(self.vectors) if self.vectors else super().vectors_folder(context)
+    def _vectors_folder(self, context: Context) -> Path:
+        return Path(self.vectors) if self.vectors else super()._vectors_folder(context)
 
-    def vectors_key(self, context: Context) -> str:
-        """Returns what identifies the vectors: of a folder, the checksums in its journal."""
+    def _vectors_key(self, context: Context) -> str:
         if self.vectors:
+            # The journal holds checksums of all shards.
             return checksums([Path(self.vectors) / JOURNAL])[0]
-        return super().vectors_key(context)
+        return super()._vectors_key(context)
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains the query encoder; it learns to read every text as it will read queries."""
@@ -141,7 +137,7 @@ class Align(_ReadsTeacher):
 
         student = context.encoders["query"]
         document_key = context.encoders["document"].key
-        teacher = TeacherVectors(self.vectors_folder(context), document_key, student.dimension)
+        teacher = TeacherVectors(self._vectors_folder(context), document_key, student.dimension)
         texts, dropped = read_texts(self.entries(context), context.held_out, context.mined)
         tokens = tokenize(student, student.init.prompts.query, [text.text for text in texts])
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
@@ -192,5 +188,5 @@ class Distill(_ReadsTeacher):
             folder,
             partial(distill, weights=weights, temperatures=temperatures),
             negatives=self.negatives,
-            teacher=TeacherVectors(self.vectors_folder(context)),
+            teacher=TeacherVectors(self._vectors_folder(context)),
         )

@@ -26,7 +26,6 @@ CHECKPOINTS = "checkpoints"
 _WEIGHTS = "trained.safetensors"
 # Written last: a checkpoint without it is incomplete.
 _COMPLETE = "complete"
-_KEPT = 2
 
 
 class StageTrainer(Trainer):
@@ -211,7 +210,7 @@ def _arguments(
         "use_cpu": not gpu,
         "seed": stage.run_seed(context),
         "save_steps": stage.checkpoint_every,
-        "save_total_limit": _KEPT,
+        "save_total_limit": 2,
         "logging_steps": stage.log_every,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
