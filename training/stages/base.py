@@ -219,11 +219,7 @@ class TrainingStage(Stage):
 
 
 def checksums(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of each file, in order.
-
-    Raises:
-        DataError: If one cannot be read.
-    """
+    """Returns the SHA-256 of each file, in order; one that cannot be read is a DataError."""
     found = []
     for path in files:
         try:
