@@ -64,7 +64,7 @@ def fit_pairs(
     lengths = np.zeros(len(corpus.pairs), dtype=np.int64)
     for role, rows in zip(roles, np.array(corpus.pairs).T, strict=True):
         read = corpus.queries if role == "query" else corpus.documents
-        texts[role] = found = _inputs(stage, context, role, read, encoders)
+        texts[role] = found = _tokens_or_vectors(stage, context, role, read, encoders)
         if isinstance(found, Tokens):
             lengths += found.lengths[rows]
     seed = stage.run_seed(context)
@@ -110,7 +110,7 @@ def fit(
     return Outcome(trained, objective.roles, history, counts | {"steps": trainer.state.global_step})
 
 
-def _inputs(
+def _tokens_or_vectors(
     stage: TrainingStage,
     context: Context,
     role: Role,
@@ -134,7 +134,7 @@ def _measurement(
     if dev is None or dev_set is None or not objective.roles:
         return None
     texts = {
-        role: _inputs(stage, context, role, dev_set.texts(role), trained, dev.batch)
+        role: _tokens_or_vectors(stage, context, role, dev_set.texts(role), trained, dev.batch)
         for role in objective.roles
     }
 
