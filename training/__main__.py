@@ -88,8 +88,7 @@ def _phrases(arguments: argparse.Namespace) -> None:
     recipe = load_recipe(arguments.recipe, arguments.changes)
     from training.experiments.phrases import write
 
-    lengths = shortest, longest
-    write(recipe, arguments.out, count=arguments.count, seed=arguments.seed, lengths=lengths)
+    write(recipe, arguments.out, arguments.count, arguments.seed, (shortest, longest))
     print(f"wrote {arguments.out}", flush=True)
 
 

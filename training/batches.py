@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from core.encoders import Role
 from core.types import FloatArray, RowArray
@@ -20,30 +22,19 @@ Item = tuple[int, int]
 Batch = dict[str, Tensor]
 
 
-class Plan:
+class Plan(Dataset[Any]):
     """The batches of all epochs, each a list of (epoch, example); a function of its arguments.
 
     A resumed run makes the same plan and skips what it has seen. What is left over when an
-    epoch's examples are cut into batches is left out of that epoch. For a data loader it is the
-    sampler of batches and the data: an item is itself.
-
-    Args:
-        count: Number of examples.
-        epochs: Passes over them.
-        batch_size: Examples of a batch.
-        seed: Seed of the order.
-        lengths: Tokens of each example, if batches hold texts of similar length.
+    epoch's examples are cut into batches is left out of that epoch. With `lengths`, the tokens of
+    each example, batches hold texts of similar length. For a data loader it is the sampler of
+    batches and the data: an item is itself.
     """
 
     drop_last = True
 
     def __init__(
-        self,
-        count: int,
-        epochs: int,
-        batch_size: int,
-        seed: int,
-        lengths: RowArray | None = None,
+        self, count: int, epochs: int, batch_size: int, seed: int, lengths: RowArray | None = None
     ) -> None:
         self.batch_size = min(batch_size, count)
         self._count, self._epochs, self._seed = count, epochs, seed
@@ -84,110 +75,84 @@ class Corpus:
     @classmethod
     def of(cls, examples: Sequence[Example]) -> "Corpus":
         """Returns examples with a pair of query and positive for each of their positives."""
-        rows: dict[str, int] = {}
-        corpus = cls([], [], [], [], [])
-        for query, example in enumerate(examples):
-            corpus.queries.append(example.query)
-            numbers = [
-                [rows.setdefault(text, len(rows)) for text in texts]
-                for texts in (example.positives, example.negatives)
-            ]
-            corpus.positives.append(numbers[0])
-            corpus.negatives.append(numbers[1])
-            corpus.pairs.extend((query, row) for row in numbers[0])
-        corpus.documents.extend(rows)
-        return corpus
+        texts = (text for example in examples for text in (*example.positives, *example.negatives))
+        documents = list(dict.fromkeys(texts))
+        row_of = {text: row for row, text in enumerate(documents)}
+        positives = [[row_of[text] for text in example.positives] for example in examples]
+        negatives = [[row_of[text] for text in example.negatives] for example in examples]
+        pairs = [(query, row) for query, rows in enumerate(positives) for row in rows]
+        queries = [example.query for example in examples]
+        return cls(queries, documents, positives, negatives, pairs)
 
 
+@dataclass
 class PairCollator:
     """Tensors of a batch of queries, their positives and hard negatives.
 
     A document that several queries name is in the batch once. `positives` lists all positives
     of each query, padded with −1, so that none of them is taken for a negative.
 
-    Args:
-        corpus: The examples.
-        texts: Tokens of the queries and of the documents, or their vectors if their encoder is
-            frozen.
+    Attributes:
+        texts: Tokens of queries and documents, or vectors of those whose encoder is frozen.
         negatives: Hard negatives of each query, drawn by seed, epoch and query.
-        seed: Seed of the draw.
-        teacher: Vectors of queries and documents, or None.
         all_documents: Whether every document of the corpus is in each batch.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        texts: Mapping[Role, Tokens | FloatArray],
-        negatives: int,
-        seed: int,
-        teacher: TeacherVectors | None = None,
-        *,
-        all_documents: bool = False,
-    ) -> None:
-        self._corpus, self._texts = corpus, texts
-        self._all_documents = all_documents
-        self._negatives, self._seed = negatives, seed
-        self._teacher = teacher
-        if teacher is not None:
-            self._teacher_queries = teacher.rows([Text("query", q) for q in corpus.queries])
-            self._teacher_documents = teacher.rows([Text("document", d) for d in corpus.documents])
+    corpus: Corpus
+    texts: Mapping[Role, Tokens | FloatArray]
+    negatives: int
+    seed: int
+    teacher: TeacherVectors | None = None
+    all_documents: bool = False
+
+    def __post_init__(self) -> None:
+        if self.teacher is not None:
+            queries, documents = self.corpus.queries, self.corpus.documents
+            self._teacher_queries = self.teacher.rows([Text("query", q) for q in queries])
+            self._teacher_documents = self.teacher.rows([Text("document", d) for d in documents])
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the batch of these (epoch, pair)."""
-        corpus = self._corpus
+        corpus = self.corpus
         pairs = [corpus.pairs[pair] for _, pair in items]
-        columns = {document: 0 for _, document in pairs}
-        for (epoch, _), (query, _) in zip(items, pairs, strict=True):
-            columns |= dict.fromkeys(self._drawn(epoch, query), 0)
-        if self._all_documents:
-            columns |= dict.fromkeys(range(len(corpus.documents)), 0)
-        documents = list(columns)
+        queries, targets = [query for query, _ in pairs], [document for _, document in pairs]
+        named = dict.fromkeys(targets)
+        for (epoch, _), query in zip(items, queries, strict=True):
+            named |= dict.fromkeys(self._drawn(epoch, query))
+        if self.all_documents:
+            named |= dict.fromkeys(range(len(corpus.documents)))
+        documents = list(named)
         column_of = {document: column for column, document in enumerate(documents)}
-        queries = [query for query, _ in pairs]
-        widest = max(len(corpus.positives[query]) for query in queries)
-        positives = np.full((len(queries), widest), -1, dtype=np.int64)
-        for row, query in enumerate(queries):
-            positives[row, : len(corpus.positives[query])] = corpus.positives[query]
+        columns = zip_longest(*(corpus.positives[query] for query in queries), fillvalue=-1)
         batch = {
-            **_inputs("query", self._texts["query"], queries),
-            **_inputs("document", self._texts["document"], documents),
+            **_inputs("query", self.texts["query"], queries),
+            **_inputs("document", self.texts["document"], documents),
             "documents": torch.tensor(documents),
-            "positives": torch.from_numpy(positives),
-            "targets": torch.tensor([column_of[document] for _, document in pairs]),
+            "positives": torch.tensor(list(columns)).T,
+            "targets": torch.tensor([column_of[document] for document in targets]),
         }
-        if self._teacher is not None:
+        if self.teacher is not None:
             rows = self._teacher_queries[queries], self._teacher_documents[documents]
-            batch["teacher_queries"] = torch.from_numpy(self._teacher.take(rows[0]))
-            batch["teacher_documents"] = torch.from_numpy(self._teacher.take(rows[1]))
+            batch["teacher_queries"] = torch.from_numpy(self.teacher.take(rows[0]))
+            batch["teacher_documents"] = torch.from_numpy(self.teacher.take(rows[1]))
         return batch
 
     def _drawn(self, epoch: int, query: int) -> list[int]:
-        negatives = self._corpus.negatives[query]
-        if len(negatives) <= self._negatives:
+        negatives = self.corpus.negatives[query]
+        if len(negatives) <= self.negatives:
             return negatives
-        generator = np.random.default_rng([self._seed, epoch, query])
-        drawn = generator.choice(len(negatives), self._negatives, replace=False)
+        generator = np.random.default_rng([self.seed, epoch, query])
+        drawn = generator.choice(len(negatives), self.negatives, replace=False)
         return [negatives[i] for i in drawn]
 
 
-class AlignCollator:
-    """Tensors of a batch of texts and the teacher's vectors of them.
-
-    Args:
-        tokens: Tokens of the texts, as the student reads them.
-        teacher: The vectors.
-        rows: int64 [texts], the row of each text's vector.
-    """
-
-    def __init__(self, tokens: Tokens, teacher: TeacherVectors, rows: RowArray) -> None:
-        self._tokens, self._teacher, self._rows = tokens, teacher, rows
-
-    def __call__(self, items: Sequence[Item]) -> Batch:
-        """Returns the batch of these (epoch, text)."""
-        texts = [text for _, text in items]
-        teacher = torch.from_numpy(self._teacher.take(self._rows[texts]))
-        return _inputs("query", self._tokens, texts) | {"teacher": teacher}
+def align_batch(
+    tokens: Tokens, teacher: TeacherVectors, rows: RowArray, items: Sequence[Item]
+) -> Batch:
+    """Returns the batch of these (epoch, text), of which the teacher's vectors are in `rows`."""
+    texts = [text for _, text in items]
+    vectors = torch.from_numpy(teacher.take(rows[texts]))
+    return _inputs("query", tokens, texts) | {"teacher": vectors}
 
 
 def _inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:

@@ -1,23 +1,33 @@
-"""Examples and texts that a recipe's data entries name."""
+"""Examples and texts that a recipe's data entries name.
+
+A file that cannot be read, or a line that is wrong, is a DataError that names both; what is left
+of the data must not be empty, or it is a TrainingError.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from core.encoders import Role
 from core.errors import DataError
 from core.records import field_error, read_jsonl, record_error
 from core.text import document_text, first_sentence, normalize_text
+from core.types import FloatArray
 from evaluation.beir import (
     Qrels,
+    Run,
     beir_paths,
     check_judged,
     read_documents,
     read_qrels,
     read_queries,
 )
+from stores.exact import exact_search
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
@@ -54,13 +64,18 @@ class DevSet:
         """Returns the queries or the documents."""
         return list((self.queries if role == "query" else self.documents).values())
 
+    def search(self, queries: FloatArray, documents: FloatArray) -> Run:
+        """Returns for each query its 100 nearest documents with their cosines."""
+        ids = np.array(list(self.documents))
+        scores, rows = exact_search(queries, documents, min(100, len(ids)))
+        return {
+            query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
+            for i, query in enumerate(self.queries)
+        }
+
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
-    """Returns the files that an entry is read from.
-
-    Raises:
-        TrainingError: If the stage that it names mined nothing.
-    """
+    """Returns the files that an entry is read from; a stage that it names must have mined."""
     if isinstance(entry, Dev) or entry.beir is not None:
         return list(beir_paths(Path(entry.beir or ""), entry.split))
     if entry.mined is not None:
@@ -76,24 +91,12 @@ def read_examples(
 ) -> tuple[list[Example], int]:
     """Reads examples; those of equal queries become one.
 
-    Args:
-        entries: What is read.
-        held_out: Queries that must not be trained on.
-        mined: Files of mined triples.
-
-    Returns:
-        The examples, and how many were left out because their query is held out.
-
-    Raises:
-        DataError: If a file cannot be read or a line is not an example; it names both.
-        TrainingError: If no example is left.
+    Also returns how many were left out because their query is held out.
     """
     merged: dict[str, tuple[list[str], list[str]]] = {}
     dropped = 0
     for entry in entries:
-        for count, example in enumerate(_examples(entry, mined)):
-            if entry.limit is not None and count >= entry.limit:
-                break
+        for example in islice(_examples(entry, mined), entry.limit):
             if example.query in held_out:
                 dropped += 1
                 continue
@@ -113,16 +116,10 @@ def read_examples(
 def read_texts(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Text], int]:
-    """Reads texts, each once in each role.
+    """Reads texts, each once in each role, in the order of the entries.
 
     A record with a held-out query is left out with all its texts: others may be paraphrases.
-
-    Returns:
-        The texts in the order of the entries, and how many were left out as held out.
-
-    Raises:
-        DataError: If a file cannot be read or a line has no text; it names both.
-        TrainingError: If no text is left.
+    Also returns how many texts were left out.
     """
     texts: dict[Text, None] = {}
     dropped = 0
@@ -155,12 +152,7 @@ def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
 
 
 def read_dev(dev: Dev) -> DevSet:
-    """Reads what nDCG@10 is measured on.
-
-    Raises:
-        DataError: If a file cannot be read or a line is wrong.
-        TrainingError: If no judged query is left.
-    """
+    """Reads what nDCG@10 is measured on."""
     split = _read_beir(dev)
     queries, corpus = split.queries, split.documents
     qrels: Qrels = {}
@@ -198,16 +190,12 @@ def _nothing_left(kind: str, entries: Iterable[DataEntry]) -> TrainingError:
 
 
 def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
-    readers: dict[str, Callable[[DataEntry, Mined], Iterator[Example]]] = {
-        "triples": _triples,
-        "mined": _triples,
-        "beir": _beir_examples,
-        "pairs": _pairs,
-    }
-    if entry.source not in readers:
+    if entry.texts is not None:
         reason = f"{entry.texts} holds single texts, where examples are needed"
         raise TrainingError.at("data.texts", reason, "not_examples")
-    return (e for e in readers[entry.source](entry, mined) if in_part(e.query, entry.part))
+    (path, *_) = entry_files(entry, mined)
+    read = {"beir": _beir_examples, "pairs": _pairs}.get(entry.source, _triples)
+    return (e for e in read(entry, path) if in_part(e.query, entry.part))
 
 
 def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
@@ -233,8 +221,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
         yield from ([Text("document", text)] for text in _read_beir(entry).documents.values())
 
 
-def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
-    (path,) = entry_files(entry, mined)
+def _triples(_: DataEntry, path: Path) -> Iterator[Example]:
     for number, record in read_jsonl(path):
         query = _text(path, number, record.get("query"), "query")
         positives = _list(path, number, record, "positives")
@@ -247,14 +234,14 @@ def _triples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
         yield Example(query, positives, negatives)
 
 
-def _pairs(entry: DataEntry, _: Mined) -> Iterator[Example]:
-    path, fields = Path(entry.pairs or ""), entry.fields or ("title", "text")
+def _pairs(entry: DataEntry, path: Path) -> Iterator[Example]:
+    fields = entry.fields or ("title", "text")
     for number, record in read_jsonl(path):
         query, document = (_text(path, number, record.get(field), field) for field in fields)
         yield Example(query, (document,))
 
 
-def _beir_examples(entry: DataEntry, _: Mined) -> Iterator[Example]:
+def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Example]:
     split = _read_beir(entry)
     for query, judged in split.qrels.items():
         found = [(split.documents[i], score) for i, score in judged.items() if i in split.documents]

@@ -23,19 +23,12 @@ def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
 
     Processes may have different numbers of rows.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not distributed.is_initialized():
         return values, 0
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    if world == 1:
-        return values, 0
     counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
     distributed.all_gather(counts, torch.tensor([len(values)], device=values.device))
     rows = [int(count) for count in counts]
     padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
-    padded = nn.functional.pad(values, padding)
-    if padded.requires_grad:
-        parts = list(all_gather(padded))  # type: ignore[no-untyped-call]
-    else:
-        parts = [torch.empty_like(padded) for _ in range(world)]
-        distributed.all_gather(parts, padded)
+    parts = all_gather(nn.functional.pad(values, padding))  # type: ignore[no-untyped-call]
     return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(rows[:rank])

@@ -27,27 +27,18 @@ from training.schema import EncoderInit, Precision
 PROJECTION = "1_Dense"
 _POOLING_MODES = {"cls": "cls", "mean": "mean", "last_token": "lasttoken"}
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_TOKENIZER_FILES = (
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-)
+_TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "*.model")
 
 
 class EncoderCheckpoint(BaseModel):
     """An encoder on disk.
 
     Attributes:
-        folder: A checkpoint: model, tokenizer, and the projection if there is one.
+        folder: Model, tokenizer, and the projection if there is one.
         adapter: The LoRA adapter on it, or None.
         init: What the recipe says of it.
         native_dimension: Dimensions that it computes.
-        model: Its name in specs.
-        revision: Its revision in specs.
+        model: Its name in specs, as `revision` there.
         key: A checksum of everything that it was made from.
     """
 
@@ -112,24 +103,19 @@ class Tokens:
 
     def padded(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns int64 ids and mask [n, longest] of these texts, padded on the right."""
-        longest = max(int(self.starts[row + 1] - self.starts[row]) for row in rows)
-        ids = np.zeros((len(rows), longest), dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for i, row in enumerate(rows):
-            tokens = self.ids[self.starts[row] : self.starts[row + 1]]
-            ids[i, : len(tokens)] = tokens
-            mask[i, : len(tokens)] = 1
-        return torch.from_numpy(ids), torch.from_numpy(mask)
+        numbers = np.asarray(rows)
+        first, end = self.starts[numbers], self.starts[numbers + 1]
+        places = first[:, None] + np.arange((end - first).max())
+        mask = places < end[:, None]
+        ids = np.where(mask, self.ids.take(places, mode="clip"), 0)
+        return torch.from_numpy(ids).long(), torch.from_numpy(mask).long()
 
 
 class Encoder(nn.Module):
     """What computes a vector from tokens, in training and in measurements alike.
 
-    Args:
-        checkpoint: The encoder on disk.
-        trainable: Whether its weights, or those of its adapter, are trained.
-        dropout: In place of the checkpoint's dropout, or None.
-        gradient_checkpointing: Whether layers recompute their activations for the gradients.
+    If it is `trainable`, its weights are, or those of its adapter alone. `dropout` replaces the
+    checkpoint's; with `gradient_checkpointing` layers recompute activations for the gradients.
 
     Raises:
         TrainingError: If the checkpoint does not load or reads fewer tokens than `max_length`.
@@ -192,20 +178,12 @@ class Encoder(nn.Module):
         return vectors
 
     def embed(self, ids: Tensor, mask: Tensor, mini_batch: int | None = None) -> Tensor:
-        """Encodes a batch in parts of similar length.
+        """Encodes a batch, padded on the right, in parts of `mini_batch` texts of similar length.
 
         With `mini_batch` and gradients, the activations of one part at a time are in memory:
         they are recomputed when the gradient of the part's vectors is known, with the same
         dropout. This is GradCache (arXiv 2101.06983) by way of activation checkpointing; the
         gradients are those of the whole batch.
-
-        Args:
-            ids: int64 [n, length].
-            mask: int64 [n, length], padding on the right.
-            mini_batch: Texts of a part, or None for all in one.
-
-        Returns:
-            float32 [n, native dimension], as `forward`.
         """
         if mini_batch is None or len(ids) <= mini_batch:
             return self(ids, mask)  # type: ignore[no-any-return]
@@ -220,14 +198,10 @@ class Encoder(nn.Module):
         return torch.cat(parts)[order.argsort()]
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> EncoderCheckpoint:
-        """Writes the weights, or the adapter alone, and the tokenizer.
+        """Writes the adapter alone, or the weights and the tokenizer, into a new folder.
 
-        Args:
-            folder: A new folder.
-            state: The model's weights if they are not all here.
-
-        Returns:
-            What the folder holds; its key is still the old one.
+        `state` holds the model's weights if they are not all here. What is returned has still
+        the old key.
         """
         folder.mkdir(parents=True)
         self.model.save_pretrained(folder, state_dict=state)
@@ -237,25 +211,15 @@ class Encoder(nn.Module):
         if self.checkpoint.init.pooling == "last_token":
             # For other readers: encoders of this project end texts by themselves.
             _tokenizer(self.checkpoint, "").whole().save(str(folder / "tokenizer.json"))
-        if self.projection is not None:
-            write_projection(folder, self.projection)
-        write_modules(
-            folder,
-            self.checkpoint.init.pooling,
-            max_length=self.checkpoint.init.max_length,
-            prompts=self.checkpoint.init.prompts.model_dump(),
-            dense=[PROJECTION] if self.projection is not None else [],
-        )
+        write_layout(folder, self.checkpoint.init, self.projection)
         return self.checkpoint.model_copy(update={"folder": folder})
 
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts behind a prompt, within the encoder's length, as serving will."""
     tokenizer = _tokenizer(checkpoint, prompt)
-    rows: list[np.ndarray[Any, np.dtype[np.int32]]] = []
-    for start in range(0, len(texts), 1024):
-        batch = tokenizer(texts[start : start + 1024])
-        rows.extend(np.array(tokens.ids, dtype=np.int32) for tokens in batch)
+    batches = (tokenizer(texts[start : start + 1024]) for start in range(0, len(texts), 1024))
+    rows = [np.array(tokens.ids, dtype=np.int32) for batch in batches for tokens in batch]
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=starts[1:])
     return Tokens(np.concatenate(rows), starts)
@@ -270,17 +234,9 @@ def encode(
     precision: Precision = "fp32",
     label: str = "",
 ) -> FloatArray:
-    """Encodes texts in batches of similar length, in evaluation mode.
+    """Returns vectors float32 [n, dimension] of unit norm, computed in evaluation mode.
 
-    Args:
-        encoder: The encoder; its mode is restored.
-        tokens: The texts.
-        batch: Texts of a batch.
-        precision: Type of the arithmetic.
-        label: Name of the progress bar, or "" for none.
-
-    Returns:
-        float32 [n, dimension] of unit norm.
+    Batches hold texts of similar length. Without a `label` there is no progress bar.
     """
     was_training = encoder.training
     encoder.eval()
@@ -292,7 +248,7 @@ def encode(
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         ids, mask = tokens.padded(rows.tolist())
-        with autocast(device, precision):
+        with torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES):
             raw = encoder(ids.to(device), mask.to(device))
         vectors[rows] = l2_normalize(raw, dimension).cpu().numpy()
         bar.update(len(rows))
@@ -306,11 +262,6 @@ def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
     return checkpoint_tokenizer(spec, checkpoint.folder)
 
 
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Returns the context in which arithmetic has a precision."""
-    return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision != "fp32")
-
-
 def load_backbone(folder: Path, dtype: str = "float32") -> Any:
     """Loads a checkpoint of transformers without its pooler, which nothing here reads.
 
@@ -320,14 +271,10 @@ def load_backbone(folder: Path, dtype: str = "float32") -> Any:
     try:
         # Unless it is told, the library asks at the terminal whether to run a checkpoint's code.
         model, report = AutoModel.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            output_loading_info=True,
-            trust_remote_code=False,
+            folder, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
         )
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
-        reason = f"does not load as a checkpoint: {reason}"
+        reason = f"does not load as a checkpoint: {error}"
         raise TrainingError.at(folder, reason, "bad_checkpoint") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
@@ -345,10 +292,18 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def write_projection(folder: Path, projection: Dense) -> None:
-    """Writes a linear layer behind the pooling, as sentence-transformers lays it out."""
-    (folder / PROJECTION).mkdir()
-    projection.save(str(folder / PROJECTION))
+def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> None:
+    """Makes a checkpoint of transformers, and a layer behind it, one of sentence-transformers."""
+    if projection is not None:
+        (folder / PROJECTION).mkdir()
+        projection.save(str(folder / PROJECTION))
+    write_modules(
+        folder,
+        init.pooling,
+        max_length=init.max_length,
+        prompts=init.prompts.model_dump(),
+        dense=[PROJECTION] if projection is not None else [],
+    )
 
 
 def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
@@ -374,16 +329,11 @@ def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError.at("lora.targets", reason, "bad_targets") from error
+        raise TrainingError.at("lora.targets", str(error), "bad_targets") from error
 
 
 def _freeze(model: Any, layers: int) -> None:
-    """Freezes the embeddings and the first layers of a BERT-like model.
-
-    Raises:
-        TrainingError: If the model has another layout, or fewer layers.
-    """
+    """Freezes the embeddings and the first layers of a BERT-like model."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
         reason = f"{type(model).__name__} shows no {layers} layers"

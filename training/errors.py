@@ -11,6 +11,10 @@ class TrainingError(CareError):
 
     @classmethod
     def at(cls, place: Path | str, reason: str, code: str, /, **fields: Any) -> Self:
-        """Returns the error of a file or of a recipe's key, with the field `path` or `key`."""
+        """Returns the error of a file or of a recipe's key, with the field `path` or `key`.
+
+        The reason may be a library's own, of several lines; they become one.
+        """
         name = "path" if isinstance(place, Path) else "key"
-        return cls(f"{place}: {reason}", code=code, **{name: place} | fields)
+        message = f"{place}: {' '.join(reason.split())}"
+        return cls(message, code=code, **{name: place} | fields)

@@ -29,10 +29,9 @@ def checksum(value: Any) -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Names the place where the disk failed, also for weights: their error is no OSError.
+    """Raises a CareError that names the place where the disk failed, also for weights.
 
-    Raises:
-        CareError: In place of any OSError or SafetensorError.
+    Their error is no OSError.
     """
     # No recipe needs it to be checked.
     from safetensors import SafetensorError
@@ -41,5 +40,4 @@ def writing(folder: Path) -> Iterator[None]:
         with writing_in(folder):
             yield
     except SafetensorError as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError.at(folder, reason, "input_output") from error
+        raise TrainingError.at(folder, str(error), "input_output") from error

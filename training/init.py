@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from core.encoders import EncoderSpec
 from core.files import new_folder, sha256_file
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
-from models.encoders.modules import read_modules, write_modules
+from models.encoders.modules import read_modules
 from models.pairs import load_pair
 from training.data import read_texts
 from training.encoder import (
@@ -22,7 +22,7 @@ from training.encoder import (
     EncoderCheckpoint,
     copy_tokenizer,
     load_backbone,
-    write_projection,
+    write_layout,
 )
 from training.errors import TrainingError
 from training.files import checksum, read_json, writing
@@ -37,10 +37,7 @@ EMBEDDED = "embedded"
 def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
     """Returns the initial checkpoint of an encoder; what must be made is made in `out`, once.
 
-    Args:
-        init: What the recipe says of it.
-        key: The recipe's key, for messages.
-        out: The folder of initial checkpoints.
+    Messages name the recipe's `key`.
 
     Raises:
         TrainingError: If the checkpoint does not load or cannot be pruned as asked.
@@ -49,9 +46,8 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
     source, adapter, identity = _source(init, key, out)
     _, dense = read_modules(source, init.pooling)
     if dense not in ([], [source / PROJECTION]):
-        raise TrainingError.at(
-            key, f"{dense[0]} is a Dense module, which training would leave out", "dense"
-        )
+        reason = f"{dense[0]} is a Dense module, which training would leave out"
+        raise TrainingError.at(key, reason, "dense")
     changes: dict[str, Any] = init.model_dump(include={"layers", "projection"}, exclude_none=True)
     kept = None
     if init.vocabulary is not None:
@@ -59,15 +55,13 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
         kept = used_tokens(source, [*texts, init.prompts.query, init.prompts.document])
         changes["vocabulary"] = kept.tolist()
     if init.projection is not None and init.lora is not None:
-        raise TrainingError.at(
-            key, "projection and lora cannot be trained together", "lora_and_projection"
-        )
+        reason = "projection and lora cannot be trained together"
+        raise TrainingError.at(key, reason, "lora_and_projection")
     folder = source
     if changes:
         if adapter:
-            raise TrainingError.at(
-                key, f"{source} has an adapter: merge it before pruning", "has_adapter"
-            )
+            reason = f"{source} has an adapter: merge it before pruning"
+            raise TrainingError.at(key, reason, "has_adapter")
         if dense:
             reason = f"{source} has a projection, which pruning would lose"
             raise TrainingError.at(key, reason, "has_projection")
@@ -138,25 +132,22 @@ def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
     identity = {"model": MODEL, "revision": REVISION, "content": content}
     folder = out / f"{REVISION}-{content[:12]}"
     if not folder.exists():
+        source = load_source()
+        kept = kept_pieces(source)
+        begin, padding, end = (source.pieces[id_] for id_ in source.controls)
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=build_tokenizer(source, kept),
+            bos_token=begin,
+            cls_token=begin,
+            pad_token=padding,
+            eos_token=end,
+            sep_token=end,
+            unk_token=source.pieces[source.unknown],
+        )
         with writing(folder), new_folder(folder) as temporary:
-            _convert(temporary)
+            build_bert(source, kept).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
     return folder, None, identity
-
-
-def _convert(folder: Path) -> None:
-    source = load_source()
-    kept = kept_pieces(source)
-    begin, padding, end = (source.pieces[id_] for id_ in source.controls)
-    build_bert(source, kept).save_pretrained(folder)
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=build_tokenizer(source, kept),
-        bos_token=begin,
-        cls_token=begin,
-        pad_token=padding,
-        eos_token=end,
-        sep_token=end,
-        unk_token=source.pieces[source.unknown],
-    ).save_pretrained(folder)
 
 
 def _prune(
@@ -164,7 +155,7 @@ def _prune(
 ) -> None:
     model = load_backbone(source)
     if init.layers is not None:
-        prune_layers(model, init.layers, key)
+        _prune_layers(model, init.layers, key)
     copy_tokenizer(source, folder)
     if kept is not None:
         trim(model, source, folder, kept)
@@ -172,30 +163,17 @@ def _prune(
     if init.projection is not None:
         torch.manual_seed(0)
         width = model.config.hidden_size
-        write_projection(folder, Dense(width, init.projection, activation_function=nn.Identity()))
-        write_modules(
-            folder,
-            init.pooling,
-            max_length=init.max_length,
-            prompts=init.prompts.model_dump(),
-            dense=[PROJECTION],
-        )
+        projection = Dense(width, init.projection, activation_function=nn.Identity())
+        write_layout(folder, init, projection)
 
 
-def prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
-    """Keeps some layers of a model, in the given order; nothing else of it changes.
-
-    This is KALE's start (arXiv 2304.01016): a query encoder pruned from a trained one.
-
-    Raises:
-        TrainingError: If the model has no such layer, or no list of layers.
-    """
+def _prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
+    """Keeps some layers of a model in the given order, as KALE begins (arXiv 2304.01016)."""
     holder = getattr(model, "encoder", model)
     name = next((n for n in ("layer", "layers") if hasattr(holder, n)), None)
     if name is None:
-        raise TrainingError.at(
-            f"{key}.layers", f"{type(model).__name__} has no list of layers", "unknown_layout"
-        )
+        reason = f"{type(model).__name__} has no list of layers"
+        raise TrainingError.at(f"{key}.layers", reason, "unknown_layout")
     have = getattr(holder, name)
     if beyond := [layer for layer in layers if layer >= len(have)]:
         reason = f"there is no layer {beyond[0]}: the model has {len(have)}"

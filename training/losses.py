@@ -22,17 +22,10 @@ def info_nce(
     temperature: Tensor | float,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """InfoNCE (arXiv 1807.03748): −log of the target's softmax over cosine / temperature.
+    """InfoNCE (arXiv 1807.03748): the mean −log of the target's softmax over cosine / temperature.
 
-    Args:
-        queries: Unit vectors [n, d].
-        documents: Unit vectors [m, d], the positives and negatives of all queries.
-        targets: int64 [n], the row of each query's positive.
-        temperature: Divides the cosine.
-        excluded: bool [n, m], documents that are no negatives of a query; not its target.
-
-    Returns:
-        The mean over queries.
+    The vectors, [n, d] and [m, d], have unit norm; `targets`, int64 [n], are the rows of each
+    query's positive; `excluded`, bool [n, m], are no negatives of a query, and never its target.
     """
     return functional.cross_entropy(_scores(queries, documents, temperature, excluded), targets)
 
@@ -45,13 +38,7 @@ def mse_loss(vectors: Tensor, targets: Tensor) -> Tensor:
 def embedding_kl(vectors: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """KL(targets ‖ vectors) of the softmax over dimensions (KALE, arXiv 2304.01016).
 
-    Args:
-        vectors: [n, d].
-        targets: [n, d].
-        temperature: Divides both before the softmax.
-
-    Returns:
-        The mean over rows.
+    Both are [n, d], divided by the temperature before the softmax; returns the mean over rows.
     """
     logs, targets = ((x / temperature).log_softmax(dim=1) for x in (vectors, targets))
     return functional.kl_div(logs, targets, reduction="batchmean", log_target=True)
@@ -65,22 +52,12 @@ def matryoshka_info_nce(
     temperature: Tensor | float,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """Mean of InfoNCE over nested dimensions (arXiv 2205.13147).
+    """Mean of `info_nce` over nested dimensions (arXiv 2205.13147).
 
-    Args:
-        queries: Vectors [n, m], not scaled.
-        documents: Vectors [k, m], not scaled.
-        dimensions: How many leading dimensions each term reads.
-        targets: As for `info_nce`.
-        temperature: As for `info_nce`.
-        excluded: As for `info_nce`.
+    Each term reads so many leading dimensions of the vectors [n, d] and [m, d], not scaled.
     """
-    terms = [
-        info_nce(
-            l2_normalize(queries, d), l2_normalize(documents, d), targets, temperature, excluded
-        )
-        for d in dimensions
-    ]
+    scaled = ((l2_normalize(queries, d), l2_normalize(documents, d)) for d in dimensions)
+    terms = [info_nce(*vectors, targets, temperature, excluded) for vectors in scaled]
     return torch.stack(terms).mean()
 
 
@@ -95,17 +72,9 @@ def distillation_kl(
 ) -> Tensor:
     """KL(teacher ‖ student) of the softmax of scores over the documents of a batch.
 
-    Args:
-        queries: The student's unit vectors [n, d].
-        documents: The student's unit vectors [m, d].
-        teacher_queries: The teacher's unit vectors [n, e].
-        teacher_documents: The teacher's unit vectors [m, e].
-        temperature: Of the student's scores.
-        teacher_temperature: Of the teacher's scores.
-        excluded: bool [n, m], documents that count for no query's distribution.
-
-    Returns:
-        The mean over queries.
+    The student's vectors are [n, d] and [m, d], the teacher's [n, e] and [m, e], all of unit
+    norm. What is `excluded`, bool [n, m], counts for no query's distribution. Returns the mean
+    over queries.
     """
     student = _scores(queries, documents, temperature, excluded).log_softmax(dim=1)
     teacher = _scores(teacher_queries, teacher_documents, teacher_temperature, excluded)

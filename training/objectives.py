@@ -28,8 +28,7 @@ class Objective(nn.Module):
     Args:
         encoders: The encoders by side; vectors of a frozen one come with the batch.
         roles: Which side encodes queries and which documents; empty if no pair comes out.
-        loss: Computes from this module and a batch `loss`, a scalar, and its parts by name; None
-            for a subclass with a forward of its own.
+        loss: Computes what `forward` returns; None for a subclass with a forward of its own.
         mini_batch: Texts that are encoded at a time, or None for all of a batch.
         temperature: The initial value of a temperature that is learned; None for none.
     """
@@ -79,13 +78,10 @@ class Objective(nn.Module):
 def contrast(
     objective: Objective, batch: Batch, *, temperature: float = 1.0, dimensions: Sequence[int] = ()
 ) -> Losses:
-    """InfoNCE with in-batch and hard negatives, over one dimension or several nested ones.
+    """InfoNCE with in-batch and hard negatives, on a batch of `PairCollator`.
 
-    Args:
-        objective: The encoders.
-        batch: A batch of `PairCollator`.
-        temperature: Of the InfoNCE, unless the objective learns it.
-        dimensions: Nested dimensions; none for that of the encoder.
+    The temperature is the one that the objective learns, if it learns one. Without `dimensions`,
+    nested ones, that of the encoder is taken.
     """
     queries = objective.embed("query", batch)
     documents, targets, excluded = _gather(objective.embed("document", batch), batch)
@@ -101,12 +97,8 @@ def align(
 ) -> Losses:
     """Stage I of CARE: L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖².
 
-    Args:
-        objective: The query encoder; the document encoder's vectors come with the batch.
-        batch: A batch of `AlignCollator`.
-        weights: λ₁ as `contrastive`, λ₂ as `mse`, and as `kl` the weight of `embedding_kl`,
-            which is no part of CARE.
-        temperature: Of the InfoNCE and of the divergence.
+    It takes a batch of `align_batch`; `weights` has λ₁ as `contrastive`, λ₂ as `mse`, and as
+    `kl` the weight of `embedding_kl`, which is no part of CARE.
     """
     student = l2_normalize(objective.embed("query", batch), objective.dimension)
     teachers, offset = all_gather_with_grad(batch["teacher"])
@@ -129,18 +121,14 @@ def distill(
     weights: tuple[float, float],
     temperatures: tuple[float, float],
 ) -> Losses:
-    """KL divergence from the teacher's scores and InfoNCE, as one loss.
+    """KL divergence from the teacher's scores and InfoNCE, on a batch of `PairCollator`.
 
-    Args:
-        objective: The encoders.
-        batch: A batch of `PairCollator` with a teacher.
-        weights: Of the divergence and of the InfoNCE.
-        temperatures: Of the student's scores and of the teacher's.
+    The weights are of the divergence and of the InfoNCE, the temperatures of the student's scores
+    and of the teacher's.
     """
-    queries, documents = (
-        l2_normalize(objective.embed(role, batch), objective.dimension)
-        for role in ("query", "document")
-    )
+    dimension = objective.dimension
+    queries = l2_normalize(objective.embed("query", batch), dimension)
+    documents = l2_normalize(objective.embed("document", batch), dimension)
     documents, targets, excluded = _gather(documents, batch)
     teacher_documents, _ = all_gather_with_grad(batch["teacher_documents"])
     teacher = batch["teacher_queries"], teacher_documents
@@ -156,12 +144,7 @@ def _log(temperature: float) -> Tensor:
 def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the documents of all processes, each query's target and which are no negatives.
 
-    Args:
-        documents: Vectors [m, d] of this process.
-        batch: A batch of `PairCollator`.
-
-    Returns:
-        Vectors [M, d]; int64 [n], the row of each query's positive; bool [n, M].
+    This process has vectors [m, d], all have [M, d]; targets are int64 [n], the rest bool [n, M].
     """
     gathered, offset = all_gather_with_grad(documents)
     targets = batch["targets"] + offset
@@ -170,15 +153,10 @@ def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Tensor:
-    """Returns which documents of a batch are no negatives of which query.
+    """Returns bool [n, m], which documents of a batch, int64 [m], are no negatives of which query.
 
-    Args:
-        positives: int64 [n, p], all positives of each query, padded with −1.
-        documents: int64 [m], the documents of the batch.
-        targets: int64 [n], the column of each query's own positive, which is not among them.
-
-    Returns:
-        bool [n, m].
+    Those are all positives of a query, int64 [n, p] padded with −1, but for its target, int64 [n],
+    the column of its own positive.
     """
     known = torch.zeros(len(positives), len(documents), dtype=torch.bool, device=documents.device)
     for column in positives.T:

@@ -31,17 +31,10 @@ AnyStage = Annotated[
 
 
 class Recipe(Settings):
-    """A whole recipe.
+    """A whole recipe; its name is that of the pair that comes out.
 
-    Attributes:
-        name: Of the pair that comes out.
-        description: One sentence.
-        seeds: A run is made with each.
-        variables: What `${name}` stands for in any text of the recipe.
-        query: Initial checkpoint of the query encoder.
-        document: Initial checkpoint of the document encoder.
-        dev: On what the stages are measured.
-        stages: In their order.
+    A run is made with each of the seeds. `variables` are what `${name}` stands for in any text of
+    the recipe, `query` and `document` initial checkpoints, `dev` what stages are measured on.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -70,13 +63,10 @@ class Recipe(Settings):
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """Loads a recipe, what it extends, and changes of a command line.
 
-    Args:
-        path: The YAML file.
-        changes: `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
+    A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
 
     Raises:
-        CareError: If a file cannot be read, or a key is unknown or wrong; it names the file
-            and the key.
+        CareError: If a file cannot be read, or a key is unknown or wrong; it names both.
     """
     data = _load(path, ())
     for change in changes:
@@ -123,8 +113,7 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     try:
         data = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError.at(path, f"not valid YAML: {reason}", "not_yaml") from error
+        raise TrainingError.at(path, f"not valid YAML: {error}", "not_yaml") from error
     if not isinstance(data, dict):
         raise TrainingError.at(path, "not a mapping of keys", "not_a_mapping")
     base = data.pop("extends", None)
@@ -132,9 +121,7 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
         return data
     if not isinstance(base, str):
         raise TrainingError.at(path, "extends: name one file", "invalid_value", key="extends")
-    merged: dict[str, Any]
-    merged = _merge(_load(path.parent / base, (*extended, path.resolve())), data, path)
-    return merged
+    return dict(_merge(_load(path.parent / base, (*extended, path.resolve())), data, path))
 
 
 def _parse_change(change: str) -> dict[str, Any]:

@@ -41,17 +41,9 @@ def write_result(
     folder: Path,
     seconds: float,
 ) -> None:
-    """Writes what came out of a stage.
+    """Writes what came out of a stage into `partial`, which will be renamed to `folder`.
 
-    Args:
-        stage: The stage.
-        context: What it worked with.
-        recipe: The recipe.
-        inputs: What its key is a checksum of.
-        outcome: What it left.
-        partial: Where it worked.
-        folder: Where `partial` will be.
-        seconds: How long it took.
+    The stage's key is a checksum of `inputs`.
     """
     key, out = checksum(inputs), folder.parent.parent
     trained = {
@@ -97,16 +89,9 @@ def write_result(
 
 
 def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], out: Path) -> Path:
-    """Writes the last pair, the resolved recipe and a summary of the stages.
+    """Writes the last pair, the resolved recipe and a summary of the stages, by name in order.
 
-    Args:
-        recipe: The recipe.
-        seed: The run's seed.
-        folders: Result folders of the stages, by name, in order.
-        out: The folder of all runs.
-
-    Returns:
-        The folder of the run.
+    Returns the folder of the run, which is in that of all runs, `out`.
     """
     folder = out / "runs" / f"{recipe.name}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,13 +123,7 @@ def last_measures(folder: Path) -> dict[str, float]:
 
 
 def draw(history: Sequence[Mapping[str, float]], title: str, path: Path) -> None:
-    """Draws the loss with its parts, and nDCG@10 on the dev questions if it was measured.
-
-    Args:
-        history: Records with `step` and what was logged there.
-        title: The stage.
-        path: The PNG file.
-    """
+    """Draws the loss with its parts, and nDCG@10 on the dev questions if it was measured."""
     losses = [name for entry in history if _LOSS in entry for name in entry]
     names = [name for name in dict.fromkeys(losses) if name not in _NOT_DRAWN]
     panels = [names, *([[_MEASURE]] if any(_MEASURE in entry for entry in history) else [])]

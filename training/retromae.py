@@ -18,17 +18,14 @@ _UNSCORED = -100
 
 
 class RetroMaeObjective(Objective):
-    """Masked language modelling by the encoder, and rebuilding by a decoder of one layer.
+    """Masked language modelling by one encoder, and rebuilding by a decoder of one layer.
 
     The decoder reads the vector of the masked text in place of its first token; each position
     sees that vector and a random part of the other tokens, never itself (enhanced decoding).
     Head and decoder are dropped after pretraining.
 
-    Args:
-        encoders: One encoder; it must have no projection, whose width is another.
-
     Raises:
-        TrainingError: If it has one.
+        TrainingError: If the encoder has a projection, whose width is another.
     """
 
     def __init__(self, encoders: Mapping[Role, Encoder]) -> None:
@@ -64,10 +61,8 @@ class RetroMaeObjective(Objective):
     def _decode(self, vectors: Tensor, tokens: Tensor, visible: Tensor) -> Tensor:
         """Returns states [n, length, width] of the decoder.
 
-        Args:
-            vectors: [n, width] of the masked texts.
-            tokens: [n, length, width], embeddings of the whole texts.
-            visible: bool [n, length, length], which positions each position sees.
+        It takes the vectors [n, width] of the masked texts, embeddings [n, length, width] of the
+        whole texts, and bool [n, length, length], which positions each position sees.
         """
         places = self.positions.weight[None, : tokens.shape[1]]
         tokens = tokens + places
@@ -88,12 +83,9 @@ class RetroMaeObjective(Objective):
 class RetroMaeCollator:
     """Tensors of a batch of texts, masked by seed, epoch and first text of the batch.
 
-    Args:
-        tokens: The texts.
-        checkpoint: Its tokenizer says which tokens are special, and which is the mask or, without
-            one, the unknown token.
-        masks: Parts of the tokens that are masked for the encoder and for the decoder.
-        seed: Seed of the masks.
+    `masks` are the parts of the tokens that are masked for the encoder and for the decoder. The
+    checkpoint's tokenizer says which tokens are special, and which is the mask or, without one,
+    the unknown token.
 
     Raises:
         TrainingError: If the tokenizer has neither token.

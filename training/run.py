@@ -34,22 +34,18 @@ Report = Callable[[str], None]
 
 
 def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
-    """Runs a recipe with one seed.
+    """Runs a recipe with one seed and returns the folder of the run, which is in `out`.
 
-    Args:
-        recipe: The recipe.
-        out: Where everything is written; runs with the same folder share finished stages.
-        seed: Seed of all that is drawn.
-        report: Called with each line of progress.
-
-    Returns:
-        The folder of the run.
+    Runs with the same `out` share finished stages. `report` is called with each line of progress.
 
     Raises:
         CareError: If data, a checkpoint or a setting is wrong, or the disk fails.
     """
     with writing(out):
-        _check(recipe, seed)
+        planned = Context(seed, Path())
+        for stage in recipe.stages:
+            stage.check(planned, recipe.encoders.keys())
+            stage.publish(planned, Path())
         context = Context(seed, out / "vectors", recipe.dev)
         # One process makes what all read.
         with processes().main_process_first():
@@ -67,14 +63,6 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
                 report(f"{stage.label}: {last}")
         main = processes().is_main_process
         return write_run(recipe, seed, context.folders, out) if main else out
-
-
-def _check(recipe: Recipe, seed: int) -> None:
-    """Checks what stages need before the first is run."""
-    context = Context(seed, Path())
-    for stage in recipe.stages:
-        stage.check(context, recipe.encoders.keys())
-        stage.publish(context, Path())
 
 
 def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report: Report) -> Path:

@@ -29,13 +29,9 @@ class Prompts(Settings):
 
 
 class Lora(Settings):
-    """A low-rank adapter; defaults are those of CARE (arXiv 2604.10937).
+    """A low-rank adapter of rank r; defaults are those of CARE (arXiv 2604.10937).
 
-    Attributes:
-        r: Rank.
-        alpha: Scale; the update is multiplied by alpha / r.
-        dropout: Dropout before the adapter.
-        targets: Names of the linear layers, or `all-linear`.
+    The update is multiplied by alpha / r; `targets` names linear layers, or is `all-linear`.
     """
 
     r: Positive = 32
@@ -45,13 +41,7 @@ class Lora(Settings):
 
 
 class Part(Settings):
-    """A part of the queries, chosen by a checksum of their texts.
-
-    Attributes:
-        folds: How many parts there are.
-        only: The part that is taken.
-        without: The part that is left out.
-    """
+    """A part of the queries, by a checksum of their texts: of `folds` one only, or all but one."""
 
     folds: int = Field(gt=1)
     only: int | None = Field(None, ge=0)
@@ -134,26 +124,10 @@ Data = Annotated[list[DataEntry], Field(min_length=1)]
 
 
 class EncoderInit(Settings):
-    """The initial checkpoint of an encoder.
+    """The initial checkpoint of an encoder; a table in docs/training.md says what each key does.
 
-    Attributes:
-        start: A checkpoint folder, a model on the Hugging Face Hub, or `embedded`: the encoder
-            that care-mini is made from (`training.source`).
-        revision: The revision on the hub.
-        pair: Instead of `start`: a registered pair, or the path of its TOML file.
-        side: The side of that pair.
-        layers: Indexes of the transformer layers that are kept, from 0; None for all.
-        frozen_layers: How many of these, from the first, are never trained, nor the embeddings;
-            None to train all.
-        vocabulary: Texts whose tokens are kept, with single characters and special tokens; None
-            for all tokens.
-        pooling: How token vectors become one.
-        prompts: Text put before queries and documents.
-        max_length: Tokens that the encoder reads, special tokens included.
-        dimension: Dimensions kept after truncation; None for all.
-        projection: Width of a linear layer behind the pooling, or None for no such layer.
-        lora: The adapter that is trained in place of the weights.
-        dtype: Type of the weights.
+    Without `layers`, `vocabulary` or `dimension` all are kept, and without `frozen_layers` all
+    are trained.
     """
 
     start: str | None = None
@@ -181,13 +155,9 @@ class EncoderInit(Settings):
 class Dev(Settings):
     """On what nDCG@10 is measured during training; nothing else is chosen by it.
 
-    Its queries are left out of all training data.
+    Its queries are left out of all training data. `beir`, `where` and `part` are as in data.
 
     Attributes:
-        beir: The folder.
-        split: Its split.
-        where: Values that metadata of a document must have.
-        part: The part of the queries that is measured.
         queries: The most queries that are measured; None for all.
         documents: How many documents are searched besides the judged ones; None for all.
         start: Whether each stage is measured before its first step too.

@@ -22,18 +22,12 @@ from training.errors import TrainingError
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"
-_SHARD = 65_536
 
 
 class VectorsRecord(BaseModel):
-    """What `vectors.json` holds.
+    """What `vectors.json` holds: `count` vectors, in shards of so many rows but the last.
 
-    Attributes:
-        encoder: Key of the encoder that computed them: the identity of their space.
-        prompts: What was put before the texts.
-        dimension: Dimensions of a vector.
-        count: Number of vectors.
-        shard: Rows of every shard but the last.
+    The encoder's key is the identity of their space.
     """
 
     encoder: str
@@ -49,21 +43,11 @@ def compute(
     texts: Sequence[Text],
     prompts: Prompts,
     *,
-    shard: int = _SHARD,
+    shard: int = 65_536,
     batch: int,
     precision: Precision,
 ) -> None:
-    """Computes the vectors of texts; continues after the last whole shard of an earlier run.
-
-    Args:
-        folder: Where they are stored.
-        checkpoint: The encoder.
-        texts: The texts.
-        prompts: What is put before them, by role.
-        shard: Rows of a shard.
-        batch: Texts encoded at a time.
-        precision: Type of the arithmetic.
-    """
+    """Stores the vectors of texts; continues after the last whole shard of an earlier run."""
     encoder = Encoder(checkpoint, trainable=False).to(processes().device)
     record = VectorsRecord(
         encoder=checkpoint.key,
@@ -82,9 +66,8 @@ def compute(
             if here:
                 tokens = tokenize(checkpoint, prompt, [rows[i].text for i in here])
                 label = f"vectors, shard {number}"
-                vectors[here] = encode(
-                    encoder, tokens, batch=batch, precision=precision, label=label
-                )
+                found = encode(encoder, tokens, batch=batch, precision=precision, label=label)
+                vectors[here] = found
                 total += len(tokens.ids)
         ids = [text_id(text) for text in rows]
         write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
@@ -99,18 +82,9 @@ def frozen_vectors(
     batch: int = 32,
     precision: Precision,
 ) -> FloatArray:
-    """Returns the vectors of texts by a frozen encoder; computed once, then read.
+    """Returns the vectors of texts by a frozen encoder; computed once, then read from `cache`.
 
-    Args:
-        cache: The folder of what was computed before, by this run or another.
-        checkpoint: The encoder.
-        role: As what the texts are encoded.
-        texts: The texts.
-        batch: Texts encoded at a time.
-        precision: Type of the arithmetic.
-
-    Returns:
-        float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
+    They are float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
     """
     rows = [Text(role, text) for text in texts]
     digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
@@ -128,13 +102,10 @@ def frozen_vectors(
     return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
-class TeacherVectors:
+class TeacherVectors(ShardedVectors):
     """Vectors on disk, by text.
 
-    Args:
-        folder: Where they are stored.
-        encoder: Key of the encoder that must have computed them, or None for any.
-        dimension: Dimensions that they must have, or None for any.
+    The encoder of a given key must have computed them, and a given dimension must be theirs.
 
     Raises:
         TrainingError: If they are missing or incomplete, of another space or dimension.
@@ -166,21 +137,13 @@ class TeacherVectors:
             reason = f"shard {len(shards)} is missing or damaged"
             raise TrainingError.at(folder, reason, "damaged_shard", shard=len(shards))
         self.folder = folder
-        self.dimension = record.dimension
-        self._vectors = ShardedVectors(folder, record.shard, np.arange(record.count))
-        ids = (
-            id_
-            for number in range(len(shards))
-            for id_ in ids_path(folder, number).read_text("utf-8").splitlines()
-        )
+        super().__init__(folder, record.shard, np.arange(record.count))
+        paths = (ids_path(folder, number) for number in range(len(shards)))
+        ids = (id_ for path in paths for id_ in path.read_text("utf-8").splitlines())
         self._row_of = {id_: row for row, id_ in enumerate(ids)}
 
     def rows(self, texts: Sequence[Text]) -> RowArray:
-        """Returns int64 [texts], the row of each text's vector.
-
-        Raises:
-            TrainingError: If a text has no vector.
-        """
+        """Returns int64 [texts], the row of each text's vector, which every text must have."""
         found = [self._row_of.get(text_id(text), -1) for text in texts]
         if missing := found.count(-1):
             reason = (
@@ -189,10 +152,6 @@ class TeacherVectors:
             )
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
         return np.array(found, dtype=np.int64)
-
-    def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [len(rows), dimension], the vectors of these rows."""
-        return self._vectors.take(rows)
 
 
 def text_id(text: Text) -> str:

@@ -20,14 +20,8 @@ _KINDS = ("Unigram", "WordPiece")
 def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
     """Returns the tokens that texts use, all special ones, and all of one character.
 
-    With the single characters a text that is not among these can still be spelled.
-
-    Args:
-        folder: A checkpoint with `tokenizer.json`.
-        texts: The texts, prompts among them.
-
-    Returns:
-        int64 [n], ids in their order.
+    With the single characters a text that is not among these can still be spelled. The ids,
+    int64 [n], are in their order.
 
     Raises:
         TrainingError: If the tokenizer is of another kind than Unigram or WordPiece.
@@ -48,13 +42,10 @@ def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
 
 
 def trim(model: Any, source: Path, folder: Path, kept: NDArray[np.int64]) -> None:
-    """Keeps some tokens of a model's embeddings and, in a folder, of its tokenizer.
+    """Keeps some tokens, int64 [n] in their order, of a model and of its tokenizer.
 
-    Args:
-        model: A model of transformers; changed in place.
-        source: The folder of its tokenizer.
-        folder: Where the files of the tokenizer were copied to.
-        kept: int64 [n], ids in their order.
+    The model is changed in place, and the tokenizer, which `source` holds, in `folder`, where its
+    files were copied to.
     """
     new_id = {old: new for new, old in enumerate(kept.tolist())}
     data = _read(source)

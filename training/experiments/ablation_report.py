@@ -44,11 +44,7 @@ def write_report(
 ) -> None:
     """Writes `table.md`, `scores.json` and `scores.png`.
 
-    Args:
-        out: Where they are written.
-        titles: What a row is called, by recipe.
-        scores: The scores.
-        facts: What they were measured on and with.
+    `titles` are those of rows, by recipe, and `facts` what was measured on and with.
     """
     rows = [name for name in ORDER if name in scores]
     rows += [name for name in scores if name not in ORDER]
@@ -77,19 +73,17 @@ def compare(scores: Scores) -> dict[tuple[str, str], dict[str, Difference]]:
 
     A question's value is its mean over seeds; intervals are bootstraps over questions.
     """
-    compared = {}
+    compared: dict[tuple[str, str], dict[str, Difference]] = {}
     for pair in ORDERINGS:
         first, second = (scores.get(name, {}) for name in pair)
         if seeds := first.keys() & second.keys():
-            compared[pair] = {
-                measure: paired_difference(
-                    *(
-                        np.mean([found[seed][measure] for seed in seeds], axis=0).tolist()
-                        for found in (first, second)
-                    )
+            compared[pair] = {}
+            for measure in MEASURES:
+                means = (
+                    np.mean([found[seed][measure] for seed in seeds], axis=0).tolist()
+                    for found in (first, second)
                 )
-                for measure in MEASURES
-            }
+                compared[pair][measure] = paired_difference(*means)
     return compared
 
 
@@ -110,11 +104,10 @@ def describe(
     """Returns the table and the sentences, in Markdown; scores are in hundredths."""
     lines = ["| | seeds | Retrieval nDCG@10 | Rerank MAP@10 |", "|---|---|---|---|"]
     for name in rows:
-        cells = []
+        cells = [titles.get(name, name), str(len(scores[name]))]
         for mean, deviation in (_statistics(scores[name], measure) for measure in MEASURES):
-            spread = f" ± {deviation:.1f}" if len(scores[name]) > 1 else ""
-            cells.append(f"{mean:.1f}{spread}")
-        lines.append(f"| {titles.get(name, name)} | {len(scores[name])} | {' | '.join(cells)} |")
+            cells.append(f"{mean:.1f}" + (f" ± {deviation:.1f}" if len(scores[name]) > 1 else ""))
+        lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
         f"Mean ± standard deviation over seeds, in hundredths; {facts['questions']} questions, "

@@ -7,10 +7,9 @@ OUT/table.md, scores.json, scores.png   what `training.experiments.ablation_repo
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +18,11 @@ from core.encoders import Role
 from core.files import write_text
 from core.provenance import environment, processor
 from core.types import Document, FloatArray
-from evaluation.bm25 import Bm25Index
+from evaluation.bm25 import bm25_run
 from evaluation.metrics import MAP_10, NDCG_10, score_queries
 from models.encoders.checkpoints import checkpoint_folder
 from models.pairs import load_pair
 from training.data import DevSet, read_dev
-from training.dev import search
 from training.errors import TrainingError
 from training.experiments.ablation_report import MAP, NDCG, ORDER, Scores, write_report
 from training.files import PAIR, RESULT, checksum, read_json, writing
@@ -45,14 +43,8 @@ _SEED = 20260413
 _BATCH = 64
 
 
-@dataclass(frozen=True, slots=True)
-class TestSet:
-    """What all pairs are scored on.
-
-    Attributes:
-        dev: Questions, the documents that are searched, judgements.
-        candidates: Ids of the documents that are reranked, by question.
-    """
+class TestSet(NamedTuple):
+    """What all pairs are scored on; `candidates` are the documents reranked, by question."""
 
     dev: DevSet
     candidates: dict[str, list[str]]
@@ -61,19 +53,10 @@ class TestSet:
 def run_ablations(
     data: Path, out: Path, seeds: int, only: Sequence[str], report: Report, recipes: Path = RECIPES
 ) -> Path:
-    """Runs recipes with each seed, scores them and writes a table of all scores in `out`.
+    """Runs recipes with seeds from 0, scores them and returns a table of all scores in `out`.
 
-    Args:
-        data: A BEIR folder with `train.paraphrases.jsonl`; its split `dev` is scored once, at
-            the end: nothing is chosen by it.
-        out: Where everything is written; finished stages there are reused.
-        seeds: How many seeds, from 0.
-        only: Names of recipes; none for all.
-        report: Called with each line of progress.
-        recipes: The folder of recipes.
-
-    Returns:
-        The table.
+    `data` is a BEIR folder with `train.paraphrases.jsonl`; its split `dev` is scored once, at the
+    end: nothing is chosen by it. `only` names recipes; none stands for all.
 
     Raises:
         CareError: If a name is unknown, or as `training.run.run`.
@@ -84,8 +67,8 @@ def run_ablations(
         raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
     test = read_test(data)
     files = sorted(path for path in data.iterdir() if path.is_file())
-    names = [path.name for path in files]
-    scores = out / "scores" / checksum([names, checksums(files)])[:12]
+    key = checksum([[path.name for path in files], checksums(files)])
+    scores = out / "scores" / key[:12]
     with writing(out):
         scores.mkdir(parents=True, exist_ok=True)
         for seed in range(seeds):
@@ -102,17 +85,12 @@ def run_ablations(
 
 
 def read_test(data: Path) -> TestSet:
-    """Reads the questions of the split `dev`, with documents to search and to rerank.
-
-    Args:
-        data: A BEIR folder.
-    """
+    """Reads the questions of the split `dev`, with documents to search and to rerank."""
     dev = read_dev(Dev(beir=str(data), documents=_OTHERS))
-    index = Bm25Index(Document(id=id_, text=text) for id_, text in dev.documents.items())
-    found = index.search(dev.texts("query"), _DEPTH)
+    documents = (Document(id=id_, text=text) for id_, text in dev.documents.items())
     random = np.random.default_rng(_SEED)
     candidates = {}
-    for query, hits in zip(dev.queries, found, strict=True):
+    for query, hits in bm25_run(documents, dev.queries, _DEPTH).items():
         judged = dev.qrels[query]
         negatives = [id_ for id_ in hits if id_ not in judged]
         count = min(len(negatives), max(0, _CANDIDATES - len(judged)))
@@ -122,27 +100,21 @@ def read_test(data: Path) -> TestSet:
 
 
 def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
-    """Scores a pair by exact search and by reranking with its cosines.
+    """Returns nDCG@10 and MAP@10 of each question, in the order of the judgements.
 
-    Args:
-        path: The pair's TOML file.
-        test: What it is scored on.
-        out: Folder of vectors: pairs that share an encoder share its vectors.
-
-    Returns:
-        nDCG@10 and MAP@10 of each question, in the order of the judgements.
+    The former is of exact search, the latter of reranking by the pair's cosines. Pairs that share
+    an encoder share its vectors in `out`.
     """
     dev = test.dev
-    queries, documents = (
-        _vectors(path, role, dev.texts(role), out) for role in ("query", "document")
-    )
+    queries = _vectors(path, "query", dev.texts("query"), out)
+    documents = _vectors(path, "document", dev.texts("document"), out)
     row_of = {id_: row for row, id_ in enumerate(dev.documents)}
     reranked = {}
     for query, vector in zip(dev.queries, queries, strict=True):
         ids = test.candidates[query]
         cosines = documents[[row_of[id_] for id_ in ids]] @ vector
         reranked[query] = dict(zip(ids, cosines.tolist(), strict=True))
-    ranked = search(dev, queries, documents)
+    ranked = dev.search(queries, documents)
     return {
         NDCG: list(score_queries(NDCG_10, dev.qrels, ranked).values()),
         MAP: list(score_queries(MAP_10, dev.qrels, reranked).values()),

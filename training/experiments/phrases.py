@@ -23,7 +23,7 @@ from core.text import normalize_text
 from training.data import read_dev, read_examples
 from training.recipe import Recipe
 
-SHORTEST, LONGEST = 4, 60
+LENGTHS = SHORTEST, LONGEST = 4, 60
 
 _SETTINGS = Path(__file__).with_name("phrases.yaml")
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -42,30 +42,18 @@ _REPLACED = 0.35
 _NUMERALS = "一二三四五六七八九十两半"
 
 
-class _Words:
-    """Words of a class, drawn by frequencies that are flattened: rare words come more often."""
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self._words = list(counts)
-        self._weights = list(accumulate(max(n, 1) ** _FLATTENED for n in counts.values()))
-
-    def draw(self, rng: random.Random) -> str:
-        return rng.choices(self._words, cum_weights=self._weights)[0]
+# Words and their cumulative weights.
+_Words = tuple[list[str], list[float]]
 
 
 class Phrases:
-    """Makes texts.
+    """Makes texts of which parts are cut from given ones.
 
-    Args:
-        texts: Texts that parts are cut from.
-        seed: Seed of all that is drawn.
-        lengths: Characters of the shortest text and of the longest. Where the shortest is longer
-            than a phrase, phrases are joined until they have a length that is drawn.
+    `lengths` are characters of the shortest text and of the longest. Where the shortest is longer
+    than a phrase, phrases are joined until they have a length that is drawn.
     """
 
-    def __init__(
-        self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = (SHORTEST, LONGEST)
-    ) -> None:
+    def __init__(self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = LENGTHS) -> None:
         settings: dict[str, Any] = yaml.safe_load(_SETTINGS.read_text(encoding="utf-8"))
         self._rng = random.Random(seed)
         self._shortest, self._longest = lengths
@@ -78,15 +66,13 @@ class Phrases:
         self._endings: dict[str, str] = {
             ending: name for name, words in settings["endings"].items() for ending in words.split()
         }
-        self._longest_ending = max(map(len, self._endings))
-        found: dict[str, Counter[str]] = {name: Counter() for name in settings["endings"]}
-        every: Counter[str] = Counter()
-        for word, count in self._counts().items():
-            every[word] = count
+        every = self._counts()
+        found: dict[str, dict[str, int]] = {name: {} for name in settings["endings"]}
+        for word, count in every.items():
             if name := self.word_class(word):
                 found[name][word] = count
-        self._rare = {name: _Words(counts) for name, counts in found.items() if counts}
-        self._every = _Words(every)
+        self._rare = {name: _flattened(counts) for name, counts in found.items() if counts}
+        self._every = _flattened(every)
         makers: dict[str, Callable[[], str]] = {
             "forms": lambda: self._filled(self._forms),
             "cases": lambda: self._filled(self._cases),
@@ -133,10 +119,8 @@ class Phrases:
 
     def word_class(self, word: str) -> str | None:
         """Returns the class of a word, by the longest ending that it has."""
-        for length in range(min(self._longest_ending, len(word)), 0, -1):
-            if name := self._endings.get(word[-length:]):
-                return name
-        return None
+        endings = (word[start:] for start in range(len(word)))
+        return next((self._endings[end] for end in endings if end in self._endings), None)
 
     def _word(self, name: str) -> str:
         rng = self._rng
@@ -145,11 +129,14 @@ class Phrases:
         if name == "digit":
             return rng.choice((str(rng.randint(1, 10)), rng.choice(_NUMERALS)))
         if name == "word":
-            return self._every.draw(rng)
+            return self._drawn(self._every)
         common, rare = self._common.get(name), self._rare.get(name)
         if common and (rare is None or rng.random() < _COMMON):
             return rng.choice(common)
-        return rare.draw(rng) if rare else self._every.draw(rng)
+        return self._drawn(rare or self._every)
+
+    def _drawn(self, words: _Words) -> str:
+        return self._rng.choices(words[0], cum_weights=words[1])[0]
 
     def _filled(self, forms: list[str]) -> str:
         return _SLOT.sub(lambda slot: self._word(slot[1]), self._rng.choice(forms))
@@ -190,25 +177,18 @@ class Phrases:
         return "".join(words)
 
 
+def _flattened(counts: Mapping[str, int]) -> _Words:
+    """Returns words to draw from by flattened frequencies: rare words come more often."""
+    return list(counts), list(accumulate(max(n, 1) ** _FLATTENED for n in counts.values()))
+
+
 def write(
-    recipe: Recipe,
-    path: Path,
-    *,
-    count: int,
-    seed: int,
-    lengths: tuple[int, int] = (SHORTEST, LONGEST),
+    recipe: Recipe, path: Path, count: int, seed: int, lengths: tuple[int, int] = LENGTHS
 ) -> None:
-    """Writes texts made of the examples that a recipe trains on, as JSONL of `text`.
+    """Writes `count` texts made of the examples that a recipe trains on, as JSONL of `text`.
 
     Held-out queries and their documents are not among these examples; entries of single texts
-    and mined ones are not read.
-
-    Args:
-        recipe: The recipe.
-        path: The file.
-        count: How many texts.
-        seed: Seed of all that is drawn.
-        lengths: As for `Phrases`.
+    and mined ones are not read. `seed` and `lengths` are as for `Phrases`.
 
     Raises:
         CareError: If the data are wrong or the file cannot be written.

@@ -44,15 +44,9 @@ _NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed"}
 class Context:
     """What a stage works with besides its settings.
 
-    Attributes:
-        seed: Seed of the run.
-        cache: Folder of the vectors of frozen encoders, shared by stages and runs.
-        dev: What is measured on, or None.
-        dev_set: Its queries, documents and judgements.
-        encoders: The encoders so far, by side.
-        folders: Result folders of the stages so far, by name.
-        teachers: The stages among them that computed vectors, by name.
-        mined: Files of mined triples, by the name of their stage.
+    `cache` holds the vectors of frozen encoders, for all stages and runs. `encoders` are those so
+    far, by side; by the names of stages so far there are `folders` of results, `teachers` that
+    computed vectors, and files of `mined` triples.
     """
 
     seed: int
@@ -72,13 +66,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage leaves behind in its folder.
+    """What a stage leaves behind in its folder: encoders by side, and how they were trained.
 
-    Attributes:
-        encoders: The encoders that it trained, by side.
-        pair: Which side encodes queries and which documents in the pair that it made, if any.
-        history: Records of losses and measures over steps.
-        counts: Examples, texts and what was left out.
+    `pair` says which side encodes queries and which documents in the pair that it made, if any;
+    `history` has losses and measures over steps, `counts` examples, texts and what was left out.
     """
 
     encoders: "dict[Role, EncoderCheckpoint]"
@@ -90,10 +81,8 @@ class Outcome:
 class Stage(Settings, ABC):
     """A stage of a recipe; each kind is a subclass.
 
-    Attributes:
-        kind: Which kind it is.
-        name: Unique in the recipe; "" for the kind.
-        data: What is read.
+    Its name is unique in the recipe, or "" for the kind; `data` is what it reads. The `side` that
+    some kinds have is the encoder that they train or use, for queries and documents alike.
     """
 
     kind: str
@@ -141,14 +130,10 @@ class Stage(Settings, ABC):
         context.folders[self.label] = folder
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
-        """Checks what the stage needs before the stages ahead of it are run.
-
-        Args:
-            context: The stages ahead, without results.
-            sides: The sides that the recipe has an encoder for.
+        """Checks what the stage needs before the stages ahead of it, in `context`, are run.
 
         Raises:
-            CareError: If an encoder, a stage or a file that it names does not exist.
+            CareError: If there is no encoder for a side, or no stage or file that it names.
         """
         for side in self.sides():
             if side not in sides:
@@ -234,11 +219,7 @@ class TrainingStage(Stage):
 
 
 def checksums(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of each file, in order.
-
-    Raises:
-        DataError: If one cannot be read.
-    """
+    """Returns the SHA-256 of each file, in order; one that cannot be read is a DataError."""
     found = []
     for path in files:
         try:

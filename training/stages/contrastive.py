@@ -15,7 +15,6 @@ class Contrastive(TrainingStage):
     """Supervised InfoNCE of one encoder on both sides.
 
     Attributes:
-        side: The encoder that is trained.
         temperature: Of the InfoNCE.
         negatives: Hard negatives of each example, drawn in each epoch.
         dimensions: Nested Matryoshka dimensions (arXiv 2205.13147) over which the loss is

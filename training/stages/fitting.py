@@ -1,6 +1,6 @@
 """What stages that train have in common: encoders and batches in, checkpoints and measures out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from core.encoders import Role
 from core.types import FloatArray, RowArray
+from evaluation.metrics import score
 from training.batches import Batch, Corpus, PairCollator, Plan
 from training.data import read_examples
-from training.dev import measurement
 from training.distributed import processes
-from training.encoder import Encoder, EncoderCheckpoint, Tokens, tokenize
+from training.encoder import Encoder, EncoderCheckpoint, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
 from training.stages.base import Context, Outcome, TrainingStage
 from training.stages.trainer import StageTrainer
@@ -45,18 +45,9 @@ def fit_pairs(
     teacher: TeacherVectors | None = None,
     learned: float | None = None,
 ) -> Outcome:
-    """Trains on examples; the texts of an encoder that is not trained are encoded once.
+    """Trains the sides in `train`, or all; texts of one that is not trained are encoded once.
 
-    Args:
-        stage: The stage.
-        context: What it works with.
-        folder: Where it writes.
-        loss: As for `Objective`.
-        train: The sides that are trained; None for all.
-        negatives: Hard negatives of each example.
-        all_documents: As for `PairCollator`.
-        teacher: Vectors of all texts, or None.
-        learned: As `temperature` of `Objective`.
+    The loss and `learned`, a temperature, are those of `Objective`, the others of `PairCollator`.
 
     Raises:
         TrainingError: If the two encoders have different dimensions.
@@ -71,17 +62,11 @@ def fit_pairs(
     corpus = Corpus.of(examples)
     texts: dict[Role, Tokens | FloatArray] = {}
     lengths = np.zeros(len(corpus.pairs), dtype=np.int64)
-    for (role, side), rows in zip(roles.items(), np.array(corpus.pairs).T, strict=True):
-        found = corpus.queries if role == "query" else corpus.documents
-        checkpoint = context.encoders[side]
-        if side in encoders:
-            tokens = tokenize(checkpoint, getattr(checkpoint.init.prompts, role), found)
-            texts[role] = tokens
-            lengths += tokens.lengths[rows]
-        else:
-            texts[role] = frozen_vectors(
-                context.cache, checkpoint, role, found, precision=stage.precision
-            )
+    for role, rows in zip(roles, np.array(corpus.pairs).T, strict=True):
+        read = corpus.queries if role == "query" else corpus.documents
+        texts[role] = found = _tokens_or_vectors(stage, context, role, read, encoders)
+        if isinstance(found, Tokens):
+            lengths += found.lengths[rows]
     seed = stage.run_seed(context)
     collate = PairCollator(corpus, texts, negatives, seed, teacher, all_documents=all_documents)
     objective = Objective(encoders, roles, loss, stage.mini_batch, learned)
@@ -100,15 +85,9 @@ def fit(
 ) -> Outcome:
     """Trains, measures and saves.
 
-    Args:
-        stage: The stage.
-        context: What it works with.
-        folder: Where it writes.
-        objective: What is minimised; its encoders are trained, and its roles are the pair that
-            comes out, which is measured.
-        collate: Makes the tensors of a batch.
-        lengths: int64 [examples], tokens of each example.
-        counts: What was read.
+    The objective's encoders are trained, and its roles are the pair that comes out, which is
+    measured. `collate` makes the tensors of a batch; `lengths`, int64 [examples], are tokens of
+    each example; `counts` says what was read.
     """
     plan = Plan(
         len(lengths),
@@ -117,21 +96,7 @@ def fit(
         stage.run_seed(context),
         lengths if stage.group_by_length else None,
     )
-    measure = None
-    if context.dev and context.dev_set and objective.roles:
-        encoders: dict[Role, Encoder | FloatArray] = {
-            role: objective.trained.get(side)
-            or frozen_vectors(
-                context.cache,
-                context.encoders[side],
-                role,
-                context.dev_set.texts(role),
-                batch=context.dev.batch,
-                precision=stage.precision,
-            )
-            for role, side in objective.roles.items()
-        }
-        measure = measurement(context.dev_set, encoders, context.dev.batch, stage.precision)
+    measure = _measurement(stage, context, objective)
     trainer = StageTrainer(stage, context, folder, objective, plan, collate, measure)
     trainer.fit()
     state = trainer.whole_state()
@@ -143,6 +108,44 @@ def fit(
         }
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(trained, objective.roles, history, counts | {"steps": trainer.state.global_step})
+
+
+def _tokens_or_vectors(
+    stage: TrainingStage,
+    context: Context,
+    role: Role,
+    texts: Sequence[str],
+    trained: Collection[Role],
+    batch: int = 32,
+) -> Tokens | FloatArray:
+    """Returns tokens of texts if their encoder is trained, or else their vectors."""
+    side, cache, precision = stage.roles[role], context.cache, stage.precision
+    encoder = context.encoders[side]
+    if side in trained:
+        return tokenize(encoder, getattr(encoder.init.prompts, role), texts)
+    return frozen_vectors(cache, encoder, role, texts, batch=batch, precision=precision)
+
+
+def _measurement(
+    stage: TrainingStage, context: Context, objective: Objective
+) -> Callable[[], dict[str, float]] | None:
+    """Returns what computes the means of `evaluation.metrics` of the pair, if that is asked for."""
+    dev, dev_set, trained = context.dev, context.dev_set, objective.trained
+    if dev is None or dev_set is None or not objective.roles:
+        return None
+    texts = {
+        role: _tokens_or_vectors(stage, context, role, dev_set.texts(role), trained, dev.batch)
+        for role in objective.roles
+    }
+
+    def vectors(role: Role) -> FloatArray:
+        found = texts[role]
+        if not isinstance(found, Tokens):
+            return found
+        encoder, label = trained[objective.roles[role]], f"dev, {role}"
+        return encode(encoder, found, batch=dev.batch, precision=stage.precision, label=label)
+
+    return lambda: score(dev_set.qrels, dev_set.search(vectors("query"), vectors("document")))
 
 
 def _weights_of(

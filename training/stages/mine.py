@@ -1,7 +1,7 @@
 """Mining of hard negatives."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,12 +23,10 @@ class Mine(Stage):
 
     Attributes:
         data: Queries and their positives; the documents of these entries are searched.
-        side: The encoder, used on both sides.
         first: The first rank that is taken, from 1, positives not counted.
         last: The last rank that is taken.
         negatives: The most negatives of a query.
         margin: A negative's score is at most this part of the lowest score of a positive.
-        precision: Type of the arithmetic.
         batch: Texts encoded at a time.
     """
 
@@ -63,25 +61,15 @@ class Mine(Stage):
         # The documents of the examples come first: rows of the corpus are rows here.
         others = read_corpus(self.data, context.mined)
         documents = list(dict.fromkeys((*corpus.documents, *others)))
-        vectors = partial(
-            frozen_vectors,
-            context.cache,
-            context.encoders[self.side],
-            batch=self.batch,
-            precision=self.precision,
-        )
-        queries, found = vectors("query", corpus.queries), vectors("document", documents)
+        settings = self.model_dump(include={"batch", "precision"})
+        cache, encoder = context.cache, context.encoders[self.side]
+        queries = frozen_vectors(cache, encoder, "query", corpus.queries, **settings)
+        found = frozen_vectors(cache, encoder, "document", documents, **settings)
         if processes().is_main_process:
             mined = mine(queries, found, corpus.positives, self)
             records = (
-                {
-                    "query": query,
-                    "positives": [documents[row] for row in positives],
-                    "negatives": [documents[row] for row in negatives],
-                }
-                for query, positives, negatives in zip(
-                    corpus.queries, corpus.positives, mined, strict=True
-                )
+                asdict(replace(example, negatives=tuple(documents[row] for row in rows)))
+                for example, rows in zip(examples, mined, strict=True)
             )
             write_jsonl(folder / TRIPLES, records)
         return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
@@ -90,16 +78,10 @@ class Mine(Stage):
 def mine(
     queries: FloatArray, documents: FloatArray, positives: Sequence[Sequence[int]], stage: Mine
 ) -> Iterator[list[int]]:
-    """Finds hard negatives by exact search, within a window of ranks and below a margin.
+    """Yields rows of the hard negatives of each query, found by exact search, the hardest first.
 
-    Args:
-        queries: float32 [n, d], unit norm.
-        documents: float32 [m, d], unit norm.
-        positives: Rows of the relevant documents of each query.
-        stage: Ranks, margin and number; positives have no rank.
-
-    Yields:
-        Rows of the negatives of each query, the hardest first.
+    Both vectors, float32 [n, d] and [m, d], have unit norm; `positives` are rows of the relevant
+    documents of each query, which have no rank.
     """
     depth = min(stage.last + max(map(len, positives)), len(documents))
     all_scores, all_rows = exact_search(queries, documents, depth)

@@ -15,7 +15,6 @@ class RetroMae(TrainingStage):
     """RetroMAE (arXiv 2205.12035): an encoder's vector lets a weak decoder rebuild the text.
 
     Attributes:
-        side: The encoder that is trained.
         encoder_mask: Part of the tokens that are masked for the encoder.
         decoder_mask: Part of the tokens that each token of the decoder cannot see.
     """
@@ -52,12 +51,7 @@ class RetroMae(TrainingStage):
 
 
 class Unsupervised(TrainingStage):
-    """InfoNCE on pairs of title and content, with a learned temperature.
-
-    Attributes:
-        side: The encoder that is trained; both texts of a pair go through it.
-        temperature: The initial temperature.
-    """
+    """InfoNCE on pairs of title and content, with a temperature that is learned from its value."""
 
     kind: Literal["unsupervised"]
     side: Role = "query"

@@ -18,12 +18,11 @@ class PruneLayers(Stage):
     2306.11550); a linear layer behind a trained query encoder is what HotelMatch-LLM puts
     between a small and a large encoder (ACL 2025, long paper 30).
 
+    No data are read. `layers` and `projection` are as for an encoder's initial checkpoint.
+
     Attributes:
-        data: None is read.
         side: The encoder that comes out; prompts, pooling and length stay as they were.
         source: The encoder that it is pruned from.
-        layers: As for an encoder's initial checkpoint.
-        projection: As for an encoder's initial checkpoint.
     """
 
     kind: Literal["prune_layers"]

@@ -19,9 +19,7 @@ class Teacher(Stage):
     """Vectors of texts, computed once by the frozen encoder and stored as shards.
 
     Attributes:
-        side: The encoder.
         prompts: In place of the encoder's own.
-        precision: Type of the arithmetic.
         batch: Texts encoded at a time.
         shard: Rows of a shard.
     """
@@ -47,20 +45,17 @@ class Teacher(Stage):
         if processes().is_main_process:
             checkpoint = context.encoders[self.side]
             prompts = self.prompts or checkpoint.init.prompts
-            sizes = {"shard": self.shard, "batch": self.batch}
-            compute(folder, checkpoint, texts, prompts, **sizes, precision=self.precision)
+            settings = self.model_dump(include={"shard", "batch", "precision"})
+            compute(folder, checkpoint, texts, prompts, **settings)
         return Outcome({}, counts={"texts": len(texts), "held_out": dropped})
 
 
 class _ReadsTeacher(TrainingStage):
+    """Reads the vectors of the stage named `teacher`, or of the last one before this."""
+
     teacher: str = ""
 
-    def teacher_stage(self, context: Context) -> Stage:
-        """Returns the teacher stage whose vectors are read.
-
-        Raises:
-            TrainingError: If no stage before this one computed them.
-        """
+    def _teacher_stage(self, context: Context) -> Stage:
         name = self.teacher or next(reversed(list(context.teachers)), "")
         if name not in context.teachers:
             named = f"'{name}'" if name else "of kind teacher"
@@ -68,22 +63,20 @@ class _ReadsTeacher(TrainingStage):
             raise self.error("teacher", reason, "missing_stage", stage=name)
         return context.teachers[name]
 
-    def vectors_folder(self, context: Context) -> Path:
-        """Returns the folder of the teacher's vectors."""
-        return context.folders[self.teacher_stage(context).label]
+    def _vectors_folder(self, context: Context) -> Path:
+        return context.folders[self._teacher_stage(context).label]
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
         """Checks the teacher too."""
         super().check(context, sides)
-        self.vectors_folder(context)
+        self._vectors_folder(context)
 
-    def vectors_key(self, context: Context) -> str:
-        """Returns what identifies the teacher's vectors."""
-        return str(read_json(self.vectors_folder(context) / RESULT)["key"])
+    def _vectors_key(self, context: Context) -> str:
+        return str(read_json(self._vectors_folder(context) / RESULT)["key"])
 
     def inputs(self, context: Context) -> dict[str, Any]:
         """Returns all that the result depends on, the teacher's vectors among it."""
-        inputs = super().inputs(context) | {"vectors": self.vectors_key(context)}
+        inputs = super().inputs(context) | {"vectors": self._vectors_key(context)}
         del inputs["stage"]["teacher"]
         return inputs
 
@@ -96,8 +89,7 @@ class Align(_ReadsTeacher):
     (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
 
     Attributes:
-        teacher: The teacher stage whose vectors are read; "" for the last before this one.
-        vectors: Instead: a folder of vectors that an earlier run computed.
+        vectors: In place of a teacher stage: a folder of vectors that an earlier run computed.
         data: The part of the teacher's texts that is read; empty for all of them.
         contrastive: Weight λ₁ of the InfoNCE.
         mse: Weight λ₂ of the squared distance, summed over dimensions.
@@ -124,21 +116,20 @@ class Align(_ReadsTeacher):
 
     def entries(self, context: Context) -> list[DataEntry]:
         """Returns the data that are read: the teacher's, if none are named."""
-        return self.data or self.teacher_stage(context).data
+        return self.data or self._teacher_stage(context).data
 
-    def vectors_folder(self, context: Context) -> Path:
-        """Returns the folder of the teacher's vectors."""
-        return Path(self.vectors) if self.vectors else super().vectors_folder(context)
+    def _vectors_folder(self, context: Context) -> Path:
+        return Path(self.vectors) if self.vectors else super()._vectors_folder(context)
 
-    def vectors_key(self, context: Context) -> str:
-        """Returns what identifies the vectors: of a folder, the checksums in its journal."""
+    def _vectors_key(self, context: Context) -> str:
         if self.vectors:
+            # The journal holds checksums of all shards.
             return checksums([Path(self.vectors) / JOURNAL])[0]
-        return super().vectors_key(context)
+        return super()._vectors_key(context)
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains the query encoder; it learns to read every text as it will read queries."""
-        from training.batches import AlignCollator
+        from training.batches import align_batch
         from training.encoder import tokenize
         from training.objectives import Objective, align
         from training.stages.fitting import fit, load
@@ -146,13 +137,13 @@ class Align(_ReadsTeacher):
 
         student = context.encoders["query"]
         document_key = context.encoders["document"].key
-        teacher = TeacherVectors(self.vectors_folder(context), document_key, student.dimension)
+        teacher = TeacherVectors(self._vectors_folder(context), document_key, student.dimension)
         texts, dropped = read_texts(self.entries(context), context.held_out, context.mined)
         tokens = tokenize(student, student.init.prompts.query, [text.text for text in texts])
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
         loss = partial(align, weights=weights, temperature=self.temperature)
         objective = Objective(load(self, context, "query"), self.roles, loss, self.mini_batch)
-        collate = AlignCollator(tokens, teacher, teacher.rows(texts))
+        collate = partial(align_batch, tokens, teacher, teacher.rows(texts))
         counts = {"texts": len(texts), "held_out": dropped}
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)
 
@@ -162,7 +153,6 @@ class Distill(_ReadsTeacher):
 
     Attributes:
         side: The encoder that is trained, on both sides; None for query and document encoder.
-        teacher: The teacher stage whose vectors are read; "" for the last before this one.
         kl: Weight of the divergence.
         contrastive: Weight of the InfoNCE.
         temperature: Of the student's scores, in both losses.
@@ -198,5 +188,5 @@ class Distill(_ReadsTeacher):
             folder,
             partial(distill, weights=weights, temperatures=temperatures),
             negatives=self.negatives,
-            teacher=TeacherVectors(self.vectors_folder(context)),
+            teacher=TeacherVectors(self._vectors_folder(context)),
         )

@@ -26,20 +26,13 @@ CHECKPOINTS = "checkpoints"
 _WEIGHTS = "trained.safetensors"
 # Written last: a checkpoint without it is incomplete.
 _COMPLETE = "complete"
-_KEPT = 2
 
 
 class StageTrainer(Trainer):
     """Trains an objective over a plan of batches; resumes from a checkpoint to the same result.
 
-    Args:
-        stage: Its settings.
-        context: Seed of dropout, and when the encoders are measured.
-        folder: Where checkpoints and TensorBoard logs go.
-        objective: What is minimised.
-        plan: The batches.
-        collate: Makes the tensors of a batch.
-        measure: Measures the encoders, or None.
+    Checkpoints and TensorBoard logs go into `folder`. `collate` makes the tensors of a batch, and
+    `measure`, if any, measures the encoders.
     """
 
     def __init__(
@@ -88,7 +81,8 @@ class StageTrainer(Trainer):
         weights = () if self.sharded else self._objective.parameters()
         if not all(value.isfinite().all() for value in weights):
             raise self._not_finite("weights are not finite", self.state.global_step)
-        if self._measure and not self._measured_last():
+        steps = [entry["step"] for entry in self.state.log_history if "dev_nDCG@10" in entry]
+        if self._measure and self.state.global_step not in steps:
             self.evaluate()
 
     @property
@@ -96,37 +90,21 @@ class StageTrainer(Trainer):
         """Whether no process holds all weights."""
         return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
-    def whole_state(self) -> dict[str, torch.Tensor] | None:
+    def whole_state(self) -> Any:
         """Returns the weights, gathered from all processes, or None if each holds them."""
-        if not self.sharded:
-            return None
-        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model_wrapped)
-        return state
+        return self.accelerator.get_state_dict(self.model_wrapped) if self.sharded else None
 
     def _not_finite(self, reason: str, step: int) -> TrainingError:
         reason += f" at step {step}: lower learning_rate, or set precision to bf16 or fp32"
         return self._stage.error("", reason, "not_finite", step=step)
 
-    def _measured_last(self) -> bool:
-        return any(
-            "dev_nDCG@10" in entry and entry["step"] == self.state.global_step
-            for entry in self.state.log_history
-        )
-
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the plan, shared out among processes."""
-        plan: Any = self._plan
-        pinned = torch.cuda.is_available()
-        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=pinned)
+        plan, gpu = self._plan, torch.cuda.is_available()
+        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=gpu)
         return self.accelerator.prepare(loader)
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Any:
         """Returns the loss of a batch; its parts are averaged into the next log."""
         losses = model(**inputs)
         loss = losses["loss"]
@@ -136,7 +114,7 @@ class StageTrainer(Trainer):
             if name != "loss":
                 self._parts[name] = self._parts.get(name, 0) + value.detach()
         self._part_steps += 1
-        return (loss, losses) if return_outputs else loss
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the means of the loss's parts since the last log, over all processes."""
@@ -152,9 +130,8 @@ class StageTrainer(Trainer):
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
         # Takes note that this step has been measured.
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -162,10 +139,8 @@ class StageTrainer(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         state = self._objective.state_dict() if state_dict is None else state_dict
         trained = _trained(self._objective)
-        save_file(
-            {n: value.contiguous() for n, value in state.items() if n in trained},
-            folder / _WEIGHTS,
-        )
+        weights = {name: value.contiguous() for name, value in state.items() if name in trained}
+        save_file(weights, folder / _WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -188,7 +163,7 @@ class StageTrainer(Trainer):
                 (folder / _COMPLETE).touch()
                 sync(folder)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = getattr(error, "strerror", None) or str(error)
             reason = f"the checkpoint cannot be written: {reason}"
             raise TrainingError.at(folder, reason, "input_output") from error
 
@@ -203,13 +178,13 @@ def _trained(objective: nn.Module) -> set[str]:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the last whole checkpoint; what is not whole is deleted."""
-    found: dict[int, Path] = {}
+    whole = []
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
-            found[_step(path)] = path
+            whole.append(path)
         elif processes().is_main_process:
             shutil.rmtree(path)
-    return found[max(found)] if found else None
+    return max(whole, key=_step, default=None)
 
 
 def _arguments(
@@ -227,17 +202,15 @@ def _arguments(
         "output_dir": str(folder),
         "max_steps": steps,
         "per_device_train_batch_size": plan.batch_size,
-        "learning_rate": stage.learning_rate,
+        **stage.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"}),
         "warmup_steps": math.ceil(stage.warmup * steps),
-        "weight_decay": stage.weight_decay,
-        "max_grad_norm": stage.max_grad_norm,
         "optim": "adamw_torch",
         "bf16": stage.precision == "bf16",
         "fp16": stage.precision == "fp16",
         "use_cpu": not gpu,
         "seed": stage.run_seed(context),
         "save_steps": stage.checkpoint_every,
-        "save_total_limit": _KEPT,
+        "save_total_limit": 2,
         "logging_steps": stage.log_every,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
@@ -255,8 +228,7 @@ def _arguments(
     try:
         made = TrainingArguments(**arguments | stage.trainer)
     except (TypeError, ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise stage.error("trainer", reason, "invalid_value") from error
+        raise stage.error("trainer", str(error), "invalid_value") from error
     if world == 1:
         # Batches here hold examples that belong together: no DataParallel on many GPUs.
         made._n_gpu = min(made.n_gpu, 1)
