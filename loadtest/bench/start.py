@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import faiss
 import numpy as np
@@ -31,7 +32,7 @@ from core.errors import CareError
 from core.files import sha256_file, sync, write_text
 from core.filters import FilterWriter
 from core.manifest import VECTORS_FILE, FileRecord
-from core.service_process import start_service
+from core.service_process import running_service
 from core.types import FloatArray
 from core.versions import MANIFEST, current_version, set_current
 from indexer.build import BuildOptions, build
@@ -51,15 +52,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options(scale.Options):
-    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS.
+    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS."""
 
-    Attributes:
-        vectors: Synthetic documents of the index.
-        starts: Warm starts to measure.
-    """
-
-    vectors: int = 1_000_000
-    starts: int = 5
+    vectors: Annotated[int, "Synthetic documents of the index."] = 1_000_000
+    starts: Annotated[int, "Warm starts to measure."] = 5
 
     @property
     def index(self) -> Path:
@@ -74,15 +70,12 @@ class Options(scale.Options):
     @contextmanager
     def service(self) -> Iterator[tuple[Server, float]]:
         """Runs the service until the block ends; yields the seconds that its start took."""
-        settings = {"PAIR": str(self.pair), "THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
+        place, settings = self.index, {"THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
         started = time.perf_counter()
-        process = start_service(self.index.parent, self.index.name, settings)
-        try:
+        with running_service(place.parent, place.name, str(self.pair), **settings) as process:
             server = Server(process)
             server.get("/health/ready")
             yield server, time.perf_counter() - started
-        finally:
-            process.stop()
 
 
 def run(options: Options) -> None:
