@@ -92,10 +92,7 @@ async def find_max(
 
 
 def plot_latency(
-    measurements: Sequence[Measurement],
-    path: Path,
-    bound_ms: float | None = None,
-    capacity: float | None = None,
+    measurements: Sequence[Measurement], path: Path, bound_ms: float | None, capacity: float | None
 ) -> None:
     """Draws latency against arrival rate as a PNG, with the bound on p99 and the rate within it.
 
@@ -149,26 +146,25 @@ async def _measure(options: argparse.Namespace) -> None:
         index = await _index(client, options.url)
         traffic = Traffic(read_texts(options.queries), seed, mix, departments_of(index))
 
-        def messages(rate: float, seconds: float) -> list[bytes]:
+        async def send(rate: float, seconds: float, pause: float = 0) -> Measurement:
             requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
-            return [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+            due = [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+            await asyncio.sleep(pause)
+            return await measure(client.send, due, rate)
 
         async def at(rate: float) -> Measurement:
-            due = messages(rate, options.seconds)
-            await asyncio.sleep(options.pause)
-            measurements.append(await measure(client.send, due, rate))
+            measurements.append(await send(rate, options.seconds, options.pause))
             print(_line(measurements[-1]), flush=True)
             return measurements[-1]
 
         if options.warm_up > 0:
-            first = options.lowest if options.find_max else options.rates[0]
-            await measure(client.send, messages(first, options.warm_up), first)
+            await send(options.lowest if options.find_max else options.rates[0], options.warm_up)
         for rate in options.rates or []:
             await at(rate)
         if options.find_max:
             rates = grid(options.lowest, options.highest, options.step)
-            bounds = options.bound_ms, options.max_error_rate
-            capacity = await find_max(at, rates, *bounds, options.attempts)
+            limits = options.bound_ms, options.max_error_rate, options.attempts
+            capacity = await find_max(at, rates, *limits)
     result = {
         "started": started.isoformat(timespec="seconds"),
         "url": options.url,
@@ -221,9 +217,11 @@ def _line(m: Measurement) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    prog = "python -m loadtest.open_loop"
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.open_loop",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--url", required=True, help="http://host:port of the service")
     what = parser.add_mutually_exclusive_group(required=True)

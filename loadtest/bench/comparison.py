@@ -57,13 +57,8 @@ def compare(
 ) -> dict[str, Any]:
     """Alternates the service and another system at two numbers of clients, without a cache.
 
-    Args:
-        options: What is searched.
-        name: The other system's name in reports.
-        application: Its module, in `baselines/`.
-        python: Python of the environment that it is installed in.
-        weights: Folder that holds its model.
-        goal: Times its throughput that the service should reach.
+    The other is a module in `baselines/`, run by its own Python in the folder of its model. The
+    goal is the ratio of throughputs.
 
     Raises:
         CareError: If the other system is not installed or computes other vectors.
@@ -88,16 +83,9 @@ def compare(
             rounds += repeat(options.rounds, once)
         memory = {"theirs": theirs.rss(), "ours": our.rss()}
     middles = [medians([r for r in rounds if r["clients"] == clients]) for clients in levels]
-    qps, p99 = (
-        "the worse of "
-        + "; ".join(
-            f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} to {m[f'their_{of}']:.0f} {unit}"
-            for m in middles
-        )
-        for of, unit in (("qps", "queries/s"), ("p99_ms", "ms"))
-    )
     slowest = min(middle["qps_ratio"] for middle in middles)
     latest = max(middle["p99_ratio"] for middle in middles)
+    qps, p99 = _worse_of(middles, "qps", "queries/s"), _worse_of(middles, "p99_ms", "ms")
     return {
         "figures": [
             figure(f"throughput ÷ {name}", slowest, ">=", goal, note=qps),
@@ -121,6 +109,13 @@ def _round(
         "p99_ratio": ours["p99_ms"] / their["p99_ms"],
         **{"theirs": their, "ours": ours},
     }
+
+
+def _worse_of(middles: list[dict[str, float]], of: str, unit: str) -> str:
+    return "the worse of " + "; ".join(
+        f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} to {m[f'their_{of}']:.0f} {unit}"
+        for m in middles
+    )
 
 
 @contextmanager

@@ -36,18 +36,17 @@ _OTHER_LIBRARIES = (
 
 def figure(
     name: str,
-    reached: float | None,
+    reached: float,
     relation: Literal[">=", "<="],
     goal: float,
     unit: str = "",
     note: str = "",
 ) -> dict[str, Any]:
-    """Returns a figure and whether it meets its goal, as JSON.
+    """Returns a figure and whether it meets its goal, as JSON; without a unit it is a ratio.
 
-    Without a unit it is a ratio; None was not measured. The note says what the value is made of,
-    what limits it, or why it is missing.
+    The note says what the value is made of and what limits it.
     """
-    met = reached is not None and (reached >= goal if relation == ">=" else reached <= goal)
+    met = reached >= goal if relation == ">=" else reached <= goal
     found = {"name": name, "reached": reached, "relation": relation, "goal": goal}
     return found | {"unit": unit, "note": note, "met": met}
 

@@ -90,9 +90,8 @@ def run(options: Options) -> None:
         result["engines"].append(found)
         result["defaults"] = defaults(result["engines"])
         results.write(result, options.out / f"scale-{options.vectors}.json")
-        _log.info(
-            "        built in %s s; at last %s", found["build"]["seconds"], found["points"][-1]
-        )
+        seconds = found["build"]["seconds"]
+        _log.info("        built in %s s; at last %s", seconds, found["points"][-1])
     plot(results.scale_results(options.out), options.out / "scale.png")
 
 
@@ -114,8 +113,7 @@ def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any
 def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Returns for each wanted recall the engines that reach it, the fastest alone first.
 
-    Each entry names the cheapest parameters that reach it, with speed, size [bytes] and
-    build time [s].
+    Each has the cheapest parameters that reach it, with speed, size [bytes] and build time [s].
     """
     found: dict[str, list[dict[str, Any]]] = {str(target): [] for target in TARGETS}
     for engine in measured:
