@@ -103,17 +103,17 @@ class _Staging(NullEncoder):
 def run(options: Options) -> None:
     """Measures and writes `build.json`, after each size."""
     names = ("factory", "memory_gib", "threads", "batch_size")
+    chosen = {name: getattr(options, name) for name in names}
     dimension, shard_size = NullEncoder().spec.dimension, BuildOptions("", "").shard_size
-    shape = {"dimension": dimension, "shard_size": shard_size}
     result: dict[str, Any] = {
         "benchmark": "build",
         "environment": results.describe(),
-        "options": {name: getattr(options, name) for name in names} | shape,
+        "options": chosen | {"dimension": dimension, "shard_size": shard_size},
         "sizes": [],
     }
     path = options.out / results.BUILD_NAME
     for documents in options.documents:
-        result["sizes"].append(measure(documents, options))
+        result["sizes"].append(measure(documents, options.cache, **chosen))
         results.write(result, path)
     if options.real_documents:
         result["encoder"] = _measure_encoder(options)
@@ -121,18 +121,10 @@ def run(options: Options) -> None:
         results.write(result, path)
 
 
-def measure(documents: int, options: Options) -> dict[str, Any]:
+def measure(documents: int, cache: Path, **chosen: Any) -> dict[str, Any]:
     """Builds an index of so many documents, phase by phase."""
     phases = {}
-    with _places(options.cache, documents) as places:
-        settings = BuildOptions(
-            **places,
-            factory=options.factory,
-            recall=0.9,
-            batch_size=options.batch_size,
-            threads=options.threads,
-            memory_gib=options.memory_gib,
-        )
+    with _settings(cache, documents, recall=0.9, **chosen) as settings:
         for name, phase in (("stage", _stage), ("encode", _encode), ("index", _build)):
             phases[name] = in_process(profiled, phase, settings)
             _log.info("%9d %-7s %s", documents, name, phases[name])
@@ -160,15 +152,14 @@ def write_corpus(path: Path, documents: int) -> None:
 
 
 @contextmanager
-def _places(cache: Path, documents: int) -> Iterator[dict[str, Any]]:
-    """Yields where a build in an empty folder reads a corpus and writes; it is gone after."""
+def _settings(cache: Path, documents: int, **chosen: Any) -> Iterator[BuildOptions]:
+    """Yields those of a build in a folder with a corpus; it is gone after."""
     cache.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=cache, prefix="build-") as name:
         folder = Path(name)
-        corpus = folder / "corpus.jsonl"
+        corpus, places = folder / "corpus.jsonl", (folder / "indexes", folder / "builds")
         write_corpus(corpus, documents)
-        places = {"indexes": folder / "indexes", "builds": folder / "builds"}
-        yield {"corpus": str(corpus), "name": "bench", "progress": False, **places}
+        yield BuildOptions(str(corpus), "bench", *places, progress=False, **chosen)
 
 
 def _stage(settings: BuildOptions) -> dict[str, Any]:
@@ -197,8 +188,8 @@ def _measure_encoder(options: Options) -> dict[str, Any]:
     pair = load_pair(options.pair)
     encoder = document_encoder(pair, EncoderOptions(threads=options.threads))
     shard_size = max(options.real_documents // _REAL_SHARDS, 1)
-    with _places(options.cache, options.real_documents) as places:
-        summary = encode(BuildOptions(**places, shard_size=shard_size), encoder).summary
+    with _settings(options.cache, options.real_documents, shard_size=shard_size) as settings:
+        summary = encode(settings, encoder).summary
     return {
         "pair": pair.name,
         "texts": summary.new_texts,

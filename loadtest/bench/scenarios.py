@@ -41,22 +41,22 @@ def efficiency(options: Options) -> dict[str, Any]:
     tried = in_process(bare.explore, options, _EXPLORE_SECONDS, passive=True)
     best = {name: value for name, value in tried[0].items() if name != "qps"}
     config = bare.LoopConfig(**best)
-
-    def measure_round() -> dict[str, Any]:
-        alone = in_process(bare.sustain, options, config, options.seconds, passive=True)
-        drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
-        cpu = server.cpu()
-        load = drive(server.url, requests, options.connections, options.seconds)
-        return {
-            "bare_qps": alone,
-            "http_qps": load["qps"],
-            "ratio": load["qps"] / alone,
-            "wrk_share": load["wrk_share"],
-            "service_share": (server.cpu() - cpu) / load["seconds"] / available_cpus(),
-            "http": load,
-        }
-
     with options.service(CACHE_ENTRIES="0") as server:
+
+        def measure_round() -> dict[str, Any]:
+            alone = in_process(bare.sustain, options, config, options.seconds, passive=True)
+            drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
+            cpu = server.cpu()
+            load = drive(server.url, requests, options.connections, options.seconds)
+            return {
+                "bare_qps": alone,
+                "http_qps": load["qps"],
+                "ratio": load["qps"] / alone,
+                "wrk_share": load["wrk_share"],
+                "service_share": (server.cpu() - cpu) / load["seconds"] / available_cpus(),
+                "http": load,
+            }
+
         rounds = repeat(options.rounds, measure_round)
     middle = medians(rounds)
     note = (
@@ -75,20 +75,20 @@ def idle(options: Options) -> dict[str, Any]:
     requests = bodies(read_texts(options.queries), options.top_k)
     # The session that the service encodes with: all processors, no spinning.
     config = bare.LoopConfig(batch=1, sessions=1, threads=available_cpus(), spinning=False)
-
-    def measure_round() -> dict[str, Any]:
-        alone = in_process(bare.latency, options, config, options.seconds, passive=True)
-        drive(server.url, requests, 1, _WARM_UP_SECONDS)
-        load = drive(server.url, requests, 1, options.seconds)
-        return {
-            "bare_p50_ms": alone["p50_ms"],
-            "http_p50_ms": load["p50_ms"],
-            "added_ms": load["p50_ms"] - alone["p50_ms"],
-            "bare": alone,
-            "http": load,
-        }
-
     with options.service(CACHE_ENTRIES="0") as server:
+
+        def measure_round() -> dict[str, Any]:
+            alone = in_process(bare.latency, options, config, options.seconds, passive=True)
+            drive(server.url, requests, 1, _WARM_UP_SECONDS)
+            load = drive(server.url, requests, 1, options.seconds)
+            return {
+                "bare_p50_ms": alone["p50_ms"],
+                "http_p50_ms": load["p50_ms"],
+                "added_ms": load["p50_ms"] - alone["p50_ms"],
+                "bare": alone,
+                "http": load,
+            }
+
         rounds = repeat(options.rounds, measure_round)
     middle = medians(rounds)
     note = f"p50 {middle['http_p50_ms']:.2f} ms over HTTP, {middle['bare_p50_ms']:.2f} ms bare"

@@ -226,11 +226,8 @@ def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArra
     from onnx import helper, numpy_helper
 
     model = onnx.load(source)
-    inner = f"{OUTPUT}_inner"
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = [inner if name == OUTPUT else name for name in names]
-    model.graph.node.append(helper.make_node("Gemm", [inner, "rotation", "offset"], [OUTPUT]))
+    model.graph.node[-1].output[:] = ["inner"]
+    model.graph.node.append(helper.make_node("Gemm", ["inner", "rotation", "offset"], [OUTPUT]))
     weights = {"rotation": rotation, "offset": offset.astype(np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(w, name) for name, w in weights.items())
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = rotation.shape[1]
