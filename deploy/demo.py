@@ -40,7 +40,12 @@ def demo() -> None:
     try:
         for question in QUESTIONS:
             _ask(service.url, question)
-        _say_how_to_go_on(service.url)
+        body = json.dumps({"query": "胃疼反酸怎么办", "top_k": 3}, ensure_ascii=False)
+        headers = "-H 'Content-Type: application/json'"
+        print(f"\nSearch page   {service.url}/")
+        print(f"API           {service.url}/docs")
+        print(f"Try           curl -s {service.url}/search {headers} -d '{body}'")
+        print("Stop          Ctrl-C", flush=True)
         if status := service.process.wait():
             raise CareError("the service has ended", code="server_ended", status=status)
     finally:
@@ -48,11 +53,9 @@ def demo() -> None:
 
 
 def _ask(url: str, question: str) -> None:
-    request = urllib.request.Request(
-        f"{url}/search",
-        data=json.dumps({"query": question, "top_k": 3}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    body = json.dumps({"query": question, "top_k": 3}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/search", body, headers)
     with urllib.request.urlopen(request, timeout=10) as response:
         answer = json.load(response)
     print(f"\n问：{question}    （{answer['timings_ms']['total']:.1f} ms）")
@@ -61,14 +64,6 @@ def _ask(url: str, question: str) -> None:
         text = hit["text"].replace("\n", " ")
         print(f"  {hit['rank']}. {hit['score']:.3f}  [{department}] {hit['title']}")
         print(f"     {text[:72]}{'…' if len(text) > 72 else ''}")
-
-
-def _say_how_to_go_on(url: str) -> None:
-    body = json.dumps({"query": "胃疼反酸怎么办", "top_k": 3}, ensure_ascii=False)
-    print(f"\nSearch page   {url}/")
-    print(f"API           {url}/docs")
-    print(f"Try           curl -s {url}/search -H 'Content-Type: application/json' -d '{body}'")
-    print("Stop          Ctrl-C", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ import logging
 import os
 import random
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 
 from locust import FastHttpUser, constant, events, task
 from locust.runners import WorkerRunner
 
-from loadtest.traffic import SAMPLE, Mix, Traffic, departments_of, read_texts
+from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
 logger = logging.getLogger(__name__)
 
@@ -26,24 +25,18 @@ logger = logging.getLogger(__name__)
 def add_options(parser: ArgumentParser, **_: Any) -> None:
     """Adds the budget and the traffic's shares to Locust's options."""
     group = parser.add_argument_group("Care", "Traffic and budget of a retrieval service")
-    group.add_argument("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
-    group.add_argument("--repeated", type=float, default=Mix.repeated, help="share of questions")
-    group.add_argument("--filtered", type=float, default=Mix.filtered, help="share of questions")
-    group.add_argument("--batches", type=float, default=Mix.batches, help="share of requests")
-    group.add_argument(
-        "--min-rate", type=float, default=0, help="least successful requests per second"
-    )
-    group.add_argument(
-        "--max-error-rate", type=float, default=0.001, help="most failed requests, as a share"
-    )
+    Mix.add_options(group)
+    add = group.add_argument
+    add("--min-rate", type=float, default=0, help="least successful requests per second")
+    add("--max-error-rate", type=float, default=0.001, help="most failed requests, as a share")
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def share_traffic(environment: Any, **_: Any) -> None:
     """Reads the questions once; all users draw from them, so no two ask the same new one."""
     options = environment.parsed_options
-    mix = Mix(options.repeated, options.filtered, options.batches)
-    RagApplication.traffic = Traffic(read_texts(options.queries), random.randrange(2**32), mix)
+    texts, seed = read_texts(options.queries), random.randrange(2**32)
+    RagApplication.traffic = Traffic(texts, seed, Mix.of(options))
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -59,9 +52,8 @@ def judge(environment: Any, **_: Any) -> None:
     if not total.num_requests:
         missed["no_request"] = "no request was made"
     if rate < options.min_rate:
-        missed["low_rate"] = (
-            f"{rate:.1f} requests/s succeeded, at least {options.min_rate:g} wanted"
-        )
+        wanted = f"at least {options.min_rate:g} wanted"
+        missed["low_rate"] = f"{rate:.1f} requests/s succeeded, {wanted}"
     if total.fail_ratio > options.max_error_rate:
         allowed = f"at most {options.max_error_rate:.3%} allowed"
         missed["high_error_rate"] = f"{total.fail_ratio:.3%} of requests failed, {allowed}"

@@ -36,11 +36,8 @@ def json_bytes(value: Any) -> bytes:
 class Client:
     """Sends requests to one server over at most `limit` persistent connections.
 
-    Args:
-        url: `http://host:port`, with or without a path to prefix every other.
-        headers: Sent with every request.
-        limit: Connections at once; a request beyond it waits for a free one.
-        timeout: Longest time for a request, the wait for a connection included [s].
+    The address, `http://host:port`, may have a path to prefix every other. The timeout [s] of a
+    request includes its wait for a free connection.
 
     Raises:
         ValueError: If the address is not one of HTTP.
@@ -169,11 +166,8 @@ class Measurement:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the attributes and what is computed from them."""
-        return asdict(self) | {
-            "goodput": self.goodput,
-            "error_rate": self.error_rate,
-            "kept_schedule": self.kept_schedule,
-        }
+        computed = ("goodput", "error_rate", "kept_schedule")
+        return asdict(self) | {name: getattr(self, name) for name in computed}
 
 
 async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measurement:
@@ -181,15 +175,8 @@ async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measure
 
     The schedule is fixed before the first leaves. Latency counts from it, so that a stall counts
     for every request that was due in it, also for those that could not leave: without this, a
-    driver that waits with the service would leave them out ("coordinated omission").
-
-    Args:
-        send: Sends one message and returns status and body.
-        messages: What to send, at least one.
-        rate: Messages per second.
-
-    Returns:
-        The counts and latencies, after the last response.
+    driver that waits with the service would leave them out ("coordinated omission"). At least one
+    message is needed; the last response is waited for.
     """
     statuses: Counter[str] = Counter()
     latencies: list[float] = []

@@ -29,7 +29,7 @@ from core.files import sha256_file
 from core.provenance import environment
 from core.records import write_json
 from loadtest.measurement import Client, Measurement, json_bytes, measure
-from loadtest.traffic import SAMPLE, Mix, Traffic, departments_of, read_texts
+from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
 _LIMITS = {
     "service": "the next rate was too high for the service",
@@ -40,12 +40,10 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest rate that a service sustains.
+    """The highest rate that a service sustains [requests/s]; None if not even the lowest.
 
-    Attributes:
-        rate: The highest rate within the bounds [requests/s]; None if even the lowest was not.
-        limited_by: Why the next rate was not within them: `service`, or `driver` if that fell
-            behind its schedule, so that the service may sustain more; `grid` if there was none.
+    `limited_by` says why it is not the next: `service`, or `driver` if that fell behind its
+    schedule, so that the service may sustain more; `grid` if there was none.
     """
 
     rate: float | None
@@ -68,15 +66,10 @@ async def find_max(
     """Finds the highest rate whose p99 and errors are within their bounds.
 
     The rate is doubled from the lowest until it is too high, then bisected: a service is never
-    sent much more than twice what it sustains.
+    sent much more than twice what it sustains. The rates [requests/s] ascend.
 
-    Args:
-        measure: Measures at a rate [requests/s].
-        rates: The rates to try, ascending.
-        bound_ms: Highest p99 [ms].
-        max_error_rate: Highest share of requests not answered with 2xx.
-        attempts: Measurements out of the bounds after which a rate is too high; more than one, so
-            that a hiccup of the machine is not taken for the limit.
+    One is too high after so many attempts out of the bounds; more than one, so that a hiccup of
+    the machine is not taken for the limit.
     """
     doubling = max(1, sum(rate < 2 * rates[0] for rate in rates))
     limited_by: Literal["service", "driver", "grid"] = "grid"
@@ -99,21 +92,12 @@ async def find_max(
 
 
 def plot_latency(
-    measurements: Sequence[Measurement],
-    path: Path,
-    bound_ms: float | None = None,
-    capacity: float | None = None,
+    measurements: Sequence[Measurement], path: Path, bound_ms: float | None, capacity: float | None
 ) -> None:
-    """Draws latency against arrival rate as a PNG.
+    """Draws latency against arrival rate as a PNG, with the bound on p99 and the rate within it.
 
     Each measurement is a dot, hollow where the driver fell behind; the lines join the last full
     dot of each rate.
-
-    Args:
-        measurements: In any order.
-        path: The file.
-        bound_ms: The bound on p99, if there was one [ms].
-        capacity: The highest rate within it, if one was found [requests/s].
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -152,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _measure(options: argparse.Namespace) -> None:
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    mix = Mix(options.repeated, options.filtered, options.batches)
+    mix = Mix.of(options)
     key = os.environ.get("CARE_LOAD_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     started = datetime.now(UTC)
@@ -162,26 +146,25 @@ async def _measure(options: argparse.Namespace) -> None:
         index = await _index(client, options.url)
         traffic = Traffic(read_texts(options.queries), seed, mix, departments_of(index))
 
-        def messages(rate: float, seconds: float) -> list[bytes]:
+        async def send(rate: float, seconds: float, pause: float = 0) -> Measurement:
             requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
-            return [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+            due = [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+            await asyncio.sleep(pause)
+            return await measure(client.send, due, rate)
 
         async def at(rate: float) -> Measurement:
-            due = messages(rate, options.seconds)
-            await asyncio.sleep(options.pause)
-            measurements.append(await measure(client.send, due, rate))
+            measurements.append(await send(rate, options.seconds, options.pause))
             print(_line(measurements[-1]), flush=True)
             return measurements[-1]
 
         if options.warm_up > 0:
-            first = options.lowest if options.find_max else options.rates[0]
-            await measure(client.send, messages(first, options.warm_up), first)
+            await send(options.lowest if options.find_max else options.rates[0], options.warm_up)
         for rate in options.rates or []:
             await at(rate)
         if options.find_max:
             rates = grid(options.lowest, options.highest, options.step)
-            bounds = options.bound_ms, options.max_error_rate
-            capacity = await find_max(at, rates, *bounds, options.attempts)
+            limits = options.bound_ms, options.max_error_rate, options.attempts
+            capacity = await find_max(at, rates, *limits)
     result = {
         "started": started.isoformat(timespec="seconds"),
         "url": options.url,
@@ -255,10 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pause", type=float, default=1, help="seconds of rest before each measurement")
     add("--timeout", type=positive_float, default=10, help="seconds until a request fails")
     add("--connections", type=positive_int, default=1000, help="most connections at once")
-    add("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
-    add("--repeated", type=float, default=Mix.repeated, help="share of questions asked before")
-    add("--filtered", type=float, default=Mix.filtered, help="share of questions with a filter")
-    add("--batches", type=float, default=Mix.batches, help="share of requests that are batches")
+    Mix.add_options(parser)
     add("--seed", type=int, help="of the traffic (default: another each time)")
     add("--out", type=Path, default=Path("loadtest/results/open_loop"), help="folder of the result")
     return parser

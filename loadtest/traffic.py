@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from core.records import read_jsonl, string
 
@@ -38,14 +38,11 @@ def departments_of(index: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Mix:
-    """How requests are composed; shares are between 0 and 1.
+    """How requests are composed.
 
-    Attributes:
-        repeated: Share of questions that are drawn by popularity; the others are new.
-        filtered: Share of single questions that are filtered by one department.
-        batches: Share of requests that carry several questions.
-        batch_size: Questions of such a request.
-        top_k: Hits wanted of each question.
+    Shares, between 0 and 1: of questions `repeated` are drawn by popularity, the others are new;
+    of single ones `filtered` are filtered by one department; of requests `batches` carry
+    `batch_size` questions. Each question wants `top_k` hits.
     """
 
     repeated: float = 0.5
@@ -53,6 +50,20 @@ class Mix:
     batches: float = 0.05
     batch_size: int = 8
     top_k: int = 10
+
+    @classmethod
+    def add_options(cls, parser: Any) -> None:
+        """Adds the shares and the file of questions to the options of a command."""
+        add = parser.add_argument
+        add("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
+        add("--repeated", type=float, default=cls.repeated, help="share of questions asked before")
+        add("--filtered", type=float, default=cls.filtered, help="share of questions with a filter")
+        add("--batches", type=float, default=cls.batches, help="share of requests that are batches")
+
+    @classmethod
+    def of(cls, options: Any) -> Self:
+        """Returns the mix with the shares that options hold."""
+        return cls(options.repeated, options.filtered, options.batches)
 
 
 class Traffic:
@@ -64,11 +75,8 @@ class Traffic:
     visited in the order of a full cycle, start + n × stride modulo their number, with a stride
     that is coprime to it: none comes twice before all have come. Another seed starts elsewhere.
 
-    Args:
-        texts: Distinct questions, the most popular first.
-        seed: Fixes the order of everything that is drawn.
-        mix: The shares of requests.
-        departments: What questions can be filtered by; without any, none is filtered.
+    Texts are distinct, the most popular first. The seed fixes the order of everything that is
+    drawn. Without departments, no question is filtered.
 
     Raises:
         ValueError: If there are no texts, or two are equal.
@@ -78,13 +86,13 @@ class Traffic:
         self,
         texts: Sequence[str],
         seed: int,
-        mix: Mix | None = None,
+        mix: Mix = Mix(),
         departments: Sequence[str] = (),
     ) -> None:
         if not texts or len(set(texts)) < len(texts):
             raise ValueError("at least one question is needed, and all must differ")
         self.departments = departments
-        self._mix = mix or Mix()
+        self._mix = mix
         self._texts = texts
         self._random = random.Random(seed)
         self._popularity = list(accumulate(1 / rank for rank in range(1, len(texts) + 1)))

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -18,7 +17,7 @@ import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from core.cpus import available_cpus
-from core.encoders import EncoderSpec
+from core.encoders import Pair
 from core.manifest import VECTORS_FILE
 from core.text import normalize_text, with_prompt
 from core.types import FloatArray
@@ -37,11 +36,8 @@ _FINALISTS = 4
 class LoopConfig:
     """A configuration of the loop.
 
-    Attributes:
-        batch: Queries that are encoded and searched at once.
-        sessions: Threads that loop, each with a session of its own.
-        threads: Threads inside one session.
-        spinning: Whether those spin while they wait for work.
+    `batch` queries are encoded and searched at once. `sessions` threads loop, each with a session
+    of its own, in which `threads` work, `spinning` or not while they wait.
     """
 
     batch: int
@@ -60,8 +56,7 @@ def loop_configs() -> list[LoopConfig]:
 def explore(options: Options, seconds: float) -> list[dict[str, Any]]:
     """Measures all configurations briefly and the fastest again for longer.
 
-    Returns:
-        The configurations with their `qps`, the fastest first.
+    Returns them with their `qps`, the fastest first.
     """
     speed = {config: sustain(options, config, seconds, _STRIDE) for config in loop_configs()}
     ranked = sorted(speed, key=lambda config: speed[config], reverse=True)
@@ -74,11 +69,7 @@ def explore(options: Options, seconds: float) -> list[dict[str, Any]]:
 def sustain(options: Options, config: LoopConfig, seconds: float, stride: int = 1) -> float:
     """Returns queries per second over whole passes through the texts, sorted by length.
 
-    Args:
-        options: What is searched.
-        config: How to loop.
-        seconds: Shortest time; the pass that it ends in is finished.
-        stride: Subsampling stride of the texts.
+    The pass in which the seconds end is finished; only each `stride`-th text is used.
     """
     texts = sorted(read_texts(options.queries), key=len, reverse=True)[::stride]
     work = list(batches(texts, config.batch))
@@ -114,26 +105,16 @@ def batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 class Loop:
-    """Tokenises, encodes and searches.
+    """Tokenises, encodes with a pair's query side, and finds `top_k` hits of each query."""
 
-    Args:
-        spec: The query encoder.
-        folder: The folder that its paths are relative to.
-        index: What is searched.
-        top_k: Hits of each query.
-        config: How; `sessions` of these loop side by side.
-    """
-
-    def __init__(
-        self, spec: EncoderSpec, folder: Path, index: faiss.Index, top_k: int, config: LoopConfig
-    ) -> None:
-        self._spec = spec
+    def __init__(self, pair: Pair, index: faiss.Index, top_k: int, config: LoopConfig) -> None:
+        self._spec = pair.query
         self._index = index
         self._top_k = top_k
         self._threads = config.threads
-        self._tokenizer = Tokenizer.from_file(str(folder / spec.tokenizer))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(spec.max_length)
+        self._tokenizer = Tokenizer.from_file(str(pair.folder / pair.query.tokenizer))
+        self._tokenizer.enable_padding()
+        self._tokenizer.enable_truncation(pair.query.max_length)
         self._tokenizer.encode_special_tokens = True
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = config.threads
@@ -141,7 +122,7 @@ class Loop:
         spinning = str(int(config.spinning))
         settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
         self._session = ort.InferenceSession(
-            str(folder / spec.weights), settings, providers=["CPUExecutionProvider"]
+            str(pair.folder / pair.query.weights), settings, providers=["CPUExecutionProvider"]
         )
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
@@ -149,11 +130,8 @@ class Loop:
         tokens = self._tokenizer.encode_batch_fast(
             [with_prompt(self._spec.prompt, normalize_text(text)) for text in texts]
         )
-        ids = np.zeros((len(tokens), max(len(t) for t in tokens)), dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, token in enumerate(tokens):
-            ids[row, : len(token)] = token.ids
-            mask[row, : len(token)] = 1
+        ids = np.array([token.ids for token in tokens], dtype=np.int64)
+        mask = np.array([token.attention_mask for token in tokens], dtype=np.int64)
         vectors: FloatArray
         (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
         if vectors.shape[1] > self._spec.dimension:
@@ -174,7 +152,7 @@ def _warm_loop(options: Options, config: LoopConfig, work: Sequence[Sequence[str
     index = faiss.read_index(str(version / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC)
     for name, value in read_manifest(version).search_parameters.items():
         faiss.ParameterSpace().set_index_parameter(index, name, value)
-    loop = Loop(pair.query, pair.folder, index, options.top_k, config)
+    loop = Loop(pair, index, options.top_k, config)
     for batch in work[:3]:
         loop.search(batch)
     return loop

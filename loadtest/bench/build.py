@@ -9,16 +9,14 @@ are of the real encoder of a pair, on some documents: the share of the time in w
 
 import logging
 import random
-import resource
-import shutil
 import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -30,7 +28,7 @@ from core.records import write_jsonl
 from core.types import FloatArray
 from indexer.build import BuildOptions, build, encode
 from loadtest.bench import results
-from loadtest.bench.processes import anonymous_bytes, in_process, parse_options, sampled
+from loadtest.bench.processes import in_process, parse_options, profiled
 from models.encoders.factory import EncoderOptions, document_encoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
@@ -45,29 +43,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        documents: Sizes of the corpora.
-        factory: The index type, or None for the default of each size.
-        memory_gib: Memory for inverted lists that are built [GiB].
-        threads: Threads of FAISS and of the real encoder.
-        batch_size: Texts in a batch of the null encoder.
-        pair: The pair of the real encoder.
-        real_documents: Documents that it encodes, or 0 to leave it out.
-        cache: Where corpora and builds lie while they are measured.
-        out: Where the results go.
-    """
-
-    documents: tuple[int, ...] = (100_000, 1_000_000)
-    factory: str | None = None
-    memory_gib: float = 0.25
-    threads: int = available_cpus()
-    batch_size: int = 1024
-    pair: str = DEFAULT_PAIR
-    real_documents: int = 300
-    cache: Path = Path("builds/bench")
-    out: Path = Path("loadtest/results")
+    documents: Annotated[tuple[int, ...], "Sizes of the corpora."] = (100_000, 1_000_000)
+    factory: Annotated[str | None, "The index type; by default that of each size."] = None
+    memory_gib: Annotated[float, "Memory for inverted lists that are built [GiB]."] = 0.25
+    threads: Annotated[int, "Threads of FAISS and of the real encoder."] = available_cpus()
+    batch_size: Annotated[int, "Texts in a batch of the null encoder."] = 1024
+    pair: Annotated[str, "The pair of the real encoder."] = DEFAULT_PAIR
+    real_documents: Annotated[int, "Documents that it encodes; 0 leaves it out."] = 300
+    cache: Annotated[Path, "Where corpora and builds lie meanwhile."] = Path("builds/bench")
+    out: Annotated[Path, "Where the results go."] = Path("loadtest/results")
 
 
 class NullEncoder:
@@ -110,8 +96,6 @@ class _StagedError(Exception):
 
 
 class _Staging(NullEncoder):
-    """Ends the work when the corpus is staged."""
-
     def encode_tokens(self, tokens: Sequence[bytes]) -> Encoding:
         raise _StagedError
 
@@ -119,19 +103,17 @@ class _Staging(NullEncoder):
 def run(options: Options) -> None:
     """Measures and writes `build.json`, after each size."""
     names = ("factory", "memory_gib", "threads", "batch_size")
-    shape = {
-        "dimension": NullEncoder().spec.dimension,
-        "shard_size": BuildOptions("", "").shard_size,
-    }
+    chosen = {name: getattr(options, name) for name in names}
+    dimension, shard_size = NullEncoder().spec.dimension, BuildOptions("", "").shard_size
     result: dict[str, Any] = {
         "benchmark": "build",
         "environment": results.describe(),
-        "options": {name: getattr(options, name) for name in names} | shape,
+        "options": chosen | {"dimension": dimension, "shard_size": shard_size},
         "sizes": [],
     }
     path = options.out / results.BUILD_NAME
     for documents in options.documents:
-        result["sizes"].append(measure(documents, options))
+        result["sizes"].append(measure(documents, options.cache, **chosen))
         results.write(result, path)
     if options.real_documents:
         result["encoder"] = _measure_encoder(options)
@@ -139,20 +121,12 @@ def run(options: Options) -> None:
         results.write(result, path)
 
 
-def measure(documents: int, options: Options) -> dict[str, Any]:
+def measure(documents: int, cache: Path, **chosen: Any) -> dict[str, Any]:
     """Builds an index of so many documents, phase by phase."""
     phases = {}
-    with _settings(options.cache / f"build-{documents}", documents) as places:
-        settings = BuildOptions(
-            **places,
-            factory=options.factory,
-            recall=0.9,
-            batch_size=options.batch_size,
-            threads=options.threads,
-            memory_gib=options.memory_gib,
-        )
+    with _settings(cache, documents, recall=0.9, **chosen) as settings:
         for name, phase in (("stage", _stage), ("encode", _encode), ("index", _build)):
-            phases[name] = in_process(_measured, phase, settings)
+            phases[name] = in_process(profiled, phase, settings)
             _log.info("%9d %-7s %s", documents, name, phases[name])
         size = Path(settings.corpus).stat().st_size
     return {"documents": documents, "corpus_bytes": size, "phases": phases}
@@ -178,29 +152,14 @@ def write_corpus(path: Path, documents: int) -> None:
 
 
 @contextmanager
-def _settings(folder: Path, documents: int) -> Iterator[dict[str, Any]]:
-    """Yields where a build in an empty folder reads a corpus and writes; it is gone after."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    corpus = folder / "corpus.jsonl"
-    write_corpus(corpus, documents)
-    places = {"indexes": folder / "indexes", "builds": folder / "builds"}
-    yield {"corpus": str(corpus), "name": "bench", "progress": False, **places}
-    shutil.rmtree(folder)
-
-
-def _measured(phase: Callable[[BuildOptions], dict[str, Any]], settings: BuildOptions) -> Any:
-    """Runs a phase; returns its figures, processor time and the most memory of this process."""
-    started, worked = time.perf_counter(), time.process_time()
-    with sampled(anonymous_bytes, every=0.05) as own:
-        found = phase(settings)
-    return {
-        "seconds": round(time.perf_counter() - started, 1),
-        "processor_seconds": round(time.process_time() - worked, 1),
-        "peak_own_bytes": max(own),
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **found,
-    }
+def _settings(cache: Path, documents: int, **chosen: Any) -> Iterator[BuildOptions]:
+    """Yields those of a build in a folder with a corpus; it is gone after."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=cache, prefix="build-") as name:
+        folder = Path(name)
+        corpus, places = folder / "corpus.jsonl", (folder / "indexes", folder / "builds")
+        write_corpus(corpus, documents)
+        yield BuildOptions(str(corpus), "bench", *places, progress=False, **chosen)
 
 
 def _stage(settings: BuildOptions) -> dict[str, Any]:
@@ -211,10 +170,8 @@ def _stage(settings: BuildOptions) -> dict[str, Any]:
 
 def _encode(settings: BuildOptions) -> dict[str, Any]:
     summary = encode(settings, NullEncoder()).summary
-    return {
-        "seconds": round(summary.seconds, 1),
-        "encoder_seconds": round(summary.encoder_seconds, 1),
-    }
+    spent = {"seconds": summary.seconds, "encoder_seconds": summary.encoder_seconds}
+    return {name: round(seconds, 1) for name, seconds in spent.items()}
 
 
 def _build(settings: BuildOptions) -> dict[str, Any]:
@@ -231,8 +188,8 @@ def _measure_encoder(options: Options) -> dict[str, Any]:
     pair = load_pair(options.pair)
     encoder = document_encoder(pair, EncoderOptions(threads=options.threads))
     shard_size = max(options.real_documents // _REAL_SHARDS, 1)
-    with _settings(options.cache / "build-real", options.real_documents) as places:
-        summary = encode(BuildOptions(**places, shard_size=shard_size), encoder).summary
+    with _settings(options.cache, options.real_documents, shard_size=shard_size) as settings:
+        summary = encode(settings, encoder).summary
     return {
         "pair": pair.name,
         "texts": summary.new_texts,

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from core.service_process import free_port, running_server
 from core.text import normalize_text
 from core.versions import current_version, index_folder
 from loadtest.bench.processes import Options, Server
-from loadtest.bench.results import figure, medians, show_round
-from loadtest.bench.weights_folders import ONNX_FP32, ONNX_INT8, TORCH
+from loadtest.bench.results import figure, medians, repeat
 from loadtest.bench.wrk import bodies, drive
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
+
+# The folders that `loadtest.bench.weights` writes.
+TORCH, ONNX_FP32, ONNX_INT8 = "sentence-transformers", "onnx-fp32", "onnx-int8"
 
 # A few clients; `options.connections` fill the service.
 _SOME = 8
@@ -54,13 +57,8 @@ def compare(
 ) -> dict[str, Any]:
     """Alternates the service and another system at two numbers of clients, without a cache.
 
-    Args:
-        options: What is searched.
-        name: The other system's name in reports.
-        application: Its module, in `baselines/`.
-        python: Python of the environment that it is installed in.
-        weights: Folder that holds its model.
-        goal: Times its throughput that the service should reach.
+    The other is a module in `baselines/`, run by its own Python in the folder of its model. The
+    goal is the ratio of throughputs.
 
     Raises:
         CareError: If the other system is not installed or computes other vectors.
@@ -69,7 +67,7 @@ def compare(
     texts = read_texts(options.queries)
     requests = bodies(texts, options.top_k)
     levels = [_SOME, options.connections]
-    rounds = []
+    rounds: list[dict[str, Any]] = []
     with (
         _run_other(options, application, python, weights, pair) as theirs,
         options.service(CACHE_ENTRIES="0") as our,
@@ -81,30 +79,13 @@ def compare(
         for clients in levels:
             for server in (theirs, our):
                 drive(server.url, requests, clients, _WARM_UP_SECONDS)
-            for number in range(options.rounds):
-                their, ours = (
-                    drive(server.url, requests, clients, options.seconds)
-                    for server in (theirs, our)
-                )
-                entry = {
-                    **{"clients": clients, "their_qps": their["qps"], "our_qps": ours["qps"]},
-                    **{"their_p99_ms": their["p99_ms"], "our_p99_ms": ours["p99_ms"]},
-                    "qps_ratio": ours["qps"] / their["qps"],
-                    "p99_ratio": ours["p99_ms"] / their["p99_ms"],
-                }
-                rounds.append(show_round(number, entry) | {"theirs": their, "ours": ours})
+            once = partial(_round, theirs, our, requests, clients, options.seconds)
+            rounds += repeat(options.rounds, once)
         memory = {"theirs": theirs.rss(), "ours": our.rss()}
     middles = [medians([r for r in rounds if r["clients"] == clients]) for clients in levels]
-    qps, p99 = (
-        "the worse of "
-        + "; ".join(
-            f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} to {m[f'their_{of}']:.0f} {unit}"
-            for m in middles
-        )
-        for of, unit in (("qps", "queries/s"), ("p99_ms", "ms"))
-    )
     slowest = min(middle["qps_ratio"] for middle in middles)
     latest = max(middle["p99_ratio"] for middle in middles)
+    qps, p99 = _worse_of(middles, "qps", "queries/s"), _worse_of(middles, "p99_ms", "ms")
     return {
         "figures": [
             figure(f"throughput ÷ {name}", slowest, ">=", goal, note=qps),
@@ -115,6 +96,26 @@ def compare(
         "cosines": cosines,
         "rss_bytes": memory,
     }
+
+
+def _round(
+    theirs: Server, our: Server, requests: list[str], clients: int, seconds: int
+) -> dict[str, Any]:
+    their, ours = (drive(server.url, requests, clients, seconds) for server in (theirs, our))
+    return {
+        **{"clients": clients, "their_qps": their["qps"], "our_qps": ours["qps"]},
+        **{"their_p99_ms": their["p99_ms"], "our_p99_ms": ours["p99_ms"]},
+        "qps_ratio": ours["qps"] / their["qps"],
+        "p99_ratio": ours["p99_ms"] / their["p99_ms"],
+        **{"theirs": their, "ours": ours},
+    }
+
+
+def _worse_of(middles: list[dict[str, float]], of: str, unit: str) -> str:
+    return "the worse of " + "; ".join(
+        f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} to {m[f'their_{of}']:.0f} {unit}"
+        for m in middles
+    )
 
 
 @contextmanager

@@ -42,12 +42,9 @@ _log = logging.getLogger(__name__)
 class Engine:
     """An index type of one library, by inner product.
 
-    Attributes:
-        name: The name in reports; unique.
-        library: The distribution's name.
-        sweep: The search parameters to measure, the narrowest search first.
-        build: Writes the index of vectors, float32 [n, dimension], on so many threads.
-        open: Reads the index of vectors with so many dimensions into memory.
+    `build` writes the index of vectors, float32 [n, dimension], on so many threads; `open` reads
+    that of vectors with so many dimensions. `sweep` holds the search parameters to measure, the
+    narrowest search first.
     """
 
     name: str
@@ -79,17 +76,14 @@ def engines(count: int, dimension: int, links: int, construction: int) -> list[E
         f"IVF{lists},PQ{dimension // 8}x8,Refine(SQ8)",
     )
     found = [faiss_engine(factory, construction) for factory in factories]
-    name, build = f"hnswlib M={links}", partial(_build_hnswlib, links, construction)
-    found.append(Engine(name, "hnswlib", [{"ef": n} for n in _WIDTHS], build, _open_hnswlib))
+    build, sweep = partial(_build_hnswlib, links, construction), [{"ef": n} for n in _WIDTHS]
+    found.append(Engine(f"hnswlib M={links}", "hnswlib", sweep, build, _open_hnswlib))
     # USearch's i8 maps [-1, 1] to [-127, 127] whatever the vectors: a coordinate of a unit vector
     # of 768 dimensions is about 0.04, five steps, and recall ends at 0.89 (20,000 vectors).
     for dtype in ("bf16", "f32"):
-        name, build = (
-            f"USearch M={links} {dtype}",
-            partial(_build_usearch, links, construction, dtype),
-        )
+        build = partial(_build_usearch, links, construction, dtype)
         sweep = [{"expansion_search": n} for n in _WIDTHS]
-        found.append(Engine(name, "usearch", sweep, build, _open_usearch))
+        found.append(Engine(f"USearch M={links} {dtype}", "usearch", sweep, build, _open_usearch))
     return found
 
 

@@ -5,7 +5,9 @@ import json
 import logging
 import os
 import re
+import resource
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 import psutil
@@ -28,37 +30,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the scenarios of `python -m loadtest.bench` are given.
+    """What the scenarios of `python -m loadtest.bench` are given."""
 
-    Attributes:
-        indexes: Folder of the indexes.
-        index: Name of the index that is searched.
-        pair: The pair that it was built with: a registered name or a .toml.
-        queries: JSONL with `text`.
-        out: Folder of the results.
-        weights: Folder that `loadtest.bench.weights` wrote.
-        sentence_transformers: Python of the environment with sentence-transformers.
-        infinity: Python of the environment with infinity-emb.
-        seconds: Length of one measurement [s].
-        rounds: Measurements of each kind; kinds alternate.
-        connections: Clients at once where the service should be full.
-        top_k: Hits wanted of each question.
-        only: The scenarios to run, joined by commas, or "" for all.
-    """
-
-    indexes: Path = Path("indexes")
-    index: str = "medical-qa"
-    pair: str = DEFAULT_PAIR
-    queries: Path = SAMPLE
-    out: Path = Path("loadtest/results")
-    weights: Path = Path("builds/bench/weights")
-    sentence_transformers: Path = Path(".venv-bench/bin/python")
-    infinity: Path = Path(".venv-bench-infinity/bin/python")
-    seconds: int = 8
-    rounds: int = 3
-    connections: int = 64
-    top_k: int = 10
-    only: str = ""
+    indexes: Annotated[Path, "Folder of the indexes."] = Path("indexes")
+    index: Annotated[str, "Name of the index that is searched."] = "medical-qa"
+    pair: Annotated[str, "The pair that it was built with: registered, or a .toml."] = DEFAULT_PAIR
+    queries: Annotated[Path, "JSONL with `text`."] = SAMPLE
+    out: Annotated[Path, "Folder of the results."] = Path("loadtest/results")
+    weights: Annotated[Path, "What `loadtest.bench.weights` wrote."] = Path("builds/bench/weights")
+    sentence_transformers: Annotated[
+        Path, "Python of the environment with sentence-transformers."
+    ] = Path(".venv-bench/bin/python")
+    infinity: Annotated[Path, "Python of the environment with infinity-emb."] = Path(
+        ".venv-bench-infinity/bin/python"
+    )
+    seconds: Annotated[int, "Length of one measurement [s]."] = 8
+    rounds: Annotated[int, "Measurements of each kind; kinds alternate."] = 3
+    connections: Annotated[int, "Clients at once where the service should be full."] = 64
+    top_k: Annotated[int, "Hits wanted of each question."] = 10
+    only: Annotated[str, "The scenarios to run, joined by commas, or all."] = ""
 
     @contextmanager
     def service(self, **settings: str) -> Iterator["Server"]:
@@ -70,21 +60,18 @@ class Options:
 def parse_options(kind: type[T], arguments: Sequence[str] | None = None) -> T:
     """Reads a command line into a dataclass and shows what is logged.
 
-    Args:
-        kind: The dataclass. Each field is an option, or several values if it is a tuple; help
-            texts are those of its docstring.
-        arguments: The command line, or None for that of this process.
+    Each field is an option, or several values if it is a tuple; its annotation holds the help.
     """
-    doc = re.sub(r"\s+", " ", " ".join(base.__doc__ or "" for base in kind.__mro__[:-1]))
     parser = argparse.ArgumentParser()
-    for field, hint in zip(fields(kind), get_type_hints(kind).values(), strict=True):  # type: ignore[arg-type]
-        about = re.search(rf" {field.name}: (.*?\.)(?: \w+: |\s*$)", doc)
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):  # type: ignore[arg-type]
+        hint, about = get_args(hints[field.name])
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=get_args(hint)[0] if get_args(hint) else hint,
             nargs="*" if get_origin(hint) is tuple else None,
             default=field.default,
-            help=about and about[1].replace("%", "%%"),
+            help=about.replace("%", "%%"),
         )
     chosen = vars(parser.parse_args(arguments))
     _log()
@@ -158,6 +145,23 @@ def sampled(read: Callable[[], int], every: float) -> Iterator[list[int]]:
         samples.append(read())
 
 
+def profiled(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Adds to what a function returns its seconds and the most memory of this process.
+
+    Resident memory includes pages of mapped files.
+    """
+    started, worked = time.perf_counter(), time.process_time()
+    with sampled(anonymous_bytes, every=0.05) as own:
+        found = work(*arguments)
+    return {
+        "seconds": round(time.perf_counter() - started, 2),
+        "processor_seconds": round(time.process_time() - worked, 2),
+        "peak_own_bytes": max(own),
+        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **found,
+    }
+
+
 def anonymous_bytes(pid: int | None = None) -> int:
     """Returns the resident memory of a process that no file backs [bytes].
 
@@ -170,10 +174,7 @@ def anonymous_bytes(pid: int | None = None) -> int:
 def in_process(work: Callable[..., Any], *arguments: Any, passive: bool = False) -> Any:
     """Runs a function in a fresh process: its memory is its own, and all given back.
 
-    Args:
-        work: The function.
-        arguments: What it is called with.
-        passive: Whether threads of OpenMP that wait must not spin.
+    In a passive one, threads of OpenMP that wait do not spin.
     """
     variables = {"OMP_WAIT_POLICY": "PASSIVE"} if passive else {}
     with (

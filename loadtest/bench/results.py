@@ -5,7 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -36,25 +36,29 @@ _OTHER_LIBRARIES = (
 
 def figure(
     name: str,
-    reached: float | None,
+    reached: float,
     relation: Literal[">=", "<="],
     goal: float,
     unit: str = "",
     note: str = "",
 ) -> dict[str, Any]:
-    """Returns a figure and whether it meets its goal, as JSON.
+    """Returns a figure and whether it meets its goal, as JSON; without a unit it is a ratio.
 
-    Args:
-        name: What was measured.
-        reached: The value, or None if it could not be measured.
-        relation: How the value should compare with the goal.
-        goal: The goal.
-        unit: Of both; empty for a ratio.
-        note: What the value is made of, what limits it, or why it is missing.
+    The note says what the value is made of and what limits it.
     """
-    met = reached is not None and (reached >= goal if relation == ">=" else reached <= goal)
+    met = reached >= goal if relation == ">=" else reached <= goal
     found = {"name": name, "reached": reached, "relation": relation, "goal": goal}
     return found | {"unit": unit, "note": note, "met": met}
+
+
+def repeat(number: int, measure: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what so many rounds measured; prints the numbers of each."""
+    rounds = []
+    for i in range(number):
+        rounds.append(measure())
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in medians(rounds[-1:]).items())
+        print(f"  round {i + 1}: {numbers}", flush=True)
+    return rounds
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -63,19 +67,10 @@ def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: median(entry[name] for entry in rounds) for name in names}
 
 
-def show_round(number: int, entry: dict[str, Any]) -> dict[str, Any]:
-    """Prints the numbers of a round, counted from 0, and returns it."""
-    numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
-    text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-    print(f"  round {number + 1}: {text}", flush=True)
-    return entry
-
-
 def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
     """Returns hardware, versions, commit and date, as JSON.
 
-    Args:
-        others: Pythons of the environments of other systems; missing ones are left out.
+    `others` are Pythons of the environments of other systems; missing ones are left out.
     """
     wrk = shutil.which("wrk") and subprocess.run(["wrk", "-v"], capture_output=True, text=True)
     return {

@@ -12,13 +12,12 @@ all threads and counted in wall-clock time.
 import json
 import logging
 import re
-import resource
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import faiss
 import numpy as np
@@ -28,7 +27,7 @@ from core.cli import run as run_command
 from core.types import FloatArray, RowArray
 from loadtest.bench import results
 from loadtest.bench.engines import Engine, K, Parameters, Search, engines, faiss_engine
-from loadtest.bench.processes import in_process, options_json, parse_options
+from loadtest.bench.processes import in_process, options_json, parse_options, profiled
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
 from stores.exact import exact_search
 
@@ -44,33 +43,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        vectors: Number of documents.
-        dimension: Dimensions of a vector.
-        queries: Number of queries.
-        threads: Threads of a build and of a batch search.
-        links: M of each graph; its lowest level has twice as many.
-        construction: efConstruction of each graph.
-        seed: Seed of the vectors.
-        engines: Only engines whose name holds one of these, or all.
-        factories: FAISS factory strings to measure instead of the engines.
-        cache: Where vectors and indexes are kept.
-        out: Where the results go.
-    """
-
-    vectors: int = 100_000
-    dimension: int = 768
-    queries: int = 1000
-    threads: int = 2
-    links: int = 32
-    construction: int = 200
-    seed: int = 0
-    engines: tuple[str, ...] = ()
-    factories: tuple[str, ...] = ()
-    cache: Path = Path("builds/bench")
-    out: Path = Path("loadtest/results")
+    vectors: Annotated[int, "Number of documents."] = 100_000
+    dimension: Annotated[int, "Dimensions of a vector."] = 768
+    queries: Annotated[int, "Number of queries."] = 1000
+    threads: Annotated[int, "Threads of a build and of a batch search."] = 2
+    links: Annotated[int, "M of each graph; its lowest level has twice as many."] = 32
+    construction: Annotated[int, "efConstruction of each graph."] = 200
+    seed: Annotated[int, "Seed of the vectors."] = 0
+    engines: Annotated[tuple[str, ...], "Only engines whose name holds one of these, or all."] = ()
+    factories: Annotated[tuple[str, ...], "FAISS factory strings instead of the engines."] = ()
+    cache: Annotated[Path, "Where vectors and indexes are kept."] = Path("builds/bench")
+    out: Annotated[Path, "Where the results go."] = Path("loadtest/results")
 
     @property
     def folder(self) -> Path:
@@ -99,15 +84,14 @@ def run(options: Options) -> None:
         built = options.folder / f"{engine.file_name}.json"
         if not built.is_file():
             _log.info("build   %s", engine.name)
-            built.write_text(json.dumps(in_process(_build, engine, options)))
+            built.write_text(json.dumps(in_process(profiled, _build, engine, options)))
         _log.info("search  %s", engine.name)
         found = in_process(_search, engine, options)
         result["engines"].append(found)
         result["defaults"] = defaults(result["engines"])
         results.write(result, options.out / f"scale-{options.vectors}.json")
-        _log.info(
-            "        built in %s s; at last %s", found["build"]["seconds"], found["points"][-1]
-        )
+        seconds = found["build"]["seconds"]
+        _log.info("        built in %s s; at last %s", seconds, found["points"][-1])
     plot(results.scale_results(options.out), options.out / "scale.png")
 
 
@@ -129,8 +113,7 @@ def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any
 def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Returns for each wanted recall the engines that reach it, the fastest alone first.
 
-    Each entry names the cheapest parameters that reach it, with speed, size [bytes] and
-    build time [s].
+    Each has the cheapest parameters that reach it, with speed, size [bytes] and build time [s].
     """
     found: dict[str, list[dict[str, Any]]] = {str(target): [] for target in TARGETS}
     for engine in measured:
@@ -199,15 +182,8 @@ def _files(options: Options) -> list[Path]:
 
 def _build(engine: Engine, options: Options) -> dict[str, Any]:
     vectors = np.load(_files(options)[0], mmap_mode="r")
-    started, worked = time.perf_counter(), time.process_time()
     engine.build(vectors, options.threads, options.folder / engine.file_name)
-    return {
-        "seconds": round(time.perf_counter() - started, 2),
-        "processor_seconds": round(time.process_time() - worked, 2),
-        "threads": options.threads,
-        # Includes the pages of the mapped vectors that were in memory.
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    return {"threads": options.threads}
 
 
 def _search(engine: Engine, options: Options) -> dict[str, Any]:

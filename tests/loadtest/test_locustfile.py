@@ -35,11 +35,12 @@ def _codes(run: subprocess.CompletedProcess[str]) -> list[str]:
 def test_within_the_budget(tmp_path: Path) -> None:
     service = KnownService(key="secret-key")
     with served(service) as url:
-        run = _locust(url, tmp_path, "--min-rate", "1")
+        run = _locust(url, tmp_path, "--min-rate", "1", "--batches", "0.3", "--filtered", "0.5")
     assert run.returncode == 0, run.stderr
-    assert (tmp_path / "report.html").stat().st_size > 0
-    stats = (tmp_path / "report_stats.csv").read_text(encoding="utf-8")
-    assert all(name in stats for name in ("/search,", "/search filtered,", "/search/batch,"))
+    # The CSV files are a second behind.
+    assert (tmp_path / "report_stats.csv").is_file()
+    stats = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(name in stats for name in ('"/search"', '"/search filtered"', '"/search/batch"'))
     texts = [q["query"] for body in service.bodies for q in body.get("queries", [body])]
     fresh = [text for text in texts if text.endswith("天）")]
     assert 0 < len(set(fresh)) == len(fresh) < len(texts)
@@ -54,12 +55,12 @@ def test_a_rate_that_is_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("budget", "status"), [("0.01", 1), ("0.5", 0)])
 def test_the_error_budget(budget: str, status: int, tmp_path: Path) -> None:
-    """One request in ten is answered with 429."""
-    with served(KnownService(statuses=(200,) * 9 + (429,))) as url:
+    """One request in three is answered with 429."""
+    with served(KnownService(statuses=(200, 200, 429))) as url:
         run = _locust(url, tmp_path, "--max-error-rate", budget)
     assert run.returncode == status, run.stderr
     assert _codes(run) == ["high_error_rate"] * status
-    assert "429" in (tmp_path / "report_failures.csv").read_text(encoding="utf-8")
+    assert "code=429" in run.stdout + run.stderr
 
 
 def test_a_service_that_is_not_there(tmp_path: Path) -> None:

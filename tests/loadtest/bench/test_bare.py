@@ -29,7 +29,7 @@ def test_it_finds_what_the_encoder_finds(pair: Pair, encoder: OnnxEncoder) -> No
     index = faiss.IndexFlatIP(pair.query.dimension)
     index.add(encoder.encode(TEXTS).vectors)
     config = LoopConfig(batch=4, sessions=1, threads=1, spinning=False)
-    loop = Loop(pair.query, pair.folder, index, 1, config)
+    loop = Loop(pair, index, 1, config)
     np.testing.assert_allclose(loop.encode(TEXTS), encoder.encode(TEXTS).vectors, atol=1e-5)
     assert loop.search(TEXTS[4:8])[:, 0].tolist() == [4, 5, 6, 7]
 

@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -34,23 +35,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 @dataclass(frozen=True)
 class Some:
-    """What to measure.
-
-    Attributes:
-        sizes: Sizes of
-            the corpora.
-        share: 5 % or so.
-        cache_folder: Where it lies.
-    """
-
-    sizes: tuple[int, ...] = (1, 2)
-    share: float | None = None
-    cache_folder: Path = Path("builds")
+    sizes: Annotated[tuple[int, ...], "Sizes of the corpora."] = (1, 2)
+    share: Annotated[float | None, "5 % or so."] = None
+    cache_folder: Annotated[Path, "Where it lies."] = Path("builds")
 
 
-def test_fields_are_options_with_the_help_of_the_docstring(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_fields_are_options_with_their_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_options(Some, []) == Some()
     given = ["--sizes", "3", "4", "--share", "0.5", "--cache-folder", "here"]
     assert parse_options(Some, given) == Some((3, 4), 0.5, Path("here"))

@@ -36,11 +36,10 @@ def _rows(text: str) -> list[list[str]]:
         (0.8799, ">=", 0.88, False),
         (1.0, "<=", 1.0, True),
         (1.0001, "<=", 1.0, False),
-        (None, "<=", 1.0, False),
     ],
 )
 def test_a_figure_on_its_goal_meets_it(
-    reached: float | None, relation: str, goal: float, met: bool
+    reached: float, relation: str, goal: float, met: bool
 ) -> None:
     assert figure("a", reached, relation, goal)["met"] is met  # type: ignore[arg-type]
 

@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from core.encoders import Pair
+from loadtest.bench.comparison import ONNX_FP32, ONNX_INT8, TORCH
 from loadtest.bench.weights import HIDDEN_STATES, without_pooling, write_weights
-from loadtest.bench.weights_folders import ONNX_FP32, ONNX_INT8, TORCH
 from loadtest.traffic import SAMPLE, read_texts
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
