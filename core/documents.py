@@ -139,7 +139,7 @@ class DocumentReader:
 
 
 def _unreadable(path: Path, reason: str) -> IndexVersionError:
-    return IndexVersionError(f"{path} {reason}", code="unreadable_documents", path=path)
+    return IndexVersionError.at(path, reason, "unreadable_documents")
 
 
 def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:

@@ -59,11 +59,8 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError as error:
-            raise CareError(
-                f"{folder} is locked by another process: wait until it ends",
-                code="locked",
-                path=folder,
-            ) from error
+            reason = "is locked by another process: wait until it ends"
+            raise CareError.at(folder, reason, "locked") from error
         yield
 
 

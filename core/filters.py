@@ -166,15 +166,12 @@ class FilterReader:
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowInvalid) as error:
-            raise IndexVersionError(
-                f"{path} is not a readable Arrow file", code="unreadable_filters", path=path
+            raise IndexVersionError.at(
+                path, "is not a readable Arrow file", "unreadable_filters"
             ) from error
         if table.schema != _SCHEMA or len(table) != sum(fields.values()):
-            raise IndexVersionError(
-                f"{path} does not hold the values that the manifest counts",
-                code="unreadable_filters",
-                path=path,
-            )
+            reason = "does not hold the values that the manifest counts"
+            raise IndexVersionError.at(path, reason, "unreadable_filters")
         self._table = table
         self._starts: dict[str, int] = {}
         start = 0

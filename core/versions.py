@@ -8,7 +8,6 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -65,7 +64,7 @@ def current_version(root: Path, name: str) -> str:
             index=name,
         ) from error
     if not _NAME.fullmatch(version):
-        raise IndexVersionError(f"{path} does not name a version", code="bad_current", path=path)
+        raise IndexVersionError.at(path, "does not name a version", "bad_current")
     return version
 
 
@@ -98,21 +97,16 @@ def read_manifest(folder: Path) -> IndexManifest:
         if schema == OLDEST_SCHEMA_VERSION:
             content = upgrade_manifest(content)
         elif schema != SCHEMA_VERSION:
-            raise IndexVersionError(
-                f"{path} has schema version {schema}; this program reads {OLDEST_SCHEMA_VERSION} "
-                f"and {SCHEMA_VERSION}: "
-                + ("build the index again" if _is_older(schema) else "update this program"),
-                code="unsupported_schema",
-                path=path,
-                schema=schema,
+            older = isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
+            reason = (
+                f"has schema version {schema}; this program reads {OLDEST_SCHEMA_VERSION} and "
+                f"{SCHEMA_VERSION}: {'build the index again' if older else 'update this program'}"
             )
+            raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
         return IndexManifest.model_validate_json(json.dumps(content))
     except OSError as error:
-        raise IndexVersionError(
-            f"{path} is missing: {folder} is not an index version",
-            code="manifest_missing",
-            path=path,
-        ) from error
+        reason = f"is missing: {folder} is not an index version"
+        raise IndexVersionError.at(path, reason, "manifest_missing") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -135,29 +129,19 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise IndexVersionError(f"{path} is missing", code="file_missing", path=path)
+            raise IndexVersionError.at(path, "is missing", "file_missing")
         size = path.stat().st_size
         if size != record.bytes:
-            raise IndexVersionError(
-                f"{path} has {size} bytes instead of {record.bytes}",
-                code="wrong_size",
-                path=path,
-            )
+            reason = f"has {size} bytes instead of {record.bytes}"
+            raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
         sums = pool.map(sha256_file, [folder / name for name in manifest.files])
     for (name, record), found in zip(manifest.files.items(), sums, strict=True):
         if found != record.sha256:
-            raise IndexVersionError(
-                f"{folder / name} is corrupt: its checksum is not the manifest's",
-                code="wrong_checksum",
-                path=folder / name,
-            )
-
-
-def _is_older(schema: Any) -> bool:
-    return isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
+            reason = "is corrupt: its checksum is not the manifest's"
+            raise IndexVersionError.at(folder / name, reason, "wrong_checksum")
 
 
 def _invalid(path: Path, reason: str, field: str) -> IndexVersionError:
-    message = f"{path} is not a valid manifest: {reason}"
-    return IndexVersionError(message, code="invalid_manifest", path=path, field=field)
+    reason = f"is not a valid manifest: {reason}"
+    return IndexVersionError.at(path, reason, "invalid_manifest", field=field)
