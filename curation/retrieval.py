@@ -11,12 +11,12 @@ from core.types import Document, FloatArray
 from curation.config import Bm25Retriever, PairRetriever, Retriever, RunRetriever
 from evaluation.beir import Run, document_texts
 from evaluation.bm25 import bm25_run
+from evaluation.dense import dense_run
 from evaluation.metrics import ranked
 from evaluation.trec import read_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 from models.pairs import load_pair
-from stores.exact import exact_search
 
 # As in reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 _RRF = 60
@@ -99,10 +99,5 @@ def _run(
             side = partial(encode, pair, cache=cache, batch_size=batch_size, threads=threads)
             vectors = side("document", list(document_texts(documents).values()))
             asked = side("query", [normalize_text(query) for query in queries.values()])
-            found = exact_search(asked, vectors, min(depth, len(documents)))
-            return {
-                query: {
-                    documents[row].id: float(score) for score, row in zip(scores, rows, strict=True)
-                }
-                for query, scores, rows in zip(queries, *found, strict=True)
-            }
+            ids = [document.id for document in documents]
+            return dense_run(queries, asked, ids, vectors, depth)

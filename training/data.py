@@ -11,8 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from core.encoders import Role
 from core.errors import DataError
 from core.records import field_error, read_jsonl, record_error
@@ -27,7 +25,7 @@ from evaluation.beir import (
     read_qrels,
     read_queries,
 )
-from stores.exact import exact_search
+from evaluation.dense import dense_run
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
@@ -66,12 +64,7 @@ class DevSet:
 
     def search(self, queries: FloatArray, documents: FloatArray) -> Run:
         """Returns for each query its 100 nearest documents with their cosines."""
-        ids = np.array(list(self.documents))
-        scores, rows = exact_search(queries, documents, min(100, len(ids)))
-        return {
-            query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
-            for i, query in enumerate(self.queries)
-        }
+        return dense_run(self.queries, queries, self.documents, documents, 100)
 
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:

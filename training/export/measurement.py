@@ -15,11 +15,11 @@ from core.text import normalize_text
 from core.types import FloatArray
 from evaluation import beir
 from evaluation.beir import Qrels, Run
+from evaluation.dense import dense_run
 from evaluation.metrics import NDCG_10, score_queries
 from models.encoders.cached import encode_texts
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.tokenizer import pad
-from stores.exact import exact_search
 
 # The questions that the embedded pair is quantised with.
 CALIBRATION = Path(__file__).parents[1] / "source" / "calibration.txt"
@@ -113,13 +113,9 @@ class Rankings:
         return {"overlap@10": overlap, "nDCG@10": ndcg, "nDCG@10 loss": self.ndcg - ndcg}
 
     def _rank(self, encoder: Encoder) -> Run:
-        ids = np.array(list(self.judged.documents))
-        queries = encode_texts(encoder, list(self.judged.queries.values()), _BATCH)
-        scores, rows = exact_search(queries, self._vectors, min(_DEPTH, len(ids)))
-        return {
-            query: dict(zip(ids[rows[i]].tolist(), scores[i].tolist(), strict=True))
-            for i, query in enumerate(self.judged.queries)
-        }
+        judged = self.judged
+        queries = encode_texts(encoder, list(judged.queries.values()), _BATCH)
+        return dense_run(judged.queries, queries, judged.documents, self._vectors, _DEPTH)
 
     def _ndcg(self, run: Run) -> float:
         return statistics.fmean(score_queries(NDCG_10, self.judged.qrels, run).values())
