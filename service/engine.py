@@ -16,7 +16,7 @@ from core.types import FloatArray, Query
 from service.cache import MemoryCache, QueryKeys
 from service.logs import describe
 from service.metrics import Metrics, Timings
-from service.pipeline import Flight, Lookup, Pipeline, Work, spawn
+from service.pipeline import Flight, Pipeline, spawn
 from service.problems import RequestError
 from service.search import LoadedIndex, QueryResult, load_index
 from service.settings import Settings
@@ -48,7 +48,7 @@ class Engine:
         encoder: The query encoder.
         metrics: Where stages are counted.
         keys: The keys of queries in both caches.
-        redis: The second cache, shared by processes.
+        redis: The second cache, shared by processes, if there is one.
 
     Raises:
         IndexVersionError: If the active version cannot be served.
@@ -62,7 +62,7 @@ class Engine:
         encoder: QueryEncoder,
         metrics: Metrics,
         keys: QueryKeys,
-        redis: "RedisCache | None" = None,
+        redis: "RedisCache | None",
     ) -> None:
         self._settings = settings
         self._store = store
@@ -106,9 +106,10 @@ class Engine:
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        works = [Work(queries[i].text, partial(index.search, queries[i]), keys[i]) for i in missing]
+        asked = [_flight(index, queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
-        with self._pipeline.join(works, self._redis_lookup(index)) as joined:
+        shared = partial(self._look_up, self._redis, index) if self._redis else None
+        with self._pipeline.join(asked, shared) as joined:
             others = [self._pipeline.run(index.fetch, known.values())] if known else []
             found = await self._pipeline.results(joined, deadline, *others)
         results: dict[int, QueryResult] = dict(zip(missing, found, strict=True))
@@ -124,7 +125,7 @@ class Engine:
         return index, answers
 
     async def embed(self, texts: Sequence[str], deadline: float) -> list[tuple[FloatArray, int]]:
-        """Encodes texts as queries.
+        """Encodes texts, which are under the text rules, as queries.
 
         Returns:
             For each text its vector, float32 [dimension], and its tokens.
@@ -132,8 +133,8 @@ class Engine:
         Raises:
             RequestError: If the service has enough to do, or the deadline passes first.
         """
-        works = [Work(normalize_text(text), lambda vector: vector) for text in texts]
-        with self._pipeline.join(works) as joined:
+        asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
+        with self._pipeline.join(asked) as joined:
             vectors = await self._pipeline.results(joined, deadline)
         return list(zip(vectors, (len(flight.tokenized) for flight in joined), strict=True))
 
@@ -150,9 +151,9 @@ class Engine:
             if now - self._checked < _CHECK_EVERY:
                 return
             canary = Query(normalize_text(self.index.manifest.canaries[0].text), top_k=1)
-            work = Work(canary.text, partial(self.index.search, canary))
             try:
-                with self._pipeline.join([work], urgent=True) as joined:
+                asked = [_flight(self.index, canary)]
+                with self._pipeline.join(asked, urgent=True) as joined:
                     await self._pipeline.results(joined, now + _CHECK_TIMEOUT)
             except Exception as error:
                 self._metrics.ready.set(0)
@@ -230,24 +231,16 @@ class Engine:
         self._metrics.show_index(index.manifest, self._pair)
         self._metrics.ready.set(not self._draining)
 
-    def _redis_lookup(self, index: LoadedIndex) -> Lookup | None:
-        """Returns what asks Redis for the results of queries to a version."""
-        redis = self._redis
-        if redis is None:
-            return None
-
-        async def look_up(keys: Sequence[bytes]) -> list[QueryResult | None]:
-            found = await redis.get_many(keys, index.manifest.count)
-            known = {i: rows for i, rows in enumerate(found) if rows}
-            self._metrics.looked_up("redis", len(known), len(found) - len(known))
-            results: list[QueryResult | None] = [None] * len(keys)
-            if known:
-                fetched = await self._pipeline.run(index.fetch, known.values())
-                for i, result in zip(known, fetched, strict=True):
-                    results[i] = result
-            return results
-
-        return look_up
+    async def _look_up(
+        self, redis: "RedisCache", index: LoadedIndex, keys: Sequence[bytes]
+    ) -> list[QueryResult | None]:
+        """Asks Redis for the results of queries to a version."""
+        found = await redis.get_many(keys, index.manifest.count)
+        known = {i: rows for i, rows in enumerate(found) if rows}
+        self._metrics.looked_up("redis", len(known), len(found) - len(known))
+        fetched = await self._pipeline.run(index.fetch, known.values()) if known else []
+        results = dict(zip(known, fetched, strict=True))
+        return [results.get(i) for i in range(len(keys))]
 
     def _keep(self, key: bytes, result: QueryResult) -> None:
         """Puts what was found into the caches."""
@@ -274,18 +267,18 @@ class Engine:
         limits = self._settings
         text = check_text(query.text, limits.max_query_chars)
         if query.top_k > limits.max_top_k:
-            raise QueryError(
-                "top_k",
-                f"is {query.top_k}; the limit is {limits.max_top_k}",
-                code="top_k_too_large",
-                limit=limits.max_top_k,
-            )
+            message = f"is {query.top_k}; the limit is {limits.max_top_k}"
+            raise QueryError("top_k", message, code="top_k_too_large", limit=limits.max_top_k)
         index.filters.check(query.filter)
         # Queries that are searched alike are one for the caches: no more is found than there is,
         # and where nothing is cut every document is one chunk.
         top_k = min(query.top_k, index.manifest.count)
         collapse = query.collapse and index.documents.chunked
         return replace(query, text=text, top_k=top_k, collapse=collapse)
+
+
+def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
+    return Flight(text=query.text, finish=partial(index.search, query), key=key)
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:
@@ -305,14 +298,10 @@ def check_text(text: str, limit: int, field: str = "query") -> str:
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:
     """Returns the time that a query took until now; `flight` is the work on it, if any."""
-    encoded = flight if flight and not result.cached else None
-    seconds = (
-        max(lookup, flight.queued - started) if flight else lookup,
-        encoded.queue if encoded else 0.0,
-        encoded.tokenize if encoded else 0.0,
-        encoded.encode if encoded else 0.0,
-        result.search,
-        result.fetch,
-        time.perf_counter() - started,
-    )
+    encoding = (0.0, 0.0, 0.0)
+    if flight:
+        lookup = max(lookup, flight.queued - started)
+        if not result.cached:
+            encoding = (flight.queue, flight.tokenize, flight.encode)
+    seconds = (lookup, *encoding, result.search, result.fetch, time.perf_counter() - started)
     return Timings(*(round(s * 1000, 3) for s in seconds))

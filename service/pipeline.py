@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from core.encoders import QueryEncoder
 from core.types import FloatArray
@@ -22,53 +22,35 @@ _T = TypeVar("_T")
 _DELIVER_EVERY = 0.001
 
 
-class Work(NamedTuple):
-    """What is asked of the pipeline for one text.
-
-    Attributes:
-        text: Under the text rules of `core.text`.
-        finish: Makes the result from the text's vector; called in a search thread.
-        key: Work in flight with an equal key is shared; empty if none may be.
-    """
-
-    text: str
-    finish: Callable[[FloatArray], Any]
-    key: bytes = b""
-
-
-# Looks up results by the keys of works, None where there is none.
+# Looks up results by the keys of flights, None where there is none.
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
-
-
-def _future() -> "asyncio.Future[Any]":
-    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Flight(Job):
-    """Work in flight, which several requests may wait for; only the pipeline changes it.
+    """What is asked for one text; once it has joined, only the pipeline changes it.
 
     Attributes:
-        work: What was asked for.
-        result: What its `finish` returned.
+        finish: Makes the result from the text's vector; called in a search thread.
+        key: Flights with equal keys are one, which all their requests wait for; empty for none.
+        result: What `finish` returned.
         waiters: Requests that wait for it.
         admitted: Tokens that it takes of the queue.
     """
 
-    work: Work
-    result: "asyncio.Future[Any]" = field(default_factory=_future)
+    finish: Callable[[FloatArray], Any]
+    key: bytes = b""
+    result: "asyncio.Future[Any]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     waiters: int = 0
     admitted: int = 0
 
 
 class Pipeline:
-    """Owns each flight from admission to result; all methods but `stop` are for the event loop.
+    """Owns each flight from `join` to result; all methods but `stop` are for the event loop.
 
-    Args:
-        encoder: The query encoder.
-        settings: The service's settings.
-        metrics: Where the queue, batches and shared flights are counted.
-        keep: Told of each result by the key of its work.
+    `keep` is told of each result by the key of its flight.
     """
 
     def __init__(
@@ -99,37 +81,30 @@ class Pipeline:
             settings.batch_padding,
             self._encoded,
             metrics,
-            limit_threads,
         )
 
     @contextmanager
     def join(
-        self, works: Sequence[Work], lookup: Lookup | None = None, *, urgent: bool = False
+        self, asked: Sequence[Flight], lookup: Lookup | None = None, *, urgent: bool = False
     ) -> Iterator[list[Flight]]:
-        """Joins the flights of equal works, starts the others, and leaves all when the block ends.
+        """Joins flights already under way, starts the others, and leaves all when the block ends.
 
-        Those that are started are found by equal works at once; then they are looked up, if there
+        Those that are started are found by equal ones at once; then they are looked up, if there
         is a lookup, then those that it did not find are admitted, all or none.
 
         Args:
-            works: What one request asks for.
+            asked: What one request asks for.
             lookup: Where results may be had without work.
             urgent: Whether they pass admission and go before all that wait.
 
         Yields:
-            A flight for each work, of which only results and times may be read.
+            For each the flight that brings its result; only results and times may be read.
         """
-        flights, started = [], []
-        for work in works:
-            flight = self._open.get(work.key)
-            if flight is None:
-                flight = Flight(text=work.text, work=work)
-                started.append(flight)
-                if work.key:
-                    self._open[work.key] = flight
+        flights = [self._open.setdefault(one.key, one) if one.key else one for one in asked]
+        started = [one for one, flight in zip(asked, flights, strict=True) if flight is one]
+        for flight in flights:
             flight.waiters += 1
-            flights.append(flight)
-        if works and works[0].key:
+        if asked and asked[0].key:
             self._metrics.looked_up("in_flight", len(flights) - len(started), len(started))
         try:
             if lookup and started:
@@ -155,18 +130,17 @@ class Pipeline:
             RequestError: If the queue had no room, or the deadline passes first.
             Exception: The first error.
         """
-        now = asyncio.get_running_loop().time()
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
         waited = {*(flight.result for flight in flights), *others}
         done, pending = await asyncio.wait(
-            waited, timeout=max(0.0, deadline - now), return_when=asyncio.FIRST_EXCEPTION
+            waited, timeout=left, return_when=asyncio.FIRST_EXCEPTION
         )
         errors = [error for future in done if (error := future.exception())]
         if errors:
             raise errors[0]
         if pending:
-            raise RequestError(
-                "deadline_exceeded", "the deadline passed before the answer was ready"
-            )
+            late = "the deadline passed before the answer was ready"
+            raise RequestError("deadline_exceeded", late)
         return [flight.result.result() for flight in flights]
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
@@ -186,7 +160,7 @@ class Pipeline:
 
     async def _look_up(self, lookup: Lookup, flights: Sequence[Flight]) -> None:
         try:
-            results = await lookup([flight.work.key for flight in flights])
+            results = await lookup([flight.key for flight in flights])
         except Exception as error:
             results = [error] * len(flights)
         for flight, result in zip(flights, results, strict=True):
@@ -231,12 +205,12 @@ class Pipeline:
             flight.result.exception()  # a request stops at its first error and asks for no other
             return
         flight.result.set_result(result)
-        if flight.work.key:
-            self._keep(flight.work.key, result)
+        if flight.key:
+            self._keep(flight.key, result)
 
     def _close(self, flight: Flight) -> None:
-        if self._open.get(flight.work.key) is flight:
-            del self._open[flight.work.key]
+        if self._open.get(flight.key) is flight:
+            del self._open[flight.key]
         self._queries -= bool(flight.admitted)
         self._tokens -= flight.admitted
         flight.admitted = 0
@@ -260,7 +234,7 @@ class Pipeline:
             try:
                 if isinstance(vectors, Exception):
                     raise vectors
-                result = flight.work.finish(vectors[i])
+                result = flight.finish(vectors[i])
             except Exception as error:  # whatever it is, its waiters must hear of it
                 result = error
             finished.append((flight, result))
