@@ -7,13 +7,12 @@ on; the request conforms if that leaves it at most burst intervals ahead of now.
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from core.breaker import UnavailableError
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from service.redis_tier import RedisGuard
 
 # Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
@@ -72,29 +71,19 @@ class RateLimiter:
         self._full_at: dict[str, int] = {}
 
     async def admit(self, name: str, cost: int) -> float:
-        """Charges a request to a name, if it is admitted.
-
-        Args:
-            name: The name of the key that asks; never the key.
-            cost: Queries in the request.
+        """Charges a request of `cost` queries to the name of a key, if it is admitted.
 
         Returns:
             0.0 if it is admitted, else the time after which it would be [s].
         """
         if self._guard:
-            try:
-                return await self._admit_shared(self._guard, name, cost) / 1_000_000
-            except UnavailableError:
-                pass
+            arguments = (self._prefix + name, self._interval, self._burst, cost)
+            with suppress(UnavailableError):
+                wait = await self._guard.run(
+                    lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
+                )
+                return wait / 1_000_000
         return self._admit_alone(name, cost) / 1_000_000
-
-    async def _admit_shared(self, guard: "RedisGuard", name: str, cost: int) -> int:
-        arguments = (self._prefix + name, self._interval, self._burst, cost)
-
-        def charge(redis: "Redis") -> Awaitable[int]:
-            return cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
-
-        return await guard.run(charge)
 
     def _admit_alone(self, name: str, cost: int) -> int:
         now = self._clock() // 1000

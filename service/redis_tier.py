@@ -58,7 +58,25 @@ class RedisGuard:
         self._timeout = timeout
         self._breaker = breaker
         self.on_error = on_error
-        self._pool = _make_pool(url, timeout, connections)
+        # The time-out is the guard's alone: the client's own would start a task for each write.
+        # The second version of the protocol needs no exchange before the first command.
+        options: dict[str, Any] = {
+            "max_connections": connections,
+            "socket_timeout": None,
+            "socket_connect_timeout": timeout,
+            "retry": None,
+            "protocol": 2,
+            "driver_info": None,
+            "decode_responses": False,
+        }
+        try:
+            self._pool = ConnectionPool(**{**parse_url(url), **options})
+            self._pool.connection_class(**self._pool.connection_kwargs)
+        except (ValueError, TypeError, RedisError):
+            # Without its cause, which may quote the password.
+            name = "CARE_REDIS_URL"
+            message = f"{name} is not an address of Redis, such as redis://:password@host:6379/0"
+            raise CareError(message, code="invalid_setting", name=name) from None
         self._client = Redis(connection_pool=self._pool)
         # Rather than a blocking pool, which may lose a free connection, or the news of one, when
         # those that wait are cancelled.
@@ -75,63 +93,35 @@ class RedisGuard:
         """
         allowed = False
         kind: ErrorKind
-        cause: Exception
         try:
             async with asyncio.timeout(self._timeout), self._slots:
                 allowed = self._breaker.allows()
                 if not allowed:
                     raise UnavailableError("the breaker is open")
                 result = await operation(self._client)
-        except ResponseError as error:
-            # Redis is there, but refuses: it is out of memory or read-only, for example.
-            kind, cause = "value", error
             self._breaker.succeeded()
-        except (TimeoutError, RedisTimeoutError) as error:
-            kind, cause = "timeout", error
-            if allowed:
-                self._breaker.failed()
+            return result
         except (RedisError, OSError) as error:
-            kind, cause = "connection", error
-            self._breaker.failed()
+            if isinstance(error, ResponseError):
+                # Redis is there, but refuses: it is out of memory or read-only, for example.
+                kind = "value"
+                self._breaker.succeeded()
+            else:
+                late = isinstance(error, TimeoutError | RedisTimeoutError)
+                kind = "timeout" if late else "connection"
+                if allowed:
+                    self._breaker.failed()
+            self.on_error(kind)
+            raise UnavailableError(kind) from error
         except BaseException:
             if allowed:
                 self._breaker.abandoned()
             raise
-        else:
-            self._breaker.succeeded()
-            return result
-        self.on_error(kind)
-        raise UnavailableError(kind) from cause
 
     async def close(self) -> None:
         """Closes the connections."""
         with suppress(RedisError, OSError):
             await self._pool.aclose()
-
-
-def _make_pool(url: str, timeout: float, connections: int) -> ConnectionPool:
-    # The time-out is the guard's alone: the client's own would start a task for each write. The
-    # second version of the protocol needs no exchange before the first command.
-    options: dict[str, Any] = {
-        "max_connections": connections,
-        "socket_timeout": None,
-        "socket_connect_timeout": timeout,
-        "retry": None,
-        "protocol": 2,
-        "driver_info": None,
-        "decode_responses": False,
-    }
-    try:
-        pool = ConnectionPool(**{**parse_url(url), **options})
-        pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError, RedisError):
-        # Without its cause, which may quote the password.
-        raise CareError(
-            "CARE_REDIS_URL is not an address of Redis, such as redis://:password@host:6379/0",
-            code="invalid_setting",
-            name="CARE_REDIS_URL",
-        ) from None
-    return pool
 
 
 class RedisCache:
@@ -155,15 +145,7 @@ class RedisCache:
         self._ttl_seconds = ttl_seconds
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
-        """Looks up keys, in one call.
-
-        Args:
-            keys: Keyed hashes, 32 bytes each.
-            count: Documents in the index; rows are below it.
-
-        Returns:
-            For each key scores, float32 [m], and rows, int64 [m], or None.
-        """
+        """Looks up keys of 32 bytes, in one call; rows that are not below `count` are a miss."""
         if not keys:
             return []
         names = [self._name(key) for key in keys]
@@ -192,37 +174,23 @@ class RedisCache:
         return self._prefix + key.hex()
 
     def _encode(self, key: bytes, found: ScoredRows) -> bytes:
-        scores, rows = found
-        payload = b"".join(
-            (
-                _HEADER.pack(_FORMAT, len(rows)),
-                scores.astype(_SCORE).tobytes(),
-                rows.astype(_ROW).tobytes(),
-            )
-        )
+        scores, rows = found[0].astype(_SCORE), found[1].astype(_ROW)
+        payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
         return payload + self._mac(key, payload)
 
-    def _read(self, key: bytes, value: bytes | str | None, count: int) -> ScoredRows | None:
+    def _read(self, key: bytes, value: Any, count: int) -> ScoredRows | None:
         if value is None:
             return None
-        found = self._decode(key, value, count) if isinstance(value, bytes) else None
-        if found is None:
-            self._guard.on_error("value")
-        return found
-
-    def _decode(self, key: bytes, value: bytes, count: int) -> ScoredRows | None:
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(key, payload)):
-            return None
-        if payload[0] != _FORMAT:
-            return None
-        _, m = _HEADER.unpack_from(payload)
-        # Copies, which unlike views of these bytes are aligned and can be written to.
-        scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
-        rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
-        if m and (rows.min() < 0 or rows.max() >= count):
-            return None
-        return scores, rows
+        if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == _FORMAT:
+            _, m = _HEADER.unpack_from(payload)
+            # Copies, which unlike views of these bytes are aligned and can be written to.
+            scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
+            rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
+            if not m or (rows.min() >= 0 and rows.max() < count):
+                return scores, rows
+        self._guard.on_error("value")
+        return None
 
     def _mac(self, key: bytes, payload: bytes) -> bytes:
         return hashlib.blake2b(key + payload, key=self._secret, digest_size=_MAC_BYTES).digest()
