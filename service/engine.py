@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from core.encoders import QueryEncoder
 from core.errors import CareError, QueryError
 from core.text import normalize_text
@@ -124,11 +126,11 @@ class Engine:
             answers.append((result, timings))
         return index, answers
 
-    async def embed(self, texts: Sequence[str], deadline: float) -> list[tuple[FloatArray, int]]:
+    async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
         """Encodes texts, which are under the text rules, as queries.
 
         Returns:
-            For each text its vector, float32 [dimension], and its tokens.
+            float32 [n, dimension], and the number of their tokens.
 
         Raises:
             RequestError: If the service has enough to do, or the deadline passes first.
@@ -136,7 +138,7 @@ class Engine:
         asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
         with self._pipeline.join(asked) as joined:
             vectors = await self._pipeline.results(joined, deadline)
-        return list(zip(vectors, (len(flight.tokenized) for flight in joined), strict=True))
+        return np.stack(vectors), sum(len(flight.tokenized) for flight in joined)
 
     async def check(self) -> None:
         """Encodes and searches one canary, before all that wait and past the cache.
