@@ -36,11 +36,7 @@ class QueryKeys:
 
 
 class MemoryCache:
-    """Scored rows of recent queries, least recently used out first; for one thread.
-
-    Args:
-        entries: The number of queries kept; 0 keeps none.
-    """
+    """Scored rows of so many recent queries, least recently used out first; for one thread."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries

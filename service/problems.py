@@ -76,12 +76,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def problem_response(error: Exception, scope: Scope) -> Response:
-    """Builds the response for an error; of an unexpected one it says nothing.
-
-    Args:
-        error: What was raised.
-        scope: The request's, with an id and the path of its route.
-    """
+    """Builds the response for an error; of an unexpected one it says nothing."""
     status, code, detail = 500, "internal_error", "an unexpected error"
     errors: Sequence[FieldError] = ()
     headers: dict[str, str] = {}
