@@ -42,8 +42,7 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """Loads the query side of the configured pair and runs each shape that matters once.
 
     Raises:
-        PairError: If the pair is unknown, its query side is not exported, or its files are
-            missing or wrong.
+        PairError: If the pair is unknown, not exported, or its files are missing or wrong.
         ProviderError: If the configured provider is not installed.
     """
     pair = load_pair(settings.pair)
@@ -68,8 +67,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     that of the configured pair.
 
     Raises:
-        CareError: If a setting cannot be used, the encoder cannot be loaded or the index cannot
-            be served.
+        CareError: If a setting, the encoder or the index cannot be used.
     """
     metrics = Metrics()
     keys = ApiKeys.parse(_plain(settings.api_keys))

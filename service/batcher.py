@@ -41,16 +41,10 @@ Encoded = Callable[[Sequence[Any], FloatArray | Exception], None]
 
 
 class Batcher:
-    """Encodes jobs in threads of its own, as many at once as wait and fit into the budget.
+    """Encodes jobs in so many threads of its own, as many jobs at once as `choose` says.
 
-    Args:
-        encoder: Turns texts into vectors; called from `workers` threads at once.
-        workers: Encoding threads.
-        budget: Tokens of a batch, padding included. A longer text is a batch of its own.
-        padding: Padding that one more text may add to a batch [tokens].
-        encoded: Called in an encoding thread with the jobs of a batch and their vectors,
-            float32 [n, dimension], or the error that came in their place.
-        metrics: Where batches are counted.
+    `encoded` is called in an encoding thread with the jobs of a batch and their vectors, float32
+    [n, dimension], or the error that came in their place.
     """
 
     def __init__(

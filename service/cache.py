@@ -18,10 +18,6 @@ class QueryKeys:
     What an answer depends on is hashed with the query: the embedding space, the weights
     of the query encoder and the files of the index version. So another model or another
     index never finds what an earlier one left.
-
-    Args:
-        secret: Key of the hash; processes that share a cache share it.
-        spec: The query encoder.
     """
 
     def __init__(self, secret: str, spec: EncoderSpec) -> None:

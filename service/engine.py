@@ -43,17 +43,7 @@ _MAX_WRITES = 64
 class Engine:
     """Answers queries; the event loop looks up, admits and waits, threads compute.
 
-    Args:
-        settings: The service's settings.
-        store: Where the vectors are.
-        pair: Name of the pair of the query encoder, as metrics show it.
-        encoder: The query encoder.
-        metrics: Where stages are counted.
-        keys: The keys of queries in both caches.
-        redis: The second cache, shared by processes, if there is one.
-
-    Raises:
-        IndexVersionError: If the active version cannot be served.
+    Making it raises `IndexVersionError` if the active version cannot be served.
     """
 
     def __init__(
@@ -103,7 +93,10 @@ class Engine:
         """
         started = time.perf_counter()
         index = self.index
-        queries = self._checked_queries(index, queries, batch)
+        queries = [
+            self._checked_query(index, query, f"queries.{i}." if batch else "")
+            for i, query in enumerate(queries)
+        ]
         keys = [self._keys.key(query, index.identity) for query in queries]
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
@@ -119,8 +112,7 @@ class Engine:
             results |= zip(known, fetched.result(), strict=True)
         flights = dict(zip(missing, joined, strict=True))
         answers = []
-        for i in range(len(queries)):
-            result = results[i]
+        for i, result in sorted(results.items()):
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             answers.append((result, timings))
@@ -184,12 +176,9 @@ class Engine:
             return index
 
     async def watch(self, every: float) -> None:
-        """Reloads each time that another version has become the active one.
+        """Looks every so many seconds whether another version has become active, and loads it.
 
-        What fails is logged and tried again after pauses that grow.
-
-        Args:
-            every: Time between two looks [s]; 0 for none.
+        What fails is logged and tried again after pauses that grow; 0 stands for never.
         """
         root, name = self._settings.indexes, self._settings.index
         loop = asyncio.get_running_loop()
@@ -226,8 +215,7 @@ class Engine:
         self._loader.shutdown()
 
     def _load(self) -> LoadedIndex:
-        settings = self._settings
-        return load_index(settings.indexes, settings.index, self._encoder, self._store)
+        return load_index(self._settings.indexes, self._settings.index, self._encoder, self._store)
 
     def _show(self, index: LoadedIndex) -> None:
         self._metrics.show_index(index.manifest, self._pair)
@@ -250,28 +238,17 @@ class Engine:
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
             spawn(self._redis.put_many([(key, result.rows)]), self._writes)
 
-    def _checked_queries(
-        self, index: LoadedIndex, queries: Sequence[Query], batch: bool
-    ) -> list[Query]:
-        checked = []
-        for position, query in enumerate(queries):
-            try:
-                checked.append(self._checked_query(index, query))
-            except QueryError as error:
-                if not batch:
-                    raise
-                field = f"queries.{position}.{error.field}"
-                raise QueryError(field, str(error), code=error.code) from error
-        return checked
-
-    def _checked_query(self, index: LoadedIndex, query: Query) -> Query:
+    def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
         """Returns the query as it is searched: under the text rules, within the index's size."""
-        limits = self._settings
-        text = check_text(query.text, limits.max_query_chars)
-        if query.top_k > limits.max_top_k:
-            message = f"is {query.top_k}; the limit is {limits.max_top_k}"
-            raise QueryError("top_k", message, code="top_k_too_large", limit=limits.max_top_k)
-        index.filters.check(query.filter)
+        limit = self._settings.max_top_k
+        try:
+            text = check_text(query.text, self._settings.max_query_chars)
+            if query.top_k > limit:
+                message = f"is {query.top_k}; the limit is {limit}"
+                raise QueryError("top_k", message, code="top_k_too_large", limit=limit)
+            index.filters.check(query.filter)
+        except QueryError as error:
+            raise QueryError(place + error.field, str(error), code=error.code) from error
         # Queries that are searched alike are one for the caches: no more is found than there is,
         # and where nothing is cut every document is one chunk.
         top_k = min(query.top_k, index.manifest.count)

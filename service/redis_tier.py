@@ -32,15 +32,13 @@ _MAC_BYTES = 16
 class RedisGuard:
     """Calls Redis so that a slow or dead one costs little: do without what it would have said.
 
-    A call takes at most its time-out, connecting and the wait for a free connection
-    included. When calls keep failing, the breaker opens and further ones cost nothing.
+    When calls keep failing, the breaker opens and further ones cost nothing.
 
     Args:
         url: Address: redis://, rediss:// or unix://.
-        timeout: Longest time of a call [s].
+        timeout: Longest time of a call [s], with connecting and the wait for a free connection.
         breaker: What stops the calls.
-        on_error: Told of each call that failed: it took too long, the connection failed,
-            or the answer is of no use.
+        on_error: Told of each call that failed, or whose answer is of no use.
         connections: Connections at most; further calls wait for one.
 
     Raises:
@@ -125,17 +123,11 @@ class RedisGuard:
 
 
 class RedisCache:
-    """Scored rows of queries, shared by all processes that share a Redis and a secret.
+    """Scored rows of queries, shared by all processes that share a Redis, a secret and a prefix.
 
     A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
     (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
     written under this key by a holder of the secret is a miss, and told to `on_error`.
-
-    Args:
-        guard: The way to Redis.
-        secret: Key of the hash, of any length; processes that share a cache share it.
-        prefix: What the keys in Redis begin with.
-        ttl_seconds: Life of an entry [s].
     """
 
     def __init__(self, guard: RedisGuard, secret: bytes, prefix: str, ttl_seconds: int) -> None:

@@ -63,11 +63,7 @@ class _Allowed(HTTPBearer):
         self._role = role
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
-        """Notes the name of the key.
-
-        Raises:
-            RequestError: If there is no key, none that is known, or one that lacks the role.
-        """
+        """Notes the name of the key; raises `RequestError` without one that has the role."""
         state = _state(request)
         is_open = self._role == "search" or _is_local(request, state.settings.host)
         if not state.keys and is_open:

@@ -53,8 +53,7 @@ def serve(settings: Settings) -> None:
 class Listener:
     """Takes an address at once, and connections later, when there is something that answers.
 
-    Raises:
-        CareError: If the address cannot be used.
+    Both raise `CareError` if the address cannot be used: two may take one, but not listen on it.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -66,11 +65,7 @@ class Listener:
             self.socket.bind(self._address)
 
     def listen(self, backlog: int) -> str:
-        """From here on connections are accepted, if only into the backlog; returns the URL.
-
-        Raises:
-            CareError: If another process has come to listen there meanwhile.
-        """
+        """From here on connections are accepted, if only into the backlog; returns the URL."""
         with self._usable():
             self.socket.listen(backlog)
         host, port = self.socket.getsockname()[:2]
@@ -92,13 +87,8 @@ class Listener:
 class DrainingServer(uvicorn.Server):
     """Goes on for a while after the first signal, then ends what is in work.
 
-    A second signal does not wait; a third one, if it is SIGINT, leaves what is in work.
-
-    Args:
-        config: Uvicorn's settings.
-        drain: Called at each signal.
-        drain_seconds: How long it goes on [s].
-        line: Printed once it serves, and ends in order at a signal.
+    A second signal does not wait; a third one, if it is SIGINT, leaves what is in work. `drain` is
+    called at each. The line is printed once it serves, and a signal ends it in order.
     """
 
     def __init__(
