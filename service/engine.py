@@ -104,13 +104,12 @@ class Engine:
         asked = [_flight(index, queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
         shared = partial(self._look_up, self._redis, index) if self._redis else None
-        with self._pipeline.join(asked, shared) as joined:
-            others = [self._pipeline.run(index.fetch, known.values())] if known else []
-            found = await self._pipeline.results(joined, deadline, *others)
-        results: dict[int, QueryResult] = dict(zip(missing, found, strict=True))
+        others = [self._pipeline.run(index.fetch, known.values())] if known else []
+        found = await self._pipeline.complete(asked, deadline, shared, others)
+        flights = dict(zip(missing, found, strict=True))
+        results: dict[int, QueryResult] = {i: f.result.result() for i, f in flights.items()}
         for fetched in others:
             results |= zip(known, fetched.result(), strict=True)
-        flights = dict(zip(missing, joined, strict=True))
         answers = []
         for i, result in sorted(results.items()):
             timings = _timings(result, flights.get(i), started, lookup)
@@ -128,9 +127,9 @@ class Engine:
             RequestError: If the service has enough to do, or the deadline passes first.
         """
         asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
-        with self._pipeline.join(asked) as joined:
-            vectors = await self._pipeline.results(joined, deadline)
-        return np.stack(vectors), sum(len(flight.tokenized) for flight in joined)
+        flights = await self._pipeline.complete(asked, deadline)
+        vectors = np.stack([flight.result.result() for flight in flights])
+        return vectors, sum(len(flight.tokenized) for flight in flights)
 
     async def check(self) -> None:
         """Encodes and searches one canary, before all that wait and past the cache.
@@ -147,8 +146,7 @@ class Engine:
             canary = Query(normalize_text(self.index.manifest.canaries[0].text), top_k=1)
             try:
                 asked = [_flight(self.index, canary)]
-                with self._pipeline.join(asked, urgent=True) as joined:
-                    await self._pipeline.results(joined, now + _CHECK_TIMEOUT)
+                await self._pipeline.complete(asked, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
                 self._metrics.ready.set(0)
                 message = "a search of the service itself failed"

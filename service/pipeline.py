@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,14 +20,13 @@ _T = TypeVar("_T")
 # Results that are ready this close together wake the event loop once [s].
 _DELIVER_EVERY = 0.001
 
-
 # Looks up results by the keys of flights, None where there is none.
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Flight(Job):
-    """What is asked for one text; once it has joined, only the pipeline changes it.
+    """What is asked for one text; once it is asked for, only the pipeline changes it.
 
     Attributes:
         finish: Makes the result from the text's vector; called in a search thread.
@@ -48,7 +46,7 @@ class Flight(Job):
 
 
 class Pipeline:
-    """Owns each flight from `join` to result; all methods but `stop` are for the event loop.
+    """Owns each flight from `complete` to result; all methods but `stop` are for the event loop.
 
     `keep` is told of each result by the key of its flight.
     """
@@ -71,9 +69,8 @@ class Pipeline:
         self._queries = 0
         self._tokens = 0
         metrics.watch_queue(lambda: self._queries, lambda: self._tokens, self._limit)
-        self._search = ThreadPoolExecutor(
-            max(settings.threads, self._parts), "search", limit_threads
-        )
+        threads = max(settings.threads, self._parts)
+        self._search = ThreadPoolExecutor(threads, "search", limit_threads)
         self._batcher = Batcher(
             encoder,
             settings.encoders,
@@ -83,22 +80,33 @@ class Pipeline:
             metrics,
         )
 
-    @contextmanager
-    def join(
-        self, asked: Sequence[Flight], lookup: Lookup | None = None, *, urgent: bool = False
-    ) -> Iterator[list[Flight]]:
-        """Joins flights already under way, starts the others, and leaves all when the block ends.
+    async def complete(
+        self,
+        asked: Sequence[Flight],
+        deadline: float,
+        lookup: Lookup | None = None,
+        others: Sequence["asyncio.Future[Any]"] = (),
+        *,
+        urgent: bool = False,
+    ) -> list[Flight]:
+        """Joins flights already under way, starts the others, and stays until all have results.
 
         Those that are started are found by equal ones at once; then they are looked up, if there
         is a lookup, then those that it did not find are admitted, all or none.
 
         Args:
             asked: What one request asks for.
+            deadline: On the clock of the event loop [s].
             lookup: Where results may be had without work.
+            others: What else is waited for; not cancelled when the wait ends.
             urgent: Whether they pass admission and go before all that wait.
 
-        Yields:
-            For each the flight that brings its result; only results and times may be read.
+        Returns:
+            For each the flight that brought its result; only result and times may be read.
+
+        Raises:
+            RequestError: If the queue had no room, or the deadline passes first.
+            Exception: The first error.
         """
         flights = [self._open.setdefault(one.key, one) if one.key else one for one in asked]
         started = [one for one, flight in zip(asked, flights, strict=True) if flight is one]
@@ -111,37 +119,21 @@ class Pipeline:
                 spawn(self._look_up(lookup, started), self._lookups)
             else:
                 self._submit(started, urgent=urgent)
-            yield flights
+            waited = {*(flight.result for flight in flights), *others}
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            done, pending = await asyncio.wait(
+                waited, timeout=left, return_when=asyncio.FIRST_EXCEPTION
+            )
         finally:
             for flight in flights:
                 self._leave(flight)
-
-    async def results(
-        self, flights: Sequence[Flight], deadline: float, *others: "asyncio.Future[Any]"
-    ) -> list[Any]:
-        """Waits for the results of flights, or for the first error.
-
-        Args:
-            flights: Those that the request has joined.
-            deadline: On the clock of the event loop [s].
-            others: What else is waited for; not cancelled when the wait ends.
-
-        Raises:
-            RequestError: If the queue had no room, or the deadline passes first.
-            Exception: The first error.
-        """
-        left = max(0.0, deadline - asyncio.get_running_loop().time())
-        waited = {*(flight.result for flight in flights), *others}
-        done, pending = await asyncio.wait(
-            waited, timeout=left, return_when=asyncio.FIRST_EXCEPTION
-        )
-        errors = [error for future in done if (error := future.exception())]
-        if errors:
-            raise errors[0]
+        for error in (future.exception() for future in done):
+            if error:
+                raise error
         if pending:
             late = "the deadline passed before the answer was ready"
             raise RequestError("deadline_exceeded", late)
-        return [flight.result.result() for flight in flights]
+        return flights
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
         """Runs something in a search thread."""
