@@ -19,12 +19,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who may ask, and for what.
-
-    Attributes:
-        name: Appears in logs, messages and rate limits.
-        role: What it is for.
-    """
+    """Who may ask, and for what; the name appears in logs, messages and rate limits."""
 
     name: str
     role: Role

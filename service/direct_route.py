@@ -59,7 +59,10 @@ class DirectRoute(APIRoute):
             for name, type_ in bodies:
                 arguments[name] = _read_body(type_, request.headers, await request.body())
             answer = await endpoint(**arguments)
-            return answer if isinstance(answer, Response) else json_response(answer)
+            if isinstance(answer, Response):
+                return answer
+            content = to_json(answer, inf_nan_mode="null")  # of JSON's types or models
+            return Response(content, media_type="application/json")
 
         return handle
 
@@ -77,11 +80,6 @@ def _check(dependant: Dependant, *read: str) -> Callable[..., Any]:
     if unread or call is None:
         raise TypeError(f"{call} of a direct route declares what is not read: {unread}")
     return call
-
-
-def json_response(content: Any) -> Response:
-    """Returns content, of JSON's types or models, as a response."""
-    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
 
 
 def _read_body(type_: TypeAdapter[Any], headers: Mapping[str, str], content: bytes) -> Any:

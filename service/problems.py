@@ -44,10 +44,7 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rat
 class RequestError(CareError):
     """A request is not answered with what it asks for; the code says why, and with which status.
 
-    Attributes:
-        status: The HTTP status.
-        rejection: How metrics count it, if they do.
-        errors: The fields at fault, if any.
+    `rejection` is how metrics count it, if they do; `errors` are the fields at fault, if any.
     """
 
     def __init__(

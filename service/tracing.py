@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from core.errors import CareError
 
@@ -43,37 +42,35 @@ class Tracer:
     def record(
         self,
         route: str,
+        status: int,
         headers: Mapping[str, str],
         seconds: float,
         stages: Mapping[str, float],
         request_id: str,
-        *,
-        status: int,
     ) -> None:
         """Makes the spans of a request that has just ended.
 
         Args:
             route: The route's template, never the path that was asked for.
+            status: HTTP status of the answer.
             headers: Headers of the request; its `traceparent` becomes the parent.
             seconds: Time that the request took [s].
             stages: Time of each stage, in their order [ms].
             request_id: The request's id.
-            status: HTTP status of the answer.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         end = time.time_ns()
         start = end - round(seconds * 1e9)
-        attributes: dict[str, Any] = {
-            "http.route": route,
-            "http.response.status_code": status,
-            "care.request_id": request_id,
-        }
         span = self._tracer.start_span(
             route,
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=attributes,
+            attributes={
+                "http.route": route,
+                "http.response.status_code": status,
+                "care.request_id": request_id,
+            },
             start_time=start,
         )
         if status >= 500:
@@ -91,9 +88,5 @@ class Tracer:
 
 
 def make_tracer() -> Tracer | None:
-    """Returns a tracer if the environment asks for traces.
-
-    Raises:
-        CareError: If it does and OpenTelemetry is not installed.
-    """
+    """Returns a tracer if the environment asks for traces."""
     return Tracer() if os.environ.get(ENDPOINT) else None
