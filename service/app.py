@@ -35,8 +35,6 @@ from stores.registry import MilvusAddress, VectorStores
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
 
-_PREFIX = "care:"
-
 
 def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """Loads the query side of the configured pair and runs each shape that matters once.
@@ -81,11 +79,8 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     encoder = encoder or load_query_encoder(settings)
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
-    limiter = (
-        RateLimiter(settings.rate_limit, settings.rate_burst, guard, f"{_PREFIX}rate:")
-        if settings.rate_limit
-        else None
-    )
+    rate = settings.rate_limit
+    limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -165,4 +160,4 @@ def _redis(
         lambda kind: metrics.redis_errors.labels(kind).inc(),
     )
     secret = _plain(settings.cache_secret).encode()
-    return guard, RedisCache(guard, secret, f"{_PREFIX}query:", settings.cache_ttl_seconds)
+    return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

@@ -234,7 +234,7 @@ class Engine:
         """Puts what was found into the caches."""
         self._memory.put(key, result.rows)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
-            spawn(self._redis.put_many([(key, result.rows)]), self._writes)
+            spawn(self._redis.put(key, result.rows), self._writes)
 
     def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
         """Returns the query as it is searched: under the text rules, within the index's size."""

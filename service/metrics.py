@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal, get_args
@@ -119,14 +118,6 @@ class Metrics:
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))
-
-    def watch_queue(
-        self, queries: Callable[[], float], tokens: Callable[[], float], limit: int
-    ) -> None:
-        """Reads the queue's gauges from these functions, at each scrape."""
-        self.queue_queries.set_function(queries)
-        self.queue_tokens.set_function(tokens)
-        self.queue_limit.set(limit)
 
     def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
         """Counts lookups in one tier of the cache."""

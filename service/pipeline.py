@@ -68,7 +68,9 @@ class Pipeline:
         self._lookups: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._tokens = 0
-        metrics.watch_queue(lambda: self._queries, lambda: self._tokens, self._limit)
+        metrics.queue_queries.set_function(lambda: self._queries)
+        metrics.queue_tokens.set_function(lambda: self._tokens)
+        metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
         self._batcher = Batcher(

@@ -15,6 +15,7 @@ from core.breaker import UnavailableError
 if TYPE_CHECKING:
     from service.redis_tier import RedisGuard
 
+_PREFIX = "care:rate:"
 # Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
 # Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
 # one means the same.
@@ -50,7 +51,6 @@ class RateLimiter:
             is at most 1,000,000.
         burst: Queries that a full bucket admits at once.
         guard: The way to Redis, or None for one process alone.
-        prefix: What the keys in Redis begin with; the name follows.
         clock: Monotonic time of this process [ns].
     """
 
@@ -59,13 +59,11 @@ class RateLimiter:
         rate: float,
         burst: int,
         guard: "RedisGuard | None",
-        prefix: str,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._interval = max(1, round(1_000_000 / rate))
         self._burst = burst
         self._guard = guard
-        self._prefix = prefix
         self._clock = clock
         # One entry for each configured key, as names are those of keys that were found.
         self._full_at: dict[str, int] = {}
@@ -77,7 +75,7 @@ class RateLimiter:
             0.0 if it is admitted, else the time after which it would be [s].
         """
         if self._guard:
-            arguments = (self._prefix + name, self._interval, self._burst, cost)
+            arguments = (_PREFIX + name, self._interval, self._burst, cost)
             with suppress(UnavailableError):
                 wait = await self._guard.run(
                     lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from stores.base import ScoredRows
 
 T = TypeVar("T")
 
-_CONNECTIONS = 16
+_PREFIX = "care:query:"
 _FORMAT = 1
 _HEADER = struct.Struct("<BI")
 _SCORE = np.dtype("<f4")
@@ -51,7 +51,7 @@ class RedisGuard:
         timeout: float,
         breaker: Breaker,
         on_error: Callable[[ErrorKind], None],
-        connections: int = _CONNECTIONS,
+        connections: int = 16,
     ) -> None:
         self._timeout = timeout
         self._breaker = breaker
@@ -123,52 +123,36 @@ class RedisGuard:
 
 
 class RedisCache:
-    """Scored rows of queries, shared by all processes that share a Redis, a secret and a prefix.
+    """Scored rows of queries, shared by all processes that share a Redis and a secret.
 
     A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
     (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
     written under this key by a holder of the secret is a miss, and told to `on_error`.
     """
 
-    def __init__(self, guard: RedisGuard, secret: bytes, prefix: str, ttl_seconds: int) -> None:
+    def __init__(self, guard: RedisGuard, secret: bytes, ttl_seconds: int) -> None:
         self._guard = guard
         self._secret = hashlib.sha256(b"value" + secret).digest()
-        self._prefix = prefix
         self._ttl_seconds = ttl_seconds
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
         """Looks up keys of 32 bytes, in one call; rows that are not below `count` are a miss."""
         if not keys:
             return []
-        names = [self._name(key) for key in keys]
+        names = [_PREFIX + key.hex() for key in keys]
         try:
             values = await self._guard.run(lambda redis: redis.mget(names))
         except UnavailableError:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
-    async def put_many(self, items: Iterable[tuple[bytes, ScoredRows]]) -> None:
-        """Keeps what was found for keys, in one call; if Redis fails, they are not kept."""
-        values = {self._name(key): self._encode(key, found) for key, found in items}
-        if not values:
-            return
-
-        async def put(redis: Redis) -> None:
-            async with redis.pipeline(transaction=False) as pipeline:
-                for name, value in values.items():
-                    pipeline.set(name, value, ex=self._ttl_seconds)
-                await pipeline.execute()
-
-        with suppress(UnavailableError):
-            await self._guard.run(put)
-
-    def _name(self, key: bytes) -> str:
-        return self._prefix + key.hex()
-
-    def _encode(self, key: bytes, found: ScoredRows) -> bytes:
+    async def put(self, key: bytes, found: ScoredRows) -> None:
+        """Keeps what was found for a key, unless Redis fails."""
         scores, rows = found[0].astype(_SCORE), found[1].astype(_ROW)
         payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
-        return payload + self._mac(key, payload)
+        name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
+        with suppress(UnavailableError):
+            await self._guard.run(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
 
     def _read(self, key: bytes, value: Any, count: int) -> ScoredRows | None:
         if value is None:
