@@ -37,9 +37,6 @@ class Job:
     encode: float = 0.0
 
 
-Encoded = Callable[[Sequence[Any], FloatArray | Exception], None]
-
-
 class Batcher:
     """Encodes jobs in so many threads of its own, as many jobs at once as `choose` says.
 
@@ -53,7 +50,7 @@ class Batcher:
         workers: int,
         budget: int,
         padding: int,
-        encoded: Encoded,
+        encoded: Callable[[Sequence[Any], FloatArray | Exception], None],
         metrics: Metrics,
     ) -> None:
         self._encoder = encoder

@@ -118,10 +118,7 @@ class Engine:
         return index, answers
 
     async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        """Encodes texts, which are under the text rules, as queries.
-
-        Returns:
-            float32 [n, dimension], and the number of their tokens.
+        """Encodes texts, under the text rules, to float32 [n, dimension]; with all their tokens.
 
         Raises:
             RequestError: If the service has enough to do, or the deadline passes first.
@@ -222,7 +219,6 @@ class Engine:
     async def _look_up(
         self, redis: "RedisCache", index: LoadedIndex, keys: Sequence[bytes]
     ) -> list[QueryResult | None]:
-        """Asks Redis for the results of queries to a version."""
         found = await redis.get_many(keys, index.manifest.count)
         known = {i: rows for i, rows in enumerate(found) if rows}
         self._metrics.looked_up("redis", len(known), len(found) - len(known))
@@ -231,7 +227,6 @@ class Engine:
         return [results.get(i) for i in range(len(keys))]
 
     def _keep(self, key: bytes, result: QueryResult) -> None:
-        """Puts what was found into the caches."""
         self._memory.put(key, result.rows)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
             spawn(self._redis.put(key, result.rows), self._writes)

@@ -91,10 +91,11 @@ class Pipeline:
         *,
         urgent: bool = False,
     ) -> list[Flight]:
-        """Joins flights already under way, starts the others, and stays until all have results.
+        """Joins flights already under way, starts the others, and waits for all results.
 
         Those that are started are found by equal ones at once; then they are looked up, if there
-        is a lookup, then those that it did not find are admitted, all or none.
+        is a lookup, then those that it did not find are admitted, all or none. The last request to
+        leave a flight without its result ends it.
 
         Args:
             asked: What one request asks for.
@@ -128,7 +129,11 @@ class Pipeline:
             )
         finally:
             for flight in flights:
-                self._leave(flight)
+                flight.waiters -= 1
+                if not flight.waiters and not flight.result.done():
+                    flight.abandoned = True
+                    flight.result.cancel()
+                    self._close(flight)
         for error in (future.exception() for future in done):
             if error:
                 raise error
@@ -180,14 +185,6 @@ class Pipeline:
         self._tokens += sum(tokens)
         self._metrics.admitted_tokens.inc(sum(tokens))
         self._batcher.submit(flights, first=urgent)
-
-    def _leave(self, flight: Flight) -> None:
-        """Counts one waiter less; the last one to leave ends the flight."""
-        flight.waiters -= 1
-        if not flight.waiters and not flight.result.done():
-            flight.abandoned = True
-            flight.result.cancel()
-            self._close(flight)
 
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Ends a flight with its result, or an exception; the first to do so counts."""

@@ -47,8 +47,7 @@ class RateLimiter:
     is full, and all its queries are charged: the next request waits until this debt is paid.
 
     Args:
-        rate: Queries per second; the interval between two is kept in whole microseconds, so it
-            is at most 1,000,000.
+        rate: Queries per second, at most 1,000,000: intervals are whole microseconds.
         burst: Queries that a full bucket admits at once.
         guard: The way to Redis, or None for one process alone.
         clock: Monotonic time of this process [ns].

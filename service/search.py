@@ -111,8 +111,8 @@ def load_index(
     """Opens the active version of an index and checks all of it.
 
     Raises:
-        EmbeddingSpaceError: If the index is of another space than the query encoder.
-        IndexVersionError: If there is no active version or anything about it is wrong.
+        IndexVersionError: If there is none, anything about it is wrong, or it is of another
+            embedding space than the query encoder.
     """
     store = store or FaissStore()
     folder = index_folder(root, name) / store.active_version(root, name)

@@ -15,9 +15,6 @@ class Tracer:
     Spans are made when the request has ended, from the times that it took anyway: what is
     not traced costs nothing. Stages are laid end to end from the request's start. Where
     traces go, and how many, is said by the `OTEL_*` variables of OpenTelemetry.
-
-    Raises:
-        CareError: If OpenTelemetry is not installed.
     """
 
     def __init__(self) -> None:
@@ -88,5 +85,9 @@ class Tracer:
 
 
 def make_tracer() -> Tracer | None:
-    """Returns a tracer if the environment asks for traces."""
+    """Returns a tracer if the environment asks for traces.
+
+    Raises:
+        CareError: If it does and OpenTelemetry is not installed.
+    """
     return Tracer() if os.environ.get(ENDPOINT) else None
