@@ -73,9 +73,7 @@ def _check(dependant: Dependant, *read: str) -> Callable[..., Any]:
     unread = [name for name in _DECLARED if name not in read and getattr(dependant, name)]
     if len(dependant.body_params) > 1:
         unread.append("a second body")
-    if not read and (
-        inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-    ):
+    if not read and any(map(inspect.iscoroutinefunction, (call, type(call).__call__))):
         unread.append("await")
     if unread or call is None:
         raise TypeError(f"{call} of a direct route declares what is not read: {unread}")

@@ -175,15 +175,13 @@ class Engine:
 
         What fails is logged and tried again after pauses that grow; 0 stands for never.
         """
-        root, name = self._settings.indexes, self._settings.index
         loop = asyncio.get_running_loop()
+        look = partial(self._store.active_version, self._settings.indexes, self._settings.index)
         pause = every
         while every:
             await asyncio.sleep(pause)
             try:
-                active = await loop.run_in_executor(
-                    self._loader, self._store.active_version, root, name
-                )
+                active = await loop.run_in_executor(self._loader, look)
                 if active != self.index.manifest.version:
                     await self.reload()
                 pause = every

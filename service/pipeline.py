@@ -208,36 +208,37 @@ class Pipeline:
 
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
         """Called in an encoding thread, which goes on with the next batch."""
-        if not self._parts:
+        if isinstance(vectors, Exception):
+            self._deliver([(flight, vectors) for flight in flights])
+        elif not self._parts:
             self._finish(flights, vectors)
-        for i in range(min(self._parts, len(flights))):
-            mine = slice(i, None, self._parts)
-            part = vectors if isinstance(vectors, Exception) else vectors[mine]
-            self._search.submit(self._finish, flights[mine], part)
+        else:
+            for part in range(min(self._parts, len(flights))):
+                mine = slice(part, None, self._parts)
+                self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
-        loop = flights[0].result.get_loop()
+    def _finish(self, flights: Sequence[Flight], vectors: FloatArray) -> None:
         finished: list[tuple[Flight, Any]] = []
         due = time.perf_counter() + _DELIVER_EVERY
-        for i, flight in enumerate(flights):
+        for flight, vector in zip(flights, vectors, strict=True):
             if flight.abandoned:
                 continue
             try:
-                if isinstance(vectors, Exception):
-                    raise vectors
-                result = flight.finish(vectors[i])
+                finished.append((flight, flight.finish(vector)))
             except Exception as error:  # whatever it is, its waiters must hear of it
-                result = error
-            finished.append((flight, result))
+                finished.append((flight, error))
             if time.perf_counter() >= due:
-                loop.call_soon_threadsafe(self._resolve_all, finished)
+                self._deliver(finished)
                 finished, due = [], time.perf_counter() + _DELIVER_EVERY
         if finished:
-            loop.call_soon_threadsafe(self._resolve_all, finished)
+            self._deliver(finished)
 
-    def _resolve_all(self, finished: Sequence[tuple[Flight, Any]]) -> None:
-        for flight, result in finished:
-            self._resolve(flight, result)
+    def _deliver(self, finished: Sequence[tuple[Flight, Any]]) -> None:
+        def resolve() -> None:
+            for flight, result in finished:
+                self._resolve(flight, result)
+
+        finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
 def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

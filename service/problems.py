@@ -109,6 +109,4 @@ def problem_response(error: Exception, scope: Scope) -> Response:
             code=errors[0].code if errors else code,
         )
         problem = OpenAIProblem(**dict(problem), error=said)
-    return Response(
-        problem.model_dump_json(), status_code=status, headers=headers, media_type=MEDIA_TYPE
-    )
+    return Response(problem.model_dump_json(), status, headers, MEDIA_TYPE)

@@ -80,24 +80,20 @@ class LoadedIndex:
         if query.min_score is not None:
             good = scores >= query.min_score
             scores, rows = scores[good], rows[good]
-        return self._result((scores, rows), time.perf_counter() - started)
+        return self._read((scores, rows), time.perf_counter() - started)
 
     def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
         """Reads the documents of rows that caches kept."""
-        return [self._result(rows, cached=True) for rows in found]
+        return [self._read(rows, cached=True) for rows in found]
 
-    def _result(
-        self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False
-    ) -> QueryResult:
+    def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
         started = time.perf_counter()
         hits = self.hits(rows)
         return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
 
-    def hits(self, found: ScoredRows) -> list[Hit]:
+    def hits(self, rows: ScoredRows) -> list[Hit]:
         """Reads the documents of rows; equal scores are ordered by descending id."""
-        pairs = [
-            (float(score), self.documents[int(row)]) for score, row in zip(*found, strict=True)
-        ]
+        pairs = [(float(score), self.documents[int(row)]) for score, row in zip(*rows, strict=True)]
         pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
         return [
             Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
