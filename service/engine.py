@@ -75,7 +75,7 @@ class Engine:
         self._show(self.index)
 
     async def search(
-        self, queries: Sequence[Query], deadline: float, *, batch: bool = False
+        self, queries: Sequence[Query], deadline: float, *, batch: bool
     ) -> tuple[LoadedIndex, list[tuple[QueryResult, Timings]]]:
         """Answers queries together, all from one index version.
 

@@ -25,7 +25,7 @@ from service.engine import Engine, check_text
 from service.metrics import STAGES, Metrics, Timings
 from service.problems import MEDIA_TYPE, RequestError
 from service.rate_limit import RateLimiter
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 from service.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -120,10 +120,8 @@ Timeout = Annotated[
 @searching.post("/search", response_model=schemas.SearchResponse, responses=_problems(*_ASKED))
 async def search(request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None) -> Any:
     """Finds the documents nearest to a query."""
-    async with _admitted(request, 1, timeout_ms) as deadline:
-        index, (found,) = await _state(request).engine.search([_query(body)], deadline)
-    request.state.timings = found[1]
-    return _search_response(index, *found, body)
+    (answer,) = await _answers(request, [body], timeout_ms, batch=False)
+    return answer
 
 
 @searching.post("/search/batch", response_model=schemas.BatchResponse, responses=_problems(*_ASKED))
@@ -131,16 +129,8 @@ async def search_batch(
     request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
 ) -> Any:
     """Answers several queries from one index version, in order."""
-    state = _state(request)
-    _check_number(len(body.queries), state, "queries")
-    async with _admitted(request, len(body.queries), timeout_ms) as deadline:
-        queries = [_query(query) for query in body.queries]
-        index, found = await state.engine.search(queries, deadline, batch=True)
-    request.state.timings = Timings(
-        *(max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
-    )
-    pairs = zip(found, body.queries, strict=True)
-    return {"results": [_search_response(index, *one, query) for one, query in pairs]}
+    _check_number(len(body.queries), _state(request), "queries")
+    return {"results": await _answers(request, body.queries, timeout_ms, batch=True)}
 
 
 @searching.post(
@@ -260,22 +250,26 @@ def _check_number(count: int, state: State, field: str) -> None:
         raise QueryError(field, message, code="batch_too_large", limit=limit)
 
 
-def _query(body: schemas.SearchRequest) -> Query:
-    return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)
-
-
-def _search_response(
-    index: LoadedIndex, result: QueryResult, timings: Timings, body: schemas.SearchRequest
-) -> dict[str, Any]:
-    fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include))
-    if index.documents.chunked:
-        fields += ("parent", "chunk", "chunks")
-    return {
-        "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
-        "index": {"name": index.manifest.name, "version": index.manifest.version},
-        "timings_ms": timings,
-        "cached": result.cached,
-    }
+async def _answers(
+    request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
+) -> list[dict[str, Any]]:
+    queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
+    async with _admitted(request, len(queries), timeout_ms) as deadline:
+        index, found = await _state(request).engine.search(queries, deadline, batch=batch)
+    slowest = (max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
+    request.state.timings = Timings(*slowest)
+    chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
+    answers = []
+    for (result, timings), body in zip(found, bodies, strict=True):
+        fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include), *chunk)
+        answer = {
+            "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
+            "index": {"name": index.manifest.name, "version": index.manifest.version},
+            "timings_ms": timings,
+            "cached": result.cached,
+        }
+        answers.append(answer)
+    return answers
 
 
 def _index_response(loaded: LoadedIndex, state: State) -> schemas.IndexResponse:
