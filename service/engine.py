@@ -118,7 +118,7 @@ class Engine:
         return index, answers
 
     async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        """Encodes texts, under the text rules, to float32 [n, dimension]; with all their tokens.
+        """Encodes texts that are under the text rules: float32 [n, dimension], and all tokens.
 
         Raises:
             RequestError: If the service has enough to do, or the deadline passes first.
