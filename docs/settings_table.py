@@ -19,7 +19,8 @@ def settings_table() -> str:
             default = "none"
         else:
             default = f"`{field.default}`"
-        lines.append(f"| `{prefix}{name.upper()}` | {default} | {field.description} |")
+        meaning = " ".join(str(field.description).split())
+        lines.append(f"| `{prefix}{name.upper()}` | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
@@ -20,12 +19,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who may ask, and for what.
-
-    Attributes:
-        name: Appears in logs, messages and rate limits.
-        role: What it is for.
-    """
+    """Who may ask, and for what; the name appears in logs, messages and rate limits."""
 
     name: str
     role: Role
@@ -35,21 +29,12 @@ class ApiKey:
         return self.role in ("admin", role)
 
 
-class ApiKeys:
-    """The keys that the service knows, by their SHA-256; false if there is none.
+class ApiKeys(dict[bytes, ApiKey]):
+    """The keys that the service knows, by the SHA-256 [32 bytes] of their secrets.
 
     One round of SHA-256 is enough: a key is 256 random bits, which nobody can guess or
     tabulate, unlike a password, for which slow hashes with a salt are made.
-
-    Args:
-        entries: Keys with the SHA-256 [32 bytes] of their secrets.
     """
-
-    def __init__(self, entries: Sequence[tuple[ApiKey, bytes]]) -> None:
-        self._entries = entries
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -59,25 +44,21 @@ class ApiKeys:
             CareError: If an entry is malformed, or a name or hash occurs twice; the message never
                 quotes a key or hash.
         """
-        if not text.strip():
-            return cls([])
-        entries: dict[str, tuple[ApiKey, bytes]] = {}
-        names_by_hash: dict[bytes, str] = {}
-        for position, entry in enumerate(text.split(","), 1):
-            key, digest = _parse_entry(position, entry.strip())
-            if key.name in entries:
+        keys = cls()
+        for position, entry in enumerate(text.split(",") if text.strip() else [], 1):
+            digest, key = _parse_entry(position, entry.strip())
+            if key.name in {other.name for other in keys.values()}:
                 message = f"CARE_API_KEYS names '{key.name}' twice"
                 raise CareError(message, code="duplicate_key_name", name=key.name)
-            if digest in names_by_hash:
-                message = f"gives '{names_by_hash[digest]}' and '{key.name}' the same key"
-                raise CareError(f"CARE_API_KEYS {message}", code="duplicate_key", name=key.name)
-            entries[key.name] = key, digest
-            names_by_hash[digest] = key.name
-        return cls(list(entries.values()))
+            if digest in keys:
+                message = f"CARE_API_KEYS gives '{keys[digest].name}' and '{key.name}' the same key"
+                raise CareError(message, code="duplicate_key", name=key.name)
+            keys[digest] = key
+        return keys
 
     def has(self, role: Role) -> bool:
         """Returns whether any key is of a role."""
-        return any(key.role == role for key, _ in self._entries)
+        return any(key.role == role for key in self.values())
 
     def find(self, presented: str) -> ApiKey | None:
         """Returns the key that a client presents, or None.
@@ -86,17 +67,14 @@ class ApiKeys:
         """
         digest = _digest(presented)
         found = None
-        for key, expected in self._entries:
+        for expected, key in self.items():
             if hmac.compare_digest(digest, expected):
                 found = key
         return found
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
-    """Makes a key.
-
-    Returns:
-        The secret, for the client, and the entry of `CARE_API_KEYS`.
+    """Makes a key; returns the secret, for the client, and the entry of `CARE_API_KEYS`.
 
     Raises:
         CareError: If the name cannot be used.
@@ -108,28 +86,25 @@ def new_key(name: str, role: Role) -> tuple[str, str]:
     return secret, f"{name}:{role}:{_digest(secret).hex()}"
 
 
-def _parse_entry(position: int, entry: str) -> tuple[ApiKey, bytes]:
-    def fault(code: str, message: str) -> CareError:
-        where = f"entry {position} of CARE_API_KEYS"
-        return CareError(f"{where} {message}", code=code, entry=position)
-
-    parts = entry.split(":")
-    if len(parts) != 3:
-        raise fault("invalid_key_entry", "is not name:role:sha256")
-    name, role, digest = parts
-    if not _NAME.fullmatch(name):
+def _parse_entry(position: int, entry: str) -> tuple[bytes, ApiKey]:
+    name, role, digest = [*entry.split(":"), "", ""][:3]
+    if entry.count(":") != 2:
+        code, fault = "invalid_key_entry", "is not name:role:sha256"
+    elif not _NAME.fullmatch(name):
         # Not quoted, as it may be a key or hash put into the wrong place.
-        raise fault("invalid_key_name", f"has no name that can be used: it is {_NAME_RULE}")
-    if role not in get_args(Role):
+        code, fault = "invalid_key_name", f"has no name that can be used: it is {_NAME_RULE}"
+    elif role not in get_args(Role):
         known = " or ".join(get_args(Role))
-        raise fault("invalid_key_role", f"('{name}') has no role that exists: {known}")
-    if not _HASH.fullmatch(digest):
-        raise fault(
-            "invalid_key_hash",
+        code, fault = "invalid_key_role", f"('{name}') has no role that exists: {known}"
+    elif not _HASH.fullmatch(digest):
+        code = "invalid_key_hash"
+        fault = (
             f"('{name}') has no SHA-256 of a key, 64 digits 0-9 and a-f: "
-            "`python -m service key` makes one",
+            "`python -m service key` makes one"
         )
-    return ApiKey(name, cast("Role", role)), bytes.fromhex(digest)
+    else:
+        return bytes.fromhex(digest), ApiKey(name, cast("Role", role))
+    raise CareError(f"entry {position} of CARE_API_KEYS {fault}", code=code, entry=position)
 
 
 def _digest(presented: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import SecretStr
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Lifespan
@@ -29,21 +30,17 @@ from service.rate_limit import RateLimiter
 from service.routes import PAGE, ROUTERS, State
 from service.settings import Settings
 from service.tracing import make_tracer
-from stores.base import VectorStore
 from stores.registry import MilvusAddress, VectorStores
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
-
-_PREFIX = "care:"
 
 
 def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """Loads the query side of the configured pair and runs each shape that matters once.
 
     Raises:
-        PairError: If the pair is unknown, its query side is not exported, or its files are
-            missing or wrong.
+        PairError: If the pair is unknown, not exported, or its files are missing or wrong.
         ProviderError: If the configured provider is not installed.
     """
     pair = load_pair(settings.pair)
@@ -64,32 +61,26 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
 def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastAPI:
     """Builds the application, with the active index loaded and checked.
 
-    Settings are checked before anything that takes long.
-
-    Args:
-        settings: The service's settings.
-        encoder: The query encoder instead of that of the configured pair.
+    Settings are checked before anything that takes long. An encoder that is given stands for
+    that of the configured pair.
 
     Raises:
-        CareError: If a setting cannot be used, the encoder cannot be loaded or the index cannot
-            be served.
+        CareError: If a setting, the encoder or the index cannot be used.
     """
     metrics = Metrics()
-    keys = ApiKeys.parse(settings.api_keys.get_secret_value() if settings.api_keys else "")
+    keys = ApiKeys.parse(_plain(settings.api_keys))
     pair = load_pair(settings.pair)
     tracer = make_tracer()
-    secret = settings.cache_secret.get_secret_value() if settings.cache_secret else None
-    guard, redis = _redis(settings, metrics, secret)
-    store = _open_store(settings)
+    guard, redis = _redis(settings, metrics)
+    milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
+    address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
+    store = VectorStores(address).get(settings.store)
     store.active_version(settings.indexes, settings.index)
     encoder = encoder or load_query_encoder(settings)
-    query_keys = QueryKeys(secret or secrets.token_hex(32), encoder.spec)
+    query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
-    limiter = (
-        RateLimiter(settings.rate_limit, settings.rate_burst, guard, f"{_PREFIX}rate:")
-        if settings.rate_limit
-        else None
-    )
+    rate = settings.rate_limit
+    limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -148,9 +139,11 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     return app
 
 
-def _redis(
-    settings: Settings, metrics: Metrics, secret: str | None
-) -> "tuple[RedisGuard, RedisCache | None] | tuple[None, None]":
+def _plain(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
+
+
+def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, RedisCache | None]":
     if settings.redis_url is None:
         return None, None
     # Its client takes a fifth of a second to import.
@@ -159,18 +152,10 @@ def _redis(
     breaker = Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
     guard = RedisGuard(
-        settings.redis_url.get_secret_value(),
+        _plain(settings.redis_url),
         settings.redis_timeout_ms / 1000,
         breaker,
         lambda kind: metrics.redis_errors.labels(kind).inc(),
     )
-    if secret is None:
-        return guard, None
-    return guard, RedisCache(guard, secret.encode(), f"{_PREFIX}query:", settings.cache_ttl_seconds)
-
-
-def _open_store(settings: Settings) -> VectorStore:
-    secrets = (settings.milvus_uri, settings.milvus_token)
-    uri, token = (secret.get_secret_value() if secret else "" for secret in secrets)
-    milvus = MilvusAddress(uri, token, settings.milvus_timeout_ms / 1000)
-    return VectorStores(milvus).get(settings.store)
+    secret = _plain(settings.cache_secret).encode()
+    return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

@@ -11,6 +11,7 @@ from typing import Any
 from core.encoders import QueryEncoder
 from core.types import FloatArray
 from service.metrics import Metrics
+from stores.faiss.search import limit_threads
 
 # The oldest texts, among which a batch is chosen by length.
 _WINDOW = 64
@@ -18,16 +19,13 @@ _WINDOW = 64
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """A text on its way to its vector.
+    """A text, under the text rules of `core.text`, on its way to its vector.
 
     Attributes:
-        text: Under the text rules of `core.text`.
         abandoned: Whether nobody waits for it any more; it then leaves before it is encoded.
         tokenized: What the encoder's tokenizer made of it.
         queued: When it was submitted, on the clock of `time.perf_counter` [s].
-        queue: Seconds it waited.
-        tokenize: Seconds of its batch.
-        encode: Seconds of its batch.
+        queue: Time that it waited [s]; `tokenize` and `encode` are those of its batch [s].
     """
 
     text: str
@@ -39,21 +37,11 @@ class Job:
     encode: float = 0.0
 
 
-Encoded = Callable[[Sequence[Any], FloatArray | Exception], None]
-
-
 class Batcher:
-    """Encodes jobs in threads of its own, as many at once as wait and fit into the budget.
+    """Encodes jobs in so many threads of its own, as many jobs at once as `choose` says.
 
-    Args:
-        encoder: Turns texts into vectors; called from `workers` threads at once.
-        workers: Encoding threads.
-        budget: Tokens of a batch, padding included. A longer text is a batch of its own.
-        padding: Padding that one more text may add to a batch [tokens].
-        encoded: Called in an encoding thread with the jobs of a batch and their vectors,
-            float32 [n, dimension], or the error that came in their place.
-        metrics: Where batches are counted.
-        initializer: Run at the start of each encoding thread.
+    `encoded` is called in an encoding thread with the jobs of a batch and their vectors, float32
+    [n, dimension], or the error that came in their place.
     """
 
     def __init__(
@@ -62,9 +50,8 @@ class Batcher:
         workers: int,
         budget: int,
         padding: int,
-        encoded: Encoded,
+        encoded: Callable[[Sequence[Any], FloatArray | Exception], None],
         metrics: Metrics,
-        initializer: Callable[[], None] = lambda: None,
     ) -> None:
         self._encoder = encoder
         self._budget = budget
@@ -77,7 +64,7 @@ class Batcher:
         # ones meanwhile, and put them back before the older.
         self._forming = Lock()
         self._closed = False
-        self._threads = ThreadPoolExecutor(workers, "encode", initializer)
+        self._threads = ThreadPoolExecutor(workers, "encode", limit_threads)
         for _ in range(workers):
             self._threads.submit(self._work)
 
@@ -110,7 +97,7 @@ class Batcher:
                 batch = self._oldest()
                 if not batch:
                     return False
-                self._tokenize(batch)
+                self._tokenize([job for job in batch if job.tokenized is None])
                 batch = self._form(batch)
             outcome = self._encode(batch)
         except Exception as error:  # whatever it is, every waiter must hear of it
@@ -131,8 +118,7 @@ class Batcher:
                     return window
                 self._changed.wait()
 
-    def _tokenize(self, window: Sequence[Job]) -> None:
-        fresh = [job for job in window if job.tokenized is None]
+    def _tokenize(self, fresh: Sequence[Job]) -> None:
         if not fresh:
             return
         started = time.perf_counter()
@@ -170,8 +156,7 @@ def choose(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
 
     Args:
         lengths: Tokens of each text, the oldest first.
-        budget: Number of texts × tokens of the longest may not exceed this, unless the
-            oldest alone does.
+        budget: Texts × tokens of the longest at most, unless the oldest alone has more.
         padding: Padding that one more text may add [tokens].
 
     Returns:

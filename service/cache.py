@@ -18,10 +18,6 @@ class QueryKeys:
     What an answer depends on is hashed with the query: the embedding space, the weights
     of the query encoder and the files of the index version. So another model or another
     index never finds what an earlier one left.
-
-    Args:
-        secret: Key of the hash; processes that share a cache share it.
-        spec: The query encoder.
     """
 
     def __init__(self, secret: str, spec: EncoderSpec) -> None:
@@ -36,11 +32,7 @@ class QueryKeys:
 
 
 class MemoryCache:
-    """Scored rows of recent queries, least recently used out first; for one thread.
-
-    Args:
-        entries: The number of queries kept; 0 keeps none.
-    """
+    """Scored rows of so many recent queries, least recently used out first; for one thread."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries

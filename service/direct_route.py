@@ -59,7 +59,10 @@ class DirectRoute(APIRoute):
             for name, type_ in bodies:
                 arguments[name] = _read_body(type_, request.headers, await request.body())
             answer = await endpoint(**arguments)
-            return answer if isinstance(answer, Response) else json_response(answer)
+            if isinstance(answer, Response):
+                return answer
+            content = to_json(answer, inf_nan_mode="null")  # of JSON's types or models
+            return Response(content, media_type="application/json")
 
         return handle
 
@@ -70,18 +73,11 @@ def _check(dependant: Dependant, *read: str) -> Callable[..., Any]:
     unread = [name for name in _DECLARED if name not in read and getattr(dependant, name)]
     if len(dependant.body_params) > 1:
         unread.append("a second body")
-    if not read and (
-        inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-    ):
+    if not read and any(map(inspect.iscoroutinefunction, (call, type(call).__call__))):
         unread.append("await")
     if unread or call is None:
         raise TypeError(f"{call} of a direct route declares what is not read: {unread}")
     return call
-
-
-def json_response(content: Any) -> Response:
-    """Returns content, of JSON's types or models, as a response."""
-    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
 
 
 def _read_body(type_: TypeAdapter[Any], headers: Mapping[str, str], content: bytes) -> Any:

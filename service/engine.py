@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from core.encoders import QueryEncoder
 from core.errors import CareError, QueryError
 from core.text import normalize_text
@@ -16,7 +18,7 @@ from core.types import FloatArray, Query
 from service.cache import MemoryCache, QueryKeys
 from service.logs import describe
 from service.metrics import Metrics, Timings
-from service.pipeline import Flight, Lookup, Pipeline, Work, spawn
+from service.pipeline import Flight, Pipeline, spawn
 from service.problems import RequestError
 from service.search import LoadedIndex, QueryResult, load_index
 from service.settings import Settings
@@ -41,17 +43,7 @@ _MAX_WRITES = 64
 class Engine:
     """Answers queries; the event loop looks up, admits and waits, threads compute.
 
-    Args:
-        settings: The service's settings.
-        store: Where the vectors are.
-        pair: Name of the pair of the query encoder, as metrics show it.
-        encoder: The query encoder.
-        metrics: Where stages are counted.
-        keys: The keys of queries in both caches.
-        redis: The second cache, shared by processes.
-
-    Raises:
-        IndexVersionError: If the active version cannot be served.
+    Making it raises `IndexVersionError` if the active version cannot be served.
     """
 
     def __init__(
@@ -62,7 +54,7 @@ class Engine:
         encoder: QueryEncoder,
         metrics: Metrics,
         keys: QueryKeys,
-        redis: "RedisCache | None" = None,
+        redis: "RedisCache | None",
     ) -> None:
         self._settings = settings
         self._store = store
@@ -83,7 +75,7 @@ class Engine:
         self._show(self.index)
 
     async def search(
-        self, queries: Sequence[Query], deadline: float, *, batch: bool = False
+        self, queries: Sequence[Query], deadline: float, *, batch: bool
     ) -> tuple[LoadedIndex, list[tuple[QueryResult, Timings]]]:
         """Answers queries together, all from one index version.
 
@@ -101,41 +93,40 @@ class Engine:
         """
         started = time.perf_counter()
         index = self.index
-        queries = self._checked_queries(index, queries, batch)
+        queries = [
+            self._checked_query(index, query, f"queries.{i}." if batch else "")
+            for i, query in enumerate(queries)
+        ]
         keys = [self._keys.key(query, index.identity) for query in queries]
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        works = [Work(queries[i].text, partial(index.search, queries[i]), keys[i]) for i in missing]
+        asked = [_flight(index, queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
-        with self._pipeline.join(works, self._redis_lookup(index)) as joined:
-            others = [self._pipeline.run(index.fetch, known.values())] if known else []
-            found = await self._pipeline.results(joined, deadline, *others)
-        results: dict[int, QueryResult] = dict(zip(missing, found, strict=True))
+        shared = partial(self._look_up, self._redis, index) if self._redis else None
+        others = [self._pipeline.run(index.fetch, known.values())] if known else []
+        found = await self._pipeline.complete(asked, deadline, shared, others)
+        flights = dict(zip(missing, found, strict=True))
+        results: dict[int, QueryResult] = {i: f.result.result() for i, f in flights.items()}
         for fetched in others:
             results |= zip(known, fetched.result(), strict=True)
-        flights = dict(zip(missing, joined, strict=True))
         answers = []
-        for i in range(len(queries)):
-            result = results[i]
+        for i, result in sorted(results.items()):
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             answers.append((result, timings))
         return index, answers
 
-    async def embed(self, texts: Sequence[str], deadline: float) -> list[tuple[FloatArray, int]]:
-        """Encodes texts as queries.
-
-        Returns:
-            For each text its vector, float32 [dimension], and its tokens.
+    async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
+        """Encodes texts that are under the text rules: float32 [n, dimension], and all tokens.
 
         Raises:
             RequestError: If the service has enough to do, or the deadline passes first.
         """
-        works = [Work(normalize_text(text), lambda vector: vector) for text in texts]
-        with self._pipeline.join(works) as joined:
-            vectors = await self._pipeline.results(joined, deadline)
-        return list(zip(vectors, (len(flight.tokenized) for flight in joined), strict=True))
+        asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
+        flights = await self._pipeline.complete(asked, deadline)
+        vectors = np.stack([flight.result.result() for flight in flights])
+        return vectors, sum(len(flight.tokenized) for flight in flights)
 
     async def check(self) -> None:
         """Encodes and searches one canary, before all that wait and past the cache.
@@ -150,10 +141,9 @@ class Engine:
             if now - self._checked < _CHECK_EVERY:
                 return
             canary = Query(normalize_text(self.index.manifest.canaries[0].text), top_k=1)
-            work = Work(canary.text, partial(self.index.search, canary))
             try:
-                with self._pipeline.join([work], urgent=True) as joined:
-                    await self._pipeline.results(joined, now + _CHECK_TIMEOUT)
+                asked = [_flight(self.index, canary)]
+                await self._pipeline.complete(asked, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
                 self._metrics.ready.set(0)
                 message = "a search of the service itself failed"
@@ -181,22 +171,17 @@ class Engine:
             return index
 
     async def watch(self, every: float) -> None:
-        """Reloads each time that another version has become the active one.
+        """Looks every so many seconds whether another version has become active, and loads it.
 
-        What fails is logged and tried again after pauses that grow.
-
-        Args:
-            every: Time between two looks [s]; 0 for none.
+        What fails is logged and tried again after pauses that grow; 0 stands for never.
         """
-        root, name = self._settings.indexes, self._settings.index
         loop = asyncio.get_running_loop()
+        look = partial(self._store.active_version, self._settings.indexes, self._settings.index)
         pause = every
         while every:
             await asyncio.sleep(pause)
             try:
-                active = await loop.run_in_executor(
-                    self._loader, self._store.active_version, root, name
-                )
+                active = await loop.run_in_executor(self._loader, look)
                 if active != self.index.manifest.version:
                     await self.reload()
                 pause = every
@@ -223,69 +208,47 @@ class Engine:
         self._loader.shutdown()
 
     def _load(self) -> LoadedIndex:
-        settings = self._settings
-        return load_index(settings.indexes, settings.index, self._encoder, self._store)
+        return load_index(self._settings.indexes, self._settings.index, self._encoder, self._store)
 
     def _show(self, index: LoadedIndex) -> None:
         self._metrics.show_index(index.manifest, self._pair)
         self._metrics.ready.set(not self._draining)
 
-    def _redis_lookup(self, index: LoadedIndex) -> Lookup | None:
-        """Returns what asks Redis for the results of queries to a version."""
-        redis = self._redis
-        if redis is None:
-            return None
-
-        async def look_up(keys: Sequence[bytes]) -> list[QueryResult | None]:
-            found = await redis.get_many(keys, index.manifest.count)
-            known = {i: rows for i, rows in enumerate(found) if rows}
-            self._metrics.looked_up("redis", len(known), len(found) - len(known))
-            results: list[QueryResult | None] = [None] * len(keys)
-            if known:
-                fetched = await self._pipeline.run(index.fetch, known.values())
-                for i, result in zip(known, fetched, strict=True):
-                    results[i] = result
-            return results
-
-        return look_up
+    async def _look_up(
+        self, redis: "RedisCache", index: LoadedIndex, keys: Sequence[bytes]
+    ) -> list[QueryResult | None]:
+        found = await redis.get_many(keys, index.manifest.count)
+        known = {i: rows for i, rows in enumerate(found) if rows}
+        self._metrics.looked_up("redis", len(known), len(found) - len(known))
+        fetched = await self._pipeline.run(index.fetch, known.values()) if known else []
+        results = dict(zip(known, fetched, strict=True))
+        return [results.get(i) for i in range(len(keys))]
 
     def _keep(self, key: bytes, result: QueryResult) -> None:
-        """Puts what was found into the caches."""
         self._memory.put(key, result.rows)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
-            spawn(self._redis.put_many([(key, result.rows)]), self._writes)
+            spawn(self._redis.put(key, result.rows), self._writes)
 
-    def _checked_queries(
-        self, index: LoadedIndex, queries: Sequence[Query], batch: bool
-    ) -> list[Query]:
-        checked = []
-        for position, query in enumerate(queries):
-            try:
-                checked.append(self._checked_query(index, query))
-            except QueryError as error:
-                if not batch:
-                    raise
-                field = f"queries.{position}.{error.field}"
-                raise QueryError(field, str(error), code=error.code) from error
-        return checked
-
-    def _checked_query(self, index: LoadedIndex, query: Query) -> Query:
+    def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
         """Returns the query as it is searched: under the text rules, within the index's size."""
-        limits = self._settings
-        text = check_text(query.text, limits.max_query_chars)
-        if query.top_k > limits.max_top_k:
-            raise QueryError(
-                "top_k",
-                f"is {query.top_k}; the limit is {limits.max_top_k}",
-                code="top_k_too_large",
-                limit=limits.max_top_k,
-            )
-        index.filters.check(query.filter)
+        limit = self._settings.max_top_k
+        try:
+            text = check_text(query.text, self._settings.max_query_chars)
+            if query.top_k > limit:
+                message = f"is {query.top_k}; the limit is {limit}"
+                raise QueryError("top_k", message, code="top_k_too_large", limit=limit)
+            index.filters.check(query.filter)
+        except QueryError as error:
+            raise QueryError(place + error.field, str(error), code=error.code) from error
         # Queries that are searched alike are one for the caches: no more is found than there is,
         # and where nothing is cut every document is one chunk.
         top_k = min(query.top_k, index.manifest.count)
         collapse = query.collapse and index.documents.chunked
         return replace(query, text=text, top_k=top_k, collapse=collapse)
+
+
+def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
+    return Flight(text=query.text, finish=partial(index.search, query), key=key)
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:
@@ -305,14 +268,10 @@ def check_text(text: str, limit: int, field: str = "query") -> str:
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:
     """Returns the time that a query took until now; `flight` is the work on it, if any."""
-    encoded = flight if flight and not result.cached else None
-    seconds = (
-        max(lookup, flight.queued - started) if flight else lookup,
-        encoded.queue if encoded else 0.0,
-        encoded.tokenize if encoded else 0.0,
-        encoded.encode if encoded else 0.0,
-        result.search,
-        result.fetch,
-        time.perf_counter() - started,
-    )
+    encoding = (0.0, 0.0, 0.0)
+    if flight:
+        lookup = max(lookup, flight.queued - started)
+        if not result.cached:
+            encoding = (flight.queue, flight.tokenize, flight.encode)
+    seconds = (lookup, *encoding, result.search, result.fetch, time.perf_counter() - started)
     return Timings(*(round(s * 1000, 3) for s in seconds))

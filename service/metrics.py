@@ -1,21 +1,12 @@
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal, get_args
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-)
+import prometheus_client
 
 from core.manifest import IndexManifest
 
-disable_created_metrics()  # type: ignore[no-untyped-call]
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 UNMATCHED = "unmatched"  # stands for every path that no route has: a label must be bounded
 DEPARTED = "499"  # stands for the status of a request whose client went away unanswered
@@ -50,13 +41,12 @@ class Metrics:
     """All series of one application, in a registry of its own; each exists from the start."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-
-        counter = partial(Counter, registry=registry)
-        gauge = partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        self.registry = registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=registry)
+        prometheus_client.PlatformCollector(registry=registry)
+        counter = partial(prometheus_client.Counter, registry=registry)
+        gauge = partial(prometheus_client.Gauge, registry=registry)
+        histogram = partial(prometheus_client.Histogram, registry=registry)
         self.requests = counter(
             "care_http_requests_total", "Requests answered.", ["route", "status"]
         )
@@ -111,20 +101,16 @@ class Metrics:
         self.index_created = gauge(
             "care_index_created_timestamp_seconds", "When the active index version was built."
         )
-        self._shown: tuple[str, ...] | None = None
-        self._make_series()
-
-    def _make_series(self) -> None:
-        for reason in get_args(Rejection):
-            self.rejections.labels(reason)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
+        for series, labels in (
+            (self.rejections, get_args(Rejection)),
+            (self.redis_errors, get_args(RedisError)),
+            (self.reloads, ("success", "failure")),
+        ):
+            for label in labels:
+                series.labels(label)
         for tier in get_args(Tier):
-            for result in ("hit", "miss"):
-                self.cache_lookups.labels(tier, result)
-        for kind in get_args(RedisError):
-            self.redis_errors.labels(kind)
-        for result in ("success", "failure"):
-            self.reloads.labels(result)
+            self.looked_up(tier, 0, 0)
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Makes the request series of each route and each status that it documents."""
@@ -132,14 +118,6 @@ class Metrics:
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))
-
-    def watch_queue(
-        self, queries: Callable[[], float], tokens: Callable[[], float], limit: int
-    ) -> None:
-        """Reads the queue's gauges from these functions, at each scrape."""
-        self.queue_queries.set_function(queries)
-        self.queue_tokens.set_function(tokens)
-        self.queue_limit.set(limit)
 
     def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
         """Counts lookups in one tier of the cache."""
@@ -154,10 +132,8 @@ class Metrics:
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Names the active index version."""
         labels = (manifest.name, manifest.version, pair, manifest.encoder.embedding_space)
+        self.index_info.clear()
         self.index_info.labels(*labels).set(1)
-        if self._shown and self._shown != labels:
-            self.index_info.remove(*self._shown)
-        self._shown = labels
         self.index_documents.set(manifest.corpus.documents)
         self.index_vectors.set(manifest.count)
         self.index_created.set(manifest.created_at.timestamp())

@@ -84,16 +84,12 @@ class RequestContext:
                 if not departed:
                     raise
             except Exception as error:
-                _LOG.error(
-                    "request %s failed with %s",
-                    request_id,
-                    type(error).__name__,
-                    extra={"fields": {"request_id": request_id, **describe(error)}},
-                )
+                fields = {"request_id": request_id, **describe(error)}
+                message = f"request {request_id} failed with {fields['error']}"
+                _LOG.error(message, extra={"fields": fields})
                 if status:
                     raise
-                response = problem_response(error, scope)
-                await response(scope, receive, send_with_headers)
+                await problem_response(error, scope)(scope, receive, send_with_headers)
         self._report(scope, headers, DEPARTED if departed else str(status), started)
 
     def _report(self, scope: Scope, headers: Headers, status: str, started: float) -> None:
@@ -119,9 +115,7 @@ class RequestContext:
             }
             _LOG.log(level, "request", extra={"fields": fields})
         if self._tracer:
-            self._tracer.record(
-                route, headers, seconds, stages, state["request_id"], status=int(status)
-            )
+            self._tracer.record(route, int(status), headers, seconds, stages, state["request_id"])
 
 
 class Limits:
@@ -162,15 +156,13 @@ class Limits:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError as error:
-                raise RequestError(
-                    "deadline_exceeded", "the body did not arrive in time"
-                ) from error
+                late = "the body did not arrive in time"
+                raise RequestError("deadline_exceeded", late) from error
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                limit = self._max_bytes
-                too_long = f"the body is longer than {limit} bytes"
-                raise RequestError("body_too_long", too_long, limit=limit)
+                too_long = f"the body is longer than {self._max_bytes} bytes"
+                raise RequestError("body_too_long", too_long, limit=self._max_bytes)
             return message
 
         self._requests += 1

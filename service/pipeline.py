@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from core.encoders import QueryEncoder
 from core.types import FloatArray
@@ -21,54 +20,35 @@ _T = TypeVar("_T")
 # Results that are ready this close together wake the event loop once [s].
 _DELIVER_EVERY = 0.001
 
-
-class Work(NamedTuple):
-    """What is asked of the pipeline for one text.
-
-    Attributes:
-        text: Under the text rules of `core.text`.
-        finish: Makes the result from the text's vector; called in a search thread.
-        key: Work in flight with an equal key is shared; empty if none may be.
-    """
-
-    text: str
-    finish: Callable[[FloatArray], Any]
-    key: bytes = b""
-
-
-# Looks up results by the keys of works, None where there is none.
+# Looks up results by the keys of flights, None where there is none.
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
-
-
-def _future() -> "asyncio.Future[Any]":
-    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Flight(Job):
-    """Work in flight, which several requests may wait for; only the pipeline changes it.
+    """What is asked for one text; once it is asked for, only the pipeline changes it.
 
     Attributes:
-        work: What was asked for.
-        result: What its `finish` returned.
+        finish: Makes the result from the text's vector; called in a search thread.
+        key: Flights with equal keys are one, which all their requests wait for; empty for none.
+        result: What `finish` returned.
         waiters: Requests that wait for it.
         admitted: Tokens that it takes of the queue.
     """
 
-    work: Work
-    result: "asyncio.Future[Any]" = field(default_factory=_future)
+    finish: Callable[[FloatArray], Any]
+    key: bytes = b""
+    result: "asyncio.Future[Any]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     waiters: int = 0
     admitted: int = 0
 
 
 class Pipeline:
-    """Owns each flight from admission to result; all methods but `stop` are for the event loop.
+    """Owns each flight from `complete` to result; all methods but `stop` are for the event loop.
 
-    Args:
-        encoder: The query encoder.
-        settings: The service's settings.
-        metrics: Where the queue, batches and shared flights are counted.
-        keep: Told of each result by the key of its work.
+    `keep` is told of each result by the key of its flight.
     """
 
     def __init__(
@@ -88,10 +68,11 @@ class Pipeline:
         self._lookups: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._tokens = 0
-        metrics.watch_queue(lambda: self._queries, lambda: self._tokens, self._limit)
-        self._search = ThreadPoolExecutor(
-            max(settings.threads, self._parts), "search", limit_threads
-        )
+        metrics.queue_queries.set_function(lambda: self._queries)
+        metrics.queue_tokens.set_function(lambda: self._tokens)
+        metrics.queue_limit.set(self._limit)
+        threads = max(settings.threads, self._parts)
+        self._search = ThreadPoolExecutor(threads, "search", limit_threads)
         self._batcher = Batcher(
             encoder,
             settings.encoders,
@@ -99,75 +80,67 @@ class Pipeline:
             settings.batch_padding,
             self._encoded,
             metrics,
-            limit_threads,
         )
 
-    @contextmanager
-    def join(
-        self, works: Sequence[Work], lookup: Lookup | None = None, *, urgent: bool = False
-    ) -> Iterator[list[Flight]]:
-        """Joins the flights of equal works, starts the others, and leaves all when the block ends.
+    async def complete(
+        self,
+        asked: Sequence[Flight],
+        deadline: float,
+        lookup: Lookup | None = None,
+        others: Sequence["asyncio.Future[Any]"] = (),
+        *,
+        urgent: bool = False,
+    ) -> list[Flight]:
+        """Joins flights already under way, starts the others, and waits for all results.
 
-        Those that are started are found by equal works at once; then they are looked up, if there
-        is a lookup, then those that it did not find are admitted, all or none.
+        Those that are started are found by equal ones at once; then they are looked up, if there
+        is a lookup, then those that it did not find are admitted, all or none. The last request to
+        leave a flight without its result ends it.
 
         Args:
-            works: What one request asks for.
+            asked: What one request asks for.
+            deadline: On the clock of the event loop [s].
             lookup: Where results may be had without work.
+            others: What else is waited for; not cancelled when the wait ends.
             urgent: Whether they pass admission and go before all that wait.
 
-        Yields:
-            A flight for each work, of which only results and times may be read.
+        Returns:
+            For each the flight that brought its result; only result and times may be read.
+
+        Raises:
+            RequestError: If the queue had no room, or the deadline passes first.
+            Exception: The first error.
         """
-        flights, started = [], []
-        for work in works:
-            flight = self._open.get(work.key)
-            if flight is None:
-                flight = Flight(text=work.text, work=work)
-                started.append(flight)
-                if work.key:
-                    self._open[work.key] = flight
+        flights = [self._open.setdefault(one.key, one) if one.key else one for one in asked]
+        started = [one for one, flight in zip(asked, flights, strict=True) if flight is one]
+        for flight in flights:
             flight.waiters += 1
-            flights.append(flight)
-        if works and works[0].key:
+        if asked and asked[0].key:
             self._metrics.looked_up("in_flight", len(flights) - len(started), len(started))
         try:
             if lookup and started:
                 spawn(self._look_up(lookup, started), self._lookups)
             else:
                 self._submit(started, urgent=urgent)
-            yield flights
+            waited = {*(flight.result for flight in flights), *others}
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            done, pending = await asyncio.wait(
+                waited, timeout=left, return_when=asyncio.FIRST_EXCEPTION
+            )
         finally:
             for flight in flights:
-                self._leave(flight)
-
-    async def results(
-        self, flights: Sequence[Flight], deadline: float, *others: "asyncio.Future[Any]"
-    ) -> list[Any]:
-        """Waits for the results of flights, or for the first error.
-
-        Args:
-            flights: Those that the request has joined.
-            deadline: On the clock of the event loop [s].
-            others: What else is waited for; not cancelled when the wait ends.
-
-        Raises:
-            RequestError: If the queue had no room, or the deadline passes first.
-            Exception: The first error.
-        """
-        now = asyncio.get_running_loop().time()
-        waited = {*(flight.result for flight in flights), *others}
-        done, pending = await asyncio.wait(
-            waited, timeout=max(0.0, deadline - now), return_when=asyncio.FIRST_EXCEPTION
-        )
-        errors = [error for future in done if (error := future.exception())]
-        if errors:
-            raise errors[0]
+                flight.waiters -= 1
+                if not flight.waiters and not flight.result.done():
+                    flight.abandoned = True
+                    flight.result.cancel()
+                    self._close(flight)
+        for error in (future.exception() for future in done):
+            if error:
+                raise error
         if pending:
-            raise RequestError(
-                "deadline_exceeded", "the deadline passed before the answer was ready"
-            )
-        return [flight.result.result() for flight in flights]
+            late = "the deadline passed before the answer was ready"
+            raise RequestError("deadline_exceeded", late)
+        return flights
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
         """Runs something in a search thread."""
@@ -186,7 +159,7 @@ class Pipeline:
 
     async def _look_up(self, lookup: Lookup, flights: Sequence[Flight]) -> None:
         try:
-            results = await lookup([flight.work.key for flight in flights])
+            results = await lookup([flight.key for flight in flights])
         except Exception as error:
             results = [error] * len(flights)
         for flight, result in zip(flights, results, strict=True):
@@ -213,14 +186,6 @@ class Pipeline:
         self._metrics.admitted_tokens.inc(sum(tokens))
         self._batcher.submit(flights, first=urgent)
 
-    def _leave(self, flight: Flight) -> None:
-        """Counts one waiter less; the last one to leave ends the flight."""
-        flight.waiters -= 1
-        if not flight.waiters and not flight.result.done():
-            flight.abandoned = True
-            flight.result.cancel()
-            self._close(flight)
-
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Ends a flight with its result, or an exception; the first to do so counts."""
         if flight.result.done():
@@ -231,48 +196,49 @@ class Pipeline:
             flight.result.exception()  # a request stops at its first error and asks for no other
             return
         flight.result.set_result(result)
-        if flight.work.key:
-            self._keep(flight.work.key, result)
+        if flight.key:
+            self._keep(flight.key, result)
 
     def _close(self, flight: Flight) -> None:
-        if self._open.get(flight.work.key) is flight:
-            del self._open[flight.work.key]
+        if self._open.get(flight.key) is flight:
+            del self._open[flight.key]
         self._queries -= bool(flight.admitted)
         self._tokens -= flight.admitted
         flight.admitted = 0
 
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
         """Called in an encoding thread, which goes on with the next batch."""
-        if not self._parts:
+        if isinstance(vectors, Exception):
+            self._deliver([(flight, vectors) for flight in flights])
+        elif not self._parts:
             self._finish(flights, vectors)
-        for i in range(min(self._parts, len(flights))):
-            mine = slice(i, None, self._parts)
-            part = vectors if isinstance(vectors, Exception) else vectors[mine]
-            self._search.submit(self._finish, flights[mine], part)
+        else:
+            for part in range(min(self._parts, len(flights))):
+                mine = slice(part, None, self._parts)
+                self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
-        loop = flights[0].result.get_loop()
+    def _finish(self, flights: Sequence[Flight], vectors: FloatArray) -> None:
         finished: list[tuple[Flight, Any]] = []
         due = time.perf_counter() + _DELIVER_EVERY
-        for i, flight in enumerate(flights):
+        for flight, vector in zip(flights, vectors, strict=True):
             if flight.abandoned:
                 continue
             try:
-                if isinstance(vectors, Exception):
-                    raise vectors
-                result = flight.work.finish(vectors[i])
+                finished.append((flight, flight.finish(vector)))
             except Exception as error:  # whatever it is, its waiters must hear of it
-                result = error
-            finished.append((flight, result))
+                finished.append((flight, error))
             if time.perf_counter() >= due:
-                loop.call_soon_threadsafe(self._resolve_all, finished)
+                self._deliver(finished)
                 finished, due = [], time.perf_counter() + _DELIVER_EVERY
         if finished:
-            loop.call_soon_threadsafe(self._resolve_all, finished)
+            self._deliver(finished)
 
-    def _resolve_all(self, finished: Sequence[tuple[Flight, Any]]) -> None:
-        for flight, result in finished:
-            self._resolve(flight, result)
+    def _deliver(self, finished: Sequence[tuple[Flight, Any]]) -> None:
+        def resolve() -> None:
+            for flight, result in finished:
+                self._resolve(flight, result)
+
+        finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
 def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

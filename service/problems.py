@@ -44,10 +44,7 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rat
 class RequestError(CareError):
     """A request is not answered with what it asks for; the code says why, and with which status.
 
-    Attributes:
-        status: The HTTP status.
-        rejection: How metrics count it, if they do.
-        errors: The fields at fault, if any.
+    `rejection` is how metrics count it, if they do; `errors` are the fields at fault, if any.
     """
 
     def __init__(
@@ -76,12 +73,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def problem_response(error: Exception, scope: Scope) -> Response:
-    """Builds the response for an error; of an unexpected one it says nothing.
-
-    Args:
-        error: What was raised.
-        scope: The request's, with an id and the path of its route.
-    """
+    """Builds the response for an error; of an unexpected one it says nothing."""
     status, code, detail = 500, "internal_error", "an unexpected error"
     errors: Sequence[FieldError] = ()
     headers: dict[str, str] = {}
@@ -117,6 +109,4 @@ def problem_response(error: Exception, scope: Scope) -> Response:
             code=errors[0].code if errors else code,
         )
         problem = OpenAIProblem(**dict(problem), error=said)
-    return Response(
-        problem.model_dump_json(), status_code=status, headers=headers, media_type=MEDIA_TYPE
-    )
+    return Response(problem.model_dump_json(), status, headers, MEDIA_TYPE)

@@ -7,15 +7,15 @@ on; the request conforms if that leaves it at most burst intervals ahead of now.
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from core.breaker import UnavailableError
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from service.redis_tier import RedisGuard
 
+_PREFIX = "care:rate:"
 # Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
 # Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
 # one means the same.
@@ -47,11 +47,9 @@ class RateLimiter:
     is full, and all its queries are charged: the next request waits until this debt is paid.
 
     Args:
-        rate: Queries per second; the interval between two is kept in whole microseconds, so it
-            is at most 1,000,000.
+        rate: Queries per second, at most 1,000,000: intervals are whole microseconds.
         burst: Queries that a full bucket admits at once.
         guard: The way to Redis, or None for one process alone.
-        prefix: What the keys in Redis begin with; the name follows.
         clock: Monotonic time of this process [ns].
     """
 
@@ -60,41 +58,29 @@ class RateLimiter:
         rate: float,
         burst: int,
         guard: "RedisGuard | None",
-        prefix: str,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._interval = max(1, round(1_000_000 / rate))
         self._burst = burst
         self._guard = guard
-        self._prefix = prefix
         self._clock = clock
         # One entry for each configured key, as names are those of keys that were found.
         self._full_at: dict[str, int] = {}
 
     async def admit(self, name: str, cost: int) -> float:
-        """Charges a request to a name, if it is admitted.
-
-        Args:
-            name: The name of the key that asks; never the key.
-            cost: Queries in the request.
+        """Charges a request of `cost` queries to the name of a key, if it is admitted.
 
         Returns:
             0.0 if it is admitted, else the time after which it would be [s].
         """
         if self._guard:
-            try:
-                return await self._admit_shared(self._guard, name, cost) / 1_000_000
-            except UnavailableError:
-                pass
+            arguments = (_PREFIX + name, self._interval, self._burst, cost)
+            with suppress(UnavailableError):
+                wait = await self._guard.run(
+                    lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
+                )
+                return wait / 1_000_000
         return self._admit_alone(name, cost) / 1_000_000
-
-    async def _admit_shared(self, guard: "RedisGuard", name: str, cost: int) -> int:
-        arguments = (self._prefix + name, self._interval, self._burst, cost)
-
-        def charge(redis: "Redis") -> Awaitable[int]:
-            return cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
-
-        return await guard.run(charge)
 
     def _admit_alone(self, name: str, cost: int) -> int:
         now = self._clock() // 1000

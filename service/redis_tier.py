@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from stores.base import ScoredRows
 
 T = TypeVar("T")
 
-_CONNECTIONS = 16
+_PREFIX = "care:query:"
 _FORMAT = 1
 _HEADER = struct.Struct("<BI")
 _SCORE = np.dtype("<f4")
@@ -32,15 +32,13 @@ _MAC_BYTES = 16
 class RedisGuard:
     """Calls Redis so that a slow or dead one costs little: do without what it would have said.
 
-    A call takes at most its time-out, connecting and the wait for a free connection
-    included. When calls keep failing, the breaker opens and further ones cost nothing.
+    When calls keep failing, the breaker opens and further ones cost nothing.
 
     Args:
         url: Address: redis://, rediss:// or unix://.
-        timeout: Longest time of a call [s].
+        timeout: Longest time of a call [s], with connecting and the wait for a free connection.
         breaker: What stops the calls.
-        on_error: Told of each call that failed: it took too long, the connection failed,
-            or the answer is of no use.
+        on_error: Told of each call that failed, or whose answer is of no use.
         connections: Connections at most; further calls wait for one.
 
     Raises:
@@ -53,12 +51,30 @@ class RedisGuard:
         timeout: float,
         breaker: Breaker,
         on_error: Callable[[ErrorKind], None],
-        connections: int = _CONNECTIONS,
+        connections: int = 16,
     ) -> None:
         self._timeout = timeout
         self._breaker = breaker
         self.on_error = on_error
-        self._pool = _make_pool(url, timeout, connections)
+        # The time-out is the guard's alone: the client's own would start a task for each write.
+        # The second version of the protocol needs no exchange before the first command.
+        options: dict[str, Any] = {
+            "max_connections": connections,
+            "socket_timeout": None,
+            "socket_connect_timeout": timeout,
+            "retry": None,
+            "protocol": 2,
+            "driver_info": None,
+            "decode_responses": False,
+        }
+        try:
+            self._pool = ConnectionPool(**{**parse_url(url), **options})
+            self._pool.connection_class(**self._pool.connection_kwargs)
+        except (ValueError, TypeError, RedisError):
+            # Without its cause, which may quote the password.
+            name = "CARE_REDIS_URL"
+            message = f"{name} is not an address of Redis, such as redis://:password@host:6379/0"
+            raise CareError(message, code="invalid_setting", name=name) from None
         self._client = Redis(connection_pool=self._pool)
         # Rather than a blocking pool, which may lose a free connection, or the news of one, when
         # those that wait are cancelled.
@@ -75,63 +91,35 @@ class RedisGuard:
         """
         allowed = False
         kind: ErrorKind
-        cause: Exception
         try:
             async with asyncio.timeout(self._timeout), self._slots:
                 allowed = self._breaker.allows()
                 if not allowed:
                     raise UnavailableError("the breaker is open")
                 result = await operation(self._client)
-        except ResponseError as error:
-            # Redis is there, but refuses: it is out of memory or read-only, for example.
-            kind, cause = "value", error
             self._breaker.succeeded()
-        except (TimeoutError, RedisTimeoutError) as error:
-            kind, cause = "timeout", error
-            if allowed:
-                self._breaker.failed()
+            return result
         except (RedisError, OSError) as error:
-            kind, cause = "connection", error
-            self._breaker.failed()
+            if isinstance(error, ResponseError):
+                # Redis is there, but refuses: it is out of memory or read-only, for example.
+                kind = "value"
+                self._breaker.succeeded()
+            else:
+                late = isinstance(error, TimeoutError | RedisTimeoutError)
+                kind = "timeout" if late else "connection"
+                if allowed:
+                    self._breaker.failed()
+            self.on_error(kind)
+            raise UnavailableError(kind) from error
         except BaseException:
             if allowed:
                 self._breaker.abandoned()
             raise
-        else:
-            self._breaker.succeeded()
-            return result
-        self.on_error(kind)
-        raise UnavailableError(kind) from cause
 
     async def close(self) -> None:
         """Closes the connections."""
         with suppress(RedisError, OSError):
             await self._pool.aclose()
-
-
-def _make_pool(url: str, timeout: float, connections: int) -> ConnectionPool:
-    # The time-out is the guard's alone: the client's own would start a task for each write. The
-    # second version of the protocol needs no exchange before the first command.
-    options: dict[str, Any] = {
-        "max_connections": connections,
-        "socket_timeout": None,
-        "socket_connect_timeout": timeout,
-        "retry": None,
-        "protocol": 2,
-        "driver_info": None,
-        "decode_responses": False,
-    }
-    try:
-        pool = ConnectionPool(**{**parse_url(url), **options})
-        pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError, RedisError):
-        # Without its cause, which may quote the password.
-        raise CareError(
-            "CARE_REDIS_URL is not an address of Redis, such as redis://:password@host:6379/0",
-            code="invalid_setting",
-            name="CARE_REDIS_URL",
-        ) from None
-    return pool
 
 
 class RedisCache:
@@ -140,89 +128,45 @@ class RedisCache:
     A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
     (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
     written under this key by a holder of the secret is a miss, and told to `on_error`.
-
-    Args:
-        guard: The way to Redis.
-        secret: Key of the hash, of any length; processes that share a cache share it.
-        prefix: What the keys in Redis begin with.
-        ttl_seconds: Life of an entry [s].
     """
 
-    def __init__(self, guard: RedisGuard, secret: bytes, prefix: str, ttl_seconds: int) -> None:
+    def __init__(self, guard: RedisGuard, secret: bytes, ttl_seconds: int) -> None:
         self._guard = guard
         self._secret = hashlib.sha256(b"value" + secret).digest()
-        self._prefix = prefix
         self._ttl_seconds = ttl_seconds
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
-        """Looks up keys, in one call.
-
-        Args:
-            keys: Keyed hashes, 32 bytes each.
-            count: Documents in the index; rows are below it.
-
-        Returns:
-            For each key scores, float32 [m], and rows, int64 [m], or None.
-        """
+        """Looks up keys of 32 bytes, in one call; rows that are not below `count` are a miss."""
         if not keys:
             return []
-        names = [self._name(key) for key in keys]
+        names = [_PREFIX + key.hex() for key in keys]
         try:
             values = await self._guard.run(lambda redis: redis.mget(names))
         except UnavailableError:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
-    async def put_many(self, items: Iterable[tuple[bytes, ScoredRows]]) -> None:
-        """Keeps what was found for keys, in one call; if Redis fails, they are not kept."""
-        values = {self._name(key): self._encode(key, found) for key, found in items}
-        if not values:
-            return
-
-        async def put(redis: Redis) -> None:
-            async with redis.pipeline(transaction=False) as pipeline:
-                for name, value in values.items():
-                    pipeline.set(name, value, ex=self._ttl_seconds)
-                await pipeline.execute()
-
+    async def put(self, key: bytes, found: ScoredRows) -> None:
+        """Keeps what was found for a key, unless Redis fails."""
+        scores, rows = found[0].astype(_SCORE), found[1].astype(_ROW)
+        payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
+        name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
         with suppress(UnavailableError):
-            await self._guard.run(put)
+            await self._guard.run(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
 
-    def _name(self, key: bytes) -> str:
-        return self._prefix + key.hex()
-
-    def _encode(self, key: bytes, found: ScoredRows) -> bytes:
-        scores, rows = found
-        payload = b"".join(
-            (
-                _HEADER.pack(_FORMAT, len(rows)),
-                scores.astype(_SCORE).tobytes(),
-                rows.astype(_ROW).tobytes(),
-            )
-        )
-        return payload + self._mac(key, payload)
-
-    def _read(self, key: bytes, value: bytes | str | None, count: int) -> ScoredRows | None:
+    def _read(self, key: bytes, value: Any, count: int) -> ScoredRows | None:
         if value is None:
             return None
-        found = self._decode(key, value, count) if isinstance(value, bytes) else None
-        if found is None:
-            self._guard.on_error("value")
-        return found
-
-    def _decode(self, key: bytes, value: bytes, count: int) -> ScoredRows | None:
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(key, payload)):
-            return None
-        if payload[0] != _FORMAT:
-            return None
-        _, m = _HEADER.unpack_from(payload)
-        # Copies, which unlike views of these bytes are aligned and can be written to.
-        scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
-        rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
-        if m and (rows.min() < 0 or rows.max() >= count):
-            return None
-        return scores, rows
+        if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == _FORMAT:
+            _, m = _HEADER.unpack_from(payload)
+            # Copies, which unlike views of these bytes are aligned and can be written to.
+            scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
+            rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
+            if not m or (rows.min() >= 0 and rows.max() < count):
+                return scores, rows
+        self._guard.on_error("value")
+        return None
 
     def _mac(self, key: bytes, payload: bytes) -> bytes:
         return hashlib.blake2b(key + payload, key=self._secret, digest_size=_MAC_BYTES).digest()

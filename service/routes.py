@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.security import HTTPBearer
@@ -16,28 +16,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import FileResponse, Response
 
 from core.errors import QueryError
-from core.types import FloatArray, Query
+from core.types import Query
 from core.vectors import truncate_normalize
+from service import schemas
 from service.api_keys import ApiKeys, Role
 from service.direct_route import DirectRoute
 from service.engine import Engine, check_text
 from service.metrics import STAGES, Metrics, Timings
 from service.problems import MEDIA_TYPE, RequestError
 from service.rate_limit import RateLimiter
-from service.schemas import (
-    BatchRequest,
-    BatchResponse,
-    EmbeddingsRequest,
-    EmbeddingsResponse,
-    Health,
-    IndexResponse,
-    ModelsResponse,
-    OpenAIProblem,
-    Problem,
-    SearchRequest,
-    SearchResponse,
-)
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 from service.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -49,11 +37,7 @@ _NOT_DIRECT = ("origin", "forwarded", "x-forwarded-for")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What routes work with; one for each application.
-
-    Attributes:
-        pair: Name of the pair whose query side encodes.
-    """
+    """What routes work with; one for each application. `pair` is the name of the pair."""
 
     settings: Settings
     pair: str
@@ -64,8 +48,7 @@ class State:
 
 
 def _state(request: Request) -> State:
-    state: State = request.app.state.service
-    return state
+    return cast("State", request.app.state.service)
 
 
 class _Allowed(HTTPBearer):
@@ -80,11 +63,7 @@ class _Allowed(HTTPBearer):
         self._role = role
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
-        """Notes the name of the key.
-
-        Raises:
-            RequestError: If there is no key, none that is known, or one that lacks the role.
-        """
+        """Notes the name of the key; raises `RequestError` without one that has the role."""
         state = _state(request)
         is_open = self._role == "search" or _is_local(request, state.settings.host)
         if not state.keys and is_open:
@@ -115,7 +94,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _problems(*statuses: int, model: type[Problem] = Problem) -> dict[int | str, dict[str, Any]]:
+def _problems(*statuses: int, model: type = schemas.Problem) -> dict[int | str, Any]:
     return {status: {"model": model, "content": {MEDIA_TYPE: {}}} for status in (*statuses, 500)}
 
 
@@ -127,7 +106,7 @@ administrating = APIRouter(route_class=DirectRoute, dependencies=[Depends(_Allow
 everybody = APIRouter(route_class=DirectRoute)
 ROUTERS = (searching, administrating, everybody)
 
-TimeoutMs = Annotated[
+Timeout = Annotated[
     int | None,
     Header(
         alias="X-Request-Timeout-Ms",
@@ -138,37 +117,29 @@ TimeoutMs = Annotated[
 ]
 
 
-@searching.post("/search", response_model=SearchResponse, responses=_problems(*_ASKED))
-async def search(request: Request, body: SearchRequest, timeout_ms: TimeoutMs = None) -> Any:
+@searching.post("/search", response_model=schemas.SearchResponse, responses=_problems(*_ASKED))
+async def search(request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None) -> Any:
     """Finds the documents nearest to a query."""
-    async with _admitted(request, 1, timeout_ms) as deadline:
-        index, (found,) = await _state(request).engine.search([_query(body)], deadline)
-    request.state.timings = found[1]
-    return _search_response(index, *found, body)
+    (answer,) = await _answers(request, [body], timeout_ms, batch=False)
+    return answer
 
 
-@searching.post("/search/batch", response_model=BatchResponse, responses=_problems(*_ASKED))
-async def search_batch(request: Request, body: BatchRequest, timeout_ms: TimeoutMs = None) -> Any:
+@searching.post("/search/batch", response_model=schemas.BatchResponse, responses=_problems(*_ASKED))
+async def search_batch(
+    request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
+) -> Any:
     """Answers several queries from one index version, in order."""
-    state = _state(request)
-    _check_number(len(body.queries), state, "queries")
-    async with _admitted(request, len(body.queries), timeout_ms) as deadline:
-        queries = [_query(query) for query in body.queries]
-        index, found = await state.engine.search(queries, deadline, batch=True)
-    request.state.timings = Timings(
-        *(max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
-    )
-    pairs = zip(found, body.queries, strict=True)
-    return {"results": [_search_response(index, *one, query) for one, query in pairs]}
+    _check_number(len(body.queries), _state(request), "queries")
+    return {"results": await _answers(request, body.queries, timeout_ms, batch=True)}
 
 
 @searching.post(
     "/v1/embeddings",
-    response_model=EmbeddingsResponse,
-    responses=_problems(*_ASKED, model=OpenAIProblem),
+    response_model=schemas.EmbeddingsResponse,
+    responses=_problems(*_ASKED, model=schemas.OpenAIProblem),
 )
 async def embeddings(
-    request: Request, body: EmbeddingsRequest, timeout_ms: TimeoutMs = None
+    request: Request, body: schemas.EmbeddingsRequest, timeout_ms: Timeout = None
 ) -> Any:
     """Encodes texts as queries; the interface is OpenAI's."""
     state = _state(request)
@@ -183,24 +154,21 @@ async def embeddings(
         raise QueryError("dimensions", message, code="too_many_dimensions", limit=dimension)
     texts = [check_text(text, state.settings.max_query_chars, "input") for text in texts]
     async with _admitted(request, len(texts), timeout_ms) as deadline:
-        encoded = await state.engine.embed(texts, deadline)
-    tokens = sum(count for _, count in encoded)
-    data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": _embedding(vector, body.dimensions or dimension, body.encoding_format),
-        }
-        for i, (vector, _) in enumerate(encoded)
-    ]
+        vectors, tokens = await state.engine.embed(texts, deadline)
+    kept = truncate_normalize(vectors, body.dimensions or dimension)
+    if body.encoding_format == "base64":
+        shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in kept]
+    else:
+        shown = kept.tolist()
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(shown)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": state.pair, "usage": usage}
 
 
 @searching.get(
     "/v1/models",
-    response_model=ModelsResponse,
-    responses=_problems(401, 403, 503, model=OpenAIProblem),
+    response_model=schemas.ModelsResponse,
+    responses=_problems(401, 403, 503, model=schemas.OpenAIProblem),
 )
 async def models(request: Request) -> Any:
     """Names the model of `/v1/embeddings`; the interface is OpenAI's."""
@@ -210,7 +178,7 @@ async def models(request: Request) -> Any:
     return {"object": "list", "data": [model]}
 
 
-@searching.get("/index", response_model=IndexResponse, responses=_problems(401, 403, 503))
+@searching.get("/index", response_model=schemas.IndexResponse, responses=_problems(401, 403, 503))
 async def index(request: Request) -> Any:
     """Describes the active index version."""
     state = _state(request)
@@ -218,7 +186,7 @@ async def index(request: Request) -> Any:
 
 
 @administrating.post(
-    "/index/reload", response_model=IndexResponse, responses=_problems(401, 403, 503)
+    "/index/reload", response_model=schemas.IndexResponse, responses=_problems(401, 403, 503)
 )
 async def reload_index(request: Request) -> Any:
     """Loads the version that CURRENT names; if it is not sound, the old one keeps serving."""
@@ -226,13 +194,13 @@ async def reload_index(request: Request) -> Any:
     return _index_response(await state.engine.reload(), state)
 
 
-@everybody.get("/health/live", response_model=Health, responses=_problems())
+@everybody.get("/health/live", response_model=schemas.Health, responses=_problems())
 async def live() -> Any:
     """Answers as long as the process does."""
     return {"status": "live"}
 
 
-@everybody.get("/health/ready", response_model=Health, responses=_problems(503))
+@everybody.get("/health/ready", response_model=schemas.Health, responses=_problems(503))
 async def ready(request: Request) -> Any:
     """Answers once a real encode and search have succeeded."""
     await _state(request).engine.check()
@@ -282,35 +250,31 @@ def _check_number(count: int, state: State, field: str) -> None:
         raise QueryError(field, message, code="batch_too_large", limit=limit)
 
 
-def _query(body: SearchRequest) -> Query:
-    return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)
+async def _answers(
+    request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
+) -> list[dict[str, Any]]:
+    queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
+    async with _admitted(request, len(queries), timeout_ms) as deadline:
+        index, found = await _state(request).engine.search(queries, deadline, batch=batch)
+    slowest = (max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
+    request.state.timings = Timings(*slowest)
+    chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
+    answers = []
+    for (result, timings), body in zip(found, bodies, strict=True):
+        fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include), *chunk)
+        answer = {
+            "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
+            "index": {"name": index.manifest.name, "version": index.manifest.version},
+            "timings_ms": timings,
+            "cached": result.cached,
+        }
+        answers.append(answer)
+    return answers
 
 
-def _search_response(
-    index: LoadedIndex, result: QueryResult, timings: Timings, body: SearchRequest
-) -> dict[str, Any]:
-    fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include))
-    if index.documents.chunked:
-        fields += ("parent", "chunk", "chunks")
-    return {
-        "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
-        "index": {"name": index.manifest.name, "version": index.manifest.version},
-        "timings_ms": timings,
-        "cached": result.cached,
-    }
-
-
-def _embedding(vector: FloatArray, dimension: int, encoding: str) -> list[float] | str:
-    vector = truncate_normalize(vector[None], dimension)[0]
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
-    return numbers
-
-
-def _index_response(loaded: LoadedIndex, state: State) -> IndexResponse:
+def _index_response(loaded: LoadedIndex, state: State) -> schemas.IndexResponse:
     manifest = loaded.manifest
-    return IndexResponse(
+    return schemas.IndexResponse(
         **dict(manifest),
         pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,

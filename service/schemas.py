@@ -1,26 +1,15 @@
 """The HTTP contract: what requests and responses hold."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from core.manifest import Chunking, RecallReport
 from service.metrics import Timings
 
 Include = Literal["text", "metadata"]
-_INCLUDE: tuple[Include, ...] = ("text", "metadata")
 
 
 def _check_filter_item(value: object) -> object:
@@ -30,36 +19,35 @@ def _check_filter_item(value: object) -> object:
     return value
 
 
-FilterItem = Annotated[StrictStr | StrictInt | StrictBool, BeforeValidator(_check_filter_item)]
+FilterItem = Annotated[str | int | bool, BeforeValidator(_check_filter_item)]
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class SearchRequest(_Request):
     """One query."""
 
-    query: StrictStr = Field(description="The question, in the user's words.")
-    top_k: StrictInt = Field(10, ge=1, description="Hits wanted.")
-    filter: dict[StrictStr, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = (
-        Field(
-            default_factory=dict,
-            max_length=16,
-            description="Accepted values by metadata field; every field must match.",
-            examples=[{"department": ["心血管科"]}],
-        )
+    query: str = Field(description="The question, in the user's words.")
+    top_k: int = Field(10, ge=1, description="Hits wanted.")
+    filter: dict[str, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Accepted values by metadata field; every field must match.",
+        examples=[{"department": ["心血管科"]}],
     )
-    min_score: StrictFloat | None = Field(
+    min_score: float | None = Field(
         None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
     )
-    collapse: StrictBool = Field(
+    collapse: bool = Field(
         False,
         description="Whether each document is found once, by its best chunk; without chunks "
         "every document is.",
     )
     include: list[Include] = Field(
-        default_factory=lambda: list(_INCLUDE), description="What hits carry besides titles."
+        default_factory=lambda: list(get_args(Include)),
+        description="What hits carry besides titles.",
     )
 
 
@@ -123,16 +111,16 @@ class EmbeddingsRequest(_Request):
     """Texts to encode as queries, in the words of OpenAI's interface."""
 
     input: Annotated[
-        StrictStr | Annotated[list[StrictStr], Field(min_length=1)], BeforeValidator(_check_input)
+        str | Annotated[list[str], Field(min_length=1)], BeforeValidator(_check_input)
     ] = Field(description="A text or several.")
-    model: StrictStr | None = Field(None, description="The pair's name, or nothing.")
-    dimensions: StrictInt | None = Field(
+    model: str | None = Field(None, description="The pair's name, or nothing.")
+    dimensions: int | None = Field(
         None, ge=1, description="First dimensions to keep; the rest is cut off, then normalized."
     )
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="Numbers, or base64 of little-endian float32."
     )
-    user: StrictStr | None = Field(None, description="Ignored.")
+    user: str | None = Field(None, description="Ignored.")
 
 
 class EmbeddingResponse(BaseModel):
@@ -175,11 +163,9 @@ class ModelsResponse(BaseModel):
     data: list[ModelResponse]
 
 
-class IndexResponse(BaseModel):
+class IndexResponse(IndexReference):
     """The active index version."""
 
-    name: str
-    version: str
     pair: str
     embedding_space: str
     dimension: int

@@ -1,11 +1,11 @@
 """One index version as the service searches it: opened and checked, queries to rows to hits."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,9 @@ _WIDEN = 4
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What was found for one query.
+    """The rows found for one query, which caches keep, and their documents.
 
     Attributes:
-        rows: What the caches keep.
-        hits: The documents of these rows.
         search: Time that the search took [s].
         fetch: Time to read the documents [s].
         cached: Whether the rows come from a cache.
@@ -42,9 +40,9 @@ class QueryResult:
 
     rows: ScoredRows
     hits: list[Hit]
-    search: float = 0.0
-    fetch: float = 0.0
-    cached: bool = False
+    search: float
+    fetch: float
+    cached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +80,20 @@ class LoadedIndex:
         if query.min_score is not None:
             good = scores >= query.min_score
             scores, rows = scores[good], rows[good]
-        searched = time.perf_counter()
-        hits = self.hits((scores, rows))
-        fetched = time.perf_counter()
-        return QueryResult((scores, rows), hits, searched - started, fetched - searched)
+        return self._read((scores, rows), time.perf_counter() - started)
 
     def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
         """Reads the documents of rows that caches kept."""
-        results = []
-        for rows in found:
-            started = time.perf_counter()
-            hits = self.hits(rows)
-            fetch = time.perf_counter() - started
-            results.append(QueryResult(rows, hits, fetch=fetch, cached=True))
-        return results
+        return [self._read(rows, cached=True) for rows in found]
 
-    def hits(self, found: ScoredRows) -> list[Hit]:
+    def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
+        started = time.perf_counter()
+        hits = self.hits(rows)
+        return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
+
+    def hits(self, rows: ScoredRows) -> list[Hit]:
         """Reads the documents of rows; equal scores are ordered by descending id."""
-        pairs = [
-            (float(score), self.documents[int(row)]) for score, row in zip(*found, strict=True)
-        ]
+        pairs = [(float(score), self.documents[int(row)]) for score, row in zip(*rows, strict=True)]
         pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
         return [
             Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
@@ -115,8 +107,8 @@ def load_index(
     """Opens the active version of an index and checks all of it.
 
     Raises:
-        EmbeddingSpaceError: If the index is of another space than the query encoder.
-        IndexVersionError: If there is no active version or anything about it is wrong.
+        IndexVersionError: If there is none, anything about it is wrong, or it is of another
+            embedding space than the query encoder.
     """
     store = store or FaissStore()
     folder = index_folder(root, name) / store.active_version(root, name)
@@ -138,16 +130,18 @@ def load_index(
             verified.result()
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        raise IndexVersionError(
-            f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}",
-            code="wrong_document_count",
-            path=folder,
+        raise IndexVersionError.at(
+            folder,
+            f"holds {len(reader)} documents; the manifest counts {manifest.count}",
+            "wrong_document_count",
             documents=len(reader),
             expected=manifest.count,
         )
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
-    return LoadedIndex(_identity(manifest), manifest, reader, filter_reader, vectors)
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    identity = sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()
+    return LoadedIndex(identity, manifest, reader, filter_reader, vectors)
 
 
 def search_documents(
@@ -168,9 +162,6 @@ def search_documents(
         k: Documents wanted.
         most: The number of chunks that may be found.
         min_score: The lowest score wanted, or None; chunks below it may come back.
-
-    Returns:
-        Cosine similarities, float32 [m], descending, and rows, int64 [m].
     """
     fetch = min(most, _OVERFETCH * k)
     while True:
@@ -188,8 +179,3 @@ def _best(scores: FloatArray, parents: RowArray, rows: RowArray) -> RowArray:
     _, first = np.unique(parents[order], return_index=True)
     best: RowArray = order[np.sort(first)]
     return best
-
-
-def _identity(manifest: IndexManifest) -> str:
-    files = sorted((name, record.sha256) for name, record in manifest.files.items())
-    return hashlib.sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()

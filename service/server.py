@@ -5,7 +5,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -23,7 +24,8 @@ def serve(settings: Settings) -> None:
         CareError: If the service cannot start.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+        # Uvicorn calls it as well, once the requests in work are answered.
+        signal.signal(number, lambda *_: sys.exit(0))
     configure_logs(settings.log_level)
     listener = Listener(settings.host, settings.port)
     app = create_app(settings)
@@ -41,10 +43,8 @@ def serve(settings: Settings) -> None:
         # What lives as long as the process need not be looked through by each collection.
         gc.collect()
         gc.freeze()
-        url = listener.listen(config.backlog)
-        sys.stdout.write(f"serving index '{settings.index}' on {url}\n")
-        sys.stdout.flush()
-        server = DrainingServer(config, engine.drain, settings.drain_seconds)
+        line = f"serving index '{settings.index}' on {listener.listen(config.backlog)}\n"
+        server = DrainingServer(config, engine.drain, settings.drain_seconds, line)
         server.run(sockets=[listener.socket])
     finally:
         engine.stop()
@@ -53,8 +53,7 @@ def serve(settings: Settings) -> None:
 class Listener:
     """Takes an address at once, and connections later, when there is something that answers.
 
-    Raises:
-        CareError: If the address cannot be used.
+    Both raise `CareError` if the address cannot be used: two may take one, but not listen on it.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -62,51 +61,51 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._try(lambda: self.socket.bind(self._address))
+        with self._usable():
+            self.socket.bind(self._address)
 
     def listen(self, backlog: int) -> str:
-        """From here on connections are accepted, if only into the backlog; returns the URL.
-
-        Raises:
-            CareError: If another process has come to listen there meanwhile.
-        """
-        self._try(lambda: self.socket.listen(backlog))
+        """From here on connections are accepted, if only into the backlog; returns the URL."""
+        with self._usable():
+            self.socket.listen(backlog)
         host, port = self.socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def _try(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
         try:
-            action()
+            yield
         except OSError as error:
             self.socket.close()
             host, port = self._address
+            message = f"cannot be used ({error.strerror}): set CARE_HOST or CARE_PORT to another"
             raise CareError(
-                f"{host}:{port} cannot be used ({error.strerror}): "
-                "set CARE_HOST or CARE_PORT to another",
-                code="address_unavailable",
-                host=host,
-                port=port,
+                f"{host}:{port} {message}", code="address_unavailable", host=host, port=port
             ) from error
 
 
 class DrainingServer(uvicorn.Server):
     """Goes on for a while after the first signal, then ends what is in work.
 
-    A second signal does not wait; a third one, if it is SIGINT, leaves what is in work.
-
-    Args:
-        config: Uvicorn's settings.
-        drain: Called at each signal.
-        drain_seconds: How long it goes on [s].
+    A second signal does not wait; a third one, if it is SIGINT, leaves what is in work. `drain` is
+    called at each. The line is printed once it serves, and a signal ends it in order.
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Callable[[], None], drain_seconds: float
+        self, config: uvicorn.Config, drain: Callable[[], None], drain_seconds: float, line: str
     ) -> None:
         super().__init__(config)
         self._drain = drain
         self._drain_seconds = drain_seconds
+        self._line = line
         self._end_at: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to serve; uvicorn has taken over the signals by now."""
+        await super().startup(sockets)
+        if self.started:
+            sys.stdout.write(self._line)
+            sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called at each signal."""
@@ -120,8 +119,3 @@ class DrainingServer(uvicorn.Server):
         """Returns whether to end; uvicorn asks ten times a second."""
         self.should_exit |= self._end_at is not None and time.monotonic() >= self._end_at
         return await super().on_tick(counter)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """Ends the process; uvicorn calls it once the requests in work are answered."""
-    sys.exit(0)

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from core.errors import CareError
 
@@ -16,9 +15,6 @@ class Tracer:
     Spans are made when the request has ended, from the times that it took anyway: what is
     not traced costs nothing. Stages are laid end to end from the request's start. Where
     traces go, and how many, is said by the `OTEL_*` variables of OpenTelemetry.
-
-    Raises:
-        CareError: If OpenTelemetry is not installed.
     """
 
     def __init__(self) -> None:
@@ -43,37 +39,35 @@ class Tracer:
     def record(
         self,
         route: str,
+        status: int,
         headers: Mapping[str, str],
         seconds: float,
         stages: Mapping[str, float],
         request_id: str,
-        *,
-        status: int,
     ) -> None:
         """Makes the spans of a request that has just ended.
 
         Args:
             route: The route's template, never the path that was asked for.
+            status: HTTP status of the answer.
             headers: Headers of the request; its `traceparent` becomes the parent.
             seconds: Time that the request took [s].
             stages: Time of each stage, in their order [ms].
             request_id: The request's id.
-            status: HTTP status of the answer.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         end = time.time_ns()
         start = end - round(seconds * 1e9)
-        attributes: dict[str, Any] = {
-            "http.route": route,
-            "http.response.status_code": status,
-            "care.request_id": request_id,
-        }
         span = self._tracer.start_span(
             route,
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=attributes,
+            attributes={
+                "http.route": route,
+                "http.response.status_code": status,
+                "care.request_id": request_id,
+            },
             start_time=start,
         )
         if status >= 500:

@@ -13,7 +13,7 @@ from tests.redis_server import RedisServer, free_port, run_redis
 
 pytestmark = pytest.mark.anyio
 
-PREFIX = "test:rate:"
+PREFIX = "care:rate:"
 # So slow that what passes while a test runs does not matter: a query in 1,000 s.
 SLOW = 0.001
 
@@ -46,7 +46,7 @@ async def admit_all(limiter: RateLimiter, costs: list[int], name: str = "app") -
 
 async def test_a_full_bucket_admits_the_burst_and_then_one_for_each_interval() -> None:
     clock = Clock()
-    limiter = RateLimiter(10, 3, None, PREFIX, clock)
+    limiter = RateLimiter(10, 3, None, clock)
     assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
     clock.advance(0.099999)
     assert await admit_all(limiter, [1]) == [0.000001]
@@ -58,7 +58,7 @@ async def test_a_full_bucket_admits_the_burst_and_then_one_for_each_interval() -
 
 async def test_a_request_costs_as_much_as_its_queries() -> None:
     clock = Clock()
-    limiter = RateLimiter(10, 5, None, PREFIX, clock)
+    limiter = RateLimiter(10, 5, None, clock)
     assert await admit_all(limiter, [4, 2, 1, 1]) == [0, 0.1, 0, 0.1]
     clock.advance(0.3)
     assert await admit_all(limiter, [4, 3]) == [0.1, 0]
@@ -66,7 +66,7 @@ async def test_a_request_costs_as_much_as_its_queries() -> None:
 
 async def test_more_than_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
     clock = Clock()
-    limiter = RateLimiter(10, 3, None, PREFIX, clock)
+    limiter = RateLimiter(10, 3, None, clock)
     assert await admit_all(limiter, [1, 8]) == [0, 0.1]
     clock.advance(0.1)
     assert await admit_all(limiter, [8, 1, 3, 8]) == [0, 0.6, 0.8, 0.8]
@@ -76,14 +76,14 @@ async def test_more_than_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
 
 async def test_who_is_refused_is_charged_nothing() -> None:
     clock = Clock()
-    limiter = RateLimiter(10, 2, None, PREFIX, clock)
+    limiter = RateLimiter(10, 2, None, clock)
     assert await admit_all(limiter, [2, *[1] * 50]) == [0, *[0.1] * 50]
     clock.advance(0.1)
     assert await admit_all(limiter, [1]) == [0]
 
 
 async def test_names_have_buckets_of_their_own() -> None:
-    limiter = RateLimiter(10, 1, None, PREFIX, Clock())
+    limiter = RateLimiter(10, 1, None, Clock())
     assert await admit_all(limiter, [1, 1], "a") == [0, 0.1]
     assert await admit_all(limiter, [1, 1], "b") == [0, 0.1]
 
@@ -91,7 +91,7 @@ async def test_names_have_buckets_of_their_own() -> None:
 @pytest.mark.parametrize("rate", [3, 7, 0.3, 999.9, 33_333])
 async def test_queries_at_the_rate_are_never_refused(rate: float) -> None:
     clock = Clock()
-    limiter = RateLimiter(rate, 1, None, PREFIX, clock)
+    limiter = RateLimiter(rate, 1, None, clock)
     for _ in range(2000):
         assert await limiter.admit("app", 1) == 0
         clock.now += round(1e6 / rate) * 1000
@@ -107,7 +107,7 @@ def test_no_span_of_time_admits_more_than_the_burst_and_the_rate(
 ) -> None:
     """The arrivals are spaced by parts of an interval, so that they are on both sides."""
     clock = Clock()
-    limiter = RateLimiter(rate, burst, None, PREFIX, clock)
+    limiter = RateLimiter(rate, burst, None, clock)
     interval = round(1e9 / rate)
     admitted: list[tuple[int, int]] = []
     for pause, cost in requests:
@@ -142,8 +142,8 @@ def test_no_span_of_time_admits_more_than_the_burst_and_the_rate(
 async def test_redis_and_the_process_decide_alike(tmp_path: Path, costs: list[int]) -> None:
     with run_redis(tmp_path) as server:
         guard = make_guard(server.url)
-        shared = await admit_all(RateLimiter(SLOW, 3, guard, PREFIX), costs)
-        alone = await admit_all(RateLimiter(SLOW, 3, None, PREFIX, Clock()), costs)
+        shared = await admit_all(RateLimiter(SLOW, 3, guard), costs)
+        alone = await admit_all(RateLimiter(SLOW, 3, None, Clock()), costs)
         await guard.close()
     assert shared == pytest.approx(alone, abs=100)
     assert [wait == 0 for wait in shared] == [wait == 0 for wait in alone]
@@ -158,7 +158,7 @@ def server(tmp_path: Path) -> RedisServer:
 @pytest.mark.e2e
 async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> None:
     guards = [make_guard(server.url) for _ in range(2)]
-    one, other = (RateLimiter(SLOW, 4, guard, PREFIX) for guard in guards)
+    one, other = (RateLimiter(SLOW, 4, guard) for guard in guards)
     assert await admit_all(one, [1, 1]) == [0, 0]
     assert await admit_all(other, [1, 1]) == [0, 0]
     for limiter in (one, other):
@@ -172,7 +172,7 @@ async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> Non
 @pytest.mark.e2e
 async def test_requests_at_once_never_get_more_than_the_burst(server: RedisServer) -> None:
     guards = [make_guard(server.url) for _ in range(2)]
-    limiters = [RateLimiter(SLOW, 7, guard, PREFIX) for guard in guards]
+    limiters = [RateLimiter(SLOW, 7, guard) for guard in guards]
     waits = await asyncio.gather(*(limiters[i % 2].admit("app", 1) for i in range(100)))
     assert waits.count(0) == 7
     for guard in guards:
@@ -182,7 +182,7 @@ async def test_requests_at_once_never_get_more_than_the_burst(server: RedisServe
 @pytest.mark.e2e
 async def test_redis_refills_the_bucket_and_forgets_full_ones(server: RedisServer) -> None:
     guard = make_guard(server.url)
-    limiter = RateLimiter(10, 2, guard, PREFIX)
+    limiter = RateLimiter(10, 2, guard)
     assert await admit_all(limiter, [2]) == [0]
     with server.client() as client:
         assert 0 < client.pttl(PREFIX + "app") <= 200
@@ -195,16 +195,16 @@ async def test_redis_refills_the_bucket_and_forgets_full_ones(server: RedisServe
 @pytest.mark.e2e
 async def test_only_the_name_is_in_redis(server: RedisServer) -> None:
     guard = make_guard(server.url)
-    await RateLimiter(SLOW, 2, guard, PREFIX).admit("app", 1)
+    await RateLimiter(SLOW, 2, guard).admit("app", 1)
     with server.client() as client:
-        assert client.keys() == [b"test:rate:app"]
+        assert client.keys() == [b"care:rate:app"]
     await guard.close()
 
 
 @pytest.mark.e2e
 async def test_each_process_limits_alone_while_redis_is_dead(server: RedisServer) -> None:
     guards = [make_guard(server.url) for _ in range(2)]
-    one, other = (RateLimiter(SLOW, 2, guard, PREFIX, Clock()) for guard in guards)
+    one, other = (RateLimiter(SLOW, 2, guard, Clock()) for guard in guards)
     assert await admit_all(one, [1]) == [0]
     server.kill()
     assert await admit_all(one, [1, 1, 1]) == [0, 0, 1000]
@@ -215,7 +215,7 @@ async def test_each_process_limits_alone_while_redis_is_dead(server: RedisServer
 
 async def test_a_redis_that_never_was_does_not_matter() -> None:
     guard = make_guard(f"redis://127.0.0.1:{free_port()}/0")
-    limiter = RateLimiter(SLOW, 2, guard, PREFIX, Clock())
+    limiter = RateLimiter(SLOW, 2, guard, Clock())
     assert await admit_all(limiter, [1, 1, 1, 1, 1, 1]) == [0, 0, 1000, 1000, 1000, 1000]
     await guard.close()
 
@@ -226,7 +226,7 @@ async def test_garbage_under_a_name_is_a_full_bucket(server: RedisServer, garbag
     with server.client() as client:
         client.set(PREFIX + "app", garbage)
     guard = make_guard(server.url)
-    waits = await admit_all(RateLimiter(SLOW, 2, guard, PREFIX), [1, 1, 1])
+    waits = await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1])
     assert waits[:2] == [0, 0]
     assert 900 < waits[2] <= 1000
     await guard.close()
@@ -237,6 +237,6 @@ async def test_a_value_of_another_type_leaves_the_process_alone(server: RedisSer
     with server.client() as client:
         client.rpush(PREFIX + "app", "x")
     guard = make_guard(server.url)
-    limiter = RateLimiter(SLOW, 2, guard, PREFIX, Clock())
+    limiter = RateLimiter(SLOW, 2, guard, Clock())
     assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
     await guard.close()

@@ -1,10 +1,13 @@
 import asyncio
+import io
 import signal
 import socket
+import sys
 import time
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from core.errors import CareError
 from service.server import DrainingServer, Listener
@@ -43,7 +46,8 @@ class Drained:
 
     def __init__(self, drain_seconds: float) -> None:
         self.times = 0
-        self.server = DrainingServer(uvicorn.Config("app"), self._drain, drain_seconds)
+        config = uvicorn.Config(FastAPI(), log_config=None)
+        self.server = DrainingServer(config, self._drain, drain_seconds, "serving\n")
 
     def _drain(self) -> None:
         self.times += 1
@@ -87,3 +91,24 @@ def test_two_signals_never_cut_off_what_is_in_work() -> None:
     assert not drained.server.force_exit
     drained.signal()
     assert drained.server.force_exit
+
+
+def test_a_signal_that_comes_with_the_line_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the line may end the service as soon as it is there."""
+    drained = Drained(0)
+    listener = Listener("127.0.0.1", 0)
+    listener.listen(8)
+
+    class Impatient(io.StringIO):
+        def write(self, text: str) -> int:
+            signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Impatient())
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        drained.server.run(sockets=[listener.socket])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert drained.times == 1
+    assert not drained.server.force_exit
