@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     """Threads for encoding and searching; by default the processors that the affinity mask and the
     cgroup quota allow."""
     encode_threads: AtLeast1 = 1
-    """Threads that encode one batch. With 1, as many batches are encoded at once as there are
-    threads, which wastes least; more shorten the answer of an idle service."""
+    """Threads that encode one batch. With 1, the service encodes `CARE_THREADS` batches at once,
+    which gives the highest throughput; more threads give lower latency to a single client."""
     batch_tokens: AtLeast1 = Field(
         default_factory=lambda known: 192 if known["provider"] == "cpu" else 16_384
     )
@@ -71,8 +71,8 @@ class Settings(BaseSettings):
     batch_padding: AtLeast0 = Field(
         default_factory=lambda known: 4 if known["provider"] == "cpu" else known["batch_tokens"]
     )
-    """Padding that one more text may add to a batch [tokens]; by default 4 on processors, below
-    what a run of its own costs, and any on GPUs."""
+    """Most padding that adding one more text may cost a batch [tokens]. A text that would cost
+    more goes into another batch. By default 4 on processors; no limit on GPUs."""
     queue_tokens: AtLeast1 = 8192
     """Tokens (counted as characters) in work or waiting; a request that finds no room is answered
     with 429."""
