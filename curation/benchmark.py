@@ -12,13 +12,7 @@ from curation.cleaning import clean_documents, clean_queries
 from curation.common import markdown_table, output_folder, sample_queries, shuffled
 from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
-from evaluation.beir import (
-    document_texts,
-    read_documents,
-    read_queries,
-    write_beir,
-    write_queries,
-)
+from evaluation.beir import document_texts, read_documents, read_queries, write_beir, write_queries
 
 STATISTICS = "statistics.json"
 

@@ -14,14 +14,7 @@ from openpyxl.worksheet.datavalidation import DataValidation
 
 from core.errors import CareError, DataError
 from core.files import atomic
-from core.records import (
-    read_jsonl,
-    record_error,
-    string,
-    unreadable,
-    write_csv,
-    write_jsonl,
-)
+from core.records import read_jsonl, record_error, string, unreadable, write_csv, write_jsonl
 from curation.agreement import kappa
 from curation.benchmark import STATISTICS
 from curation.common import output_folder, sample_key

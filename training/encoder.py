@@ -227,12 +227,7 @@ def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -
 
 @torch.no_grad()
 def encode(
-    encoder: Encoder,
-    tokens: Tokens,
-    *,
-    batch: int,
-    precision: Precision = "fp32",
-    label: str = "",
+    encoder: Encoder, tokens: Tokens, *, batch: int, precision: Precision = "fp32", label: str = ""
 ) -> FloatArray:
     """Returns vectors float32 [n, dimension] of unit norm, computed in evaluation mode.
 

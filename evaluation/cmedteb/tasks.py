@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from core.errors import CareError, DataError
-from core.records import (
-    duplicate_error,
-    field_error,
-    read_jsonl,
-    record_error,
-    record_id,
-    string,
-)
+from core.records import duplicate_error, field_error, read_jsonl, record_error, record_id, string
 from core.text import document_text, normalize_text
 from evaluation.beir import (
     Qrels,

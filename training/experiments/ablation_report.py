@@ -33,10 +33,7 @@ ABLATIONS = (
 ORDER = (CARE, *BASELINES, *ABLATIONS)
 # What the paper claims: the first of each is above the second. The large encoder on both sides is
 # what an asymmetric pair is measured against, at the cost of a large query encoder.
-ORDERINGS = (
-    *((CARE, name) for name in ORDER[1:] if name != LARGE),
-    (LARGE, SMALL),
-)
+ORDERINGS = (*((CARE, name) for name in ORDER[1:] if name != LARGE), (LARGE, SMALL))
 
 
 def write_report(
