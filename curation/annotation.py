@@ -15,12 +15,7 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
 
     Positives are graded S or A. A text that several documents have stands once, and as a positive
     if one of them is; training takes no other. Queries that lack either are left out and counted.
-
-    Returns:
-        The statistics, as written to statistics.json.
-
-    Raises:
-        CareError: If an input is wrong, the endpoint fails, or the budget is spent.
+    Returns the statistics, as written to statistics.json.
     """
     documents = read_documents(config.corpus)
     queries = sample_queries(read_queries(config.queries), config.query_limit, config.seed)

@@ -18,11 +18,7 @@ LISTS = (
 
 
 def audit(config: AuditConfig) -> dict[str, Any]:
-    """Writes the table as audit.csv and audit.jsonl, and totals; returns the totals.
-
-    Raises:
-        CareError: If an input is wrong, an endpoint fails, or the budget is spent.
-    """
+    """Writes the table as audit.csv and audit.jsonl, and totals; returns the totals."""
     documents = read_documents(config.corpus)
     every = read_queries(config.queries)
     relevant = {

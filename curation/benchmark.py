@@ -21,9 +21,6 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     """Writes a retrieval set, a rerank set and statistics; returns the statistics.
 
     `statistics.json` is written last: a folder without it is not whole.
-
-    Raises:
-        CareError: If an input is wrong, an endpoint fails, or the budget is spent.
     """
     cleaning = config.cleaning
     raw_documents, raw_queries = read_documents(config.corpus), read_queries(config.queries)

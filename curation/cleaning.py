@@ -52,8 +52,7 @@ def clean_queries(
 ) -> tuple[dict[str, str], Counter[str]]:
     """Cleans queries; drops those too short or too long, and all but the first of equal ones.
 
-    Returns:
-        The text by id, and how many were kept, dropped for which reason, or anonymised.
+    Also returns how many were kept, dropped for which reason, or anonymised.
     """
     shortest, longest = chars
     kept: dict[str, str] = {}

@@ -17,11 +17,7 @@ COST = "cost.json"
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[Path]:
-    """Makes and locks an output folder.
-
-    Raises:
-        CareError: If another command has locked it.
-    """
+    """Makes an output folder and locks it against other commands."""
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         yield folder

@@ -188,11 +188,7 @@ Config = TypeVar("Config", bound=Command)
 
 
 def load_config(path: Path, kind: type[Config]) -> Config:
-    """Reads a YAML file; paths in it are relative to it.
-
-    Raises:
-        CareError: If it cannot be read, or a key of it is unknown, missing or wrong.
-    """
+    """Reads a YAML file; paths in it are relative to it. A CareError names the key at fault."""
     text = read_text(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -208,13 +204,9 @@ def load_config(path: Path, kind: type[Config]) -> Config:
         first = error.errors()[0]
         line, key = _locate(root, first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
-        raise CareError(
-            f"{path} line {line}: {key}: {reason}" if key else f"{path}: {reason}",
-            code=_CODES.get(first["type"], "bad_value"),
-            path=path,
-            line=line if key else None,
-            key=key,
-        ) from error
+        reason = f"line {line}: {key}: {reason}" if key else f"is wrong: {reason}"
+        code = _CODES.get(first["type"], "bad_value")
+        raise CareError.at(path, reason, code, line=line if key else None, key=key) from error
 
 
 def _locate(node: yaml.Node, location: tuple[int | str, ...]) -> tuple[int, str]:

@@ -82,11 +82,8 @@ def diversify(
     Vectors, float32 [n, dimension], may be mapped from disk; they are scaled to unit norm. The
     result is the same on each run, with any number of threads, and after a kill: decisions are
     saved in `checkpoint`, once in `checkpoint_seconds` at most, until it is removed at the end.
-    A later call with equal arguments, on the same vectors, continues from there; the index is
-    built again from the decisions, without its searches.
-
-    Raises:
-        CareError: If the checkpoint is of other arguments.
+    A later call with equal arguments, on the same vectors, continues from there (with others it
+    raises a CareError); the index is built again from the decisions, without its searches.
     """
     options = options or DiversityOptions()
     order = _order(len(vectors), options)
@@ -159,7 +156,6 @@ class GrowingIndex:
     """
 
     def __init__(self, dimension: int, flat_limit: int, threads: int = 1) -> None:
-        self._dimension = dimension
         self._flat_limit = flat_limit
         self._threads = threads
         faiss.omp_set_num_threads(threads)
@@ -177,9 +173,7 @@ class GrowingIndex:
         """Adds unit vectors, float32 [n, dimension]; their rows follow those that are there."""
         if self.kind == "Flat" and len(self) + len(vectors) > self._flat_limit:
             flat = self._index
-            self._index = faiss.IndexHNSWFlat(
-                self._dimension, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT
-            )
+            self._index = faiss.IndexHNSWFlat(flat.d, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
             self._index.hnsw.efConstruction = _EF_CONSTRUCTION
             self._index.hnsw.efSearch = _EF_SEARCH
             if flat.ntotal:
@@ -212,13 +206,8 @@ def diversify_file(
     """Writes the lines of a JSONL file that the filter keeps, and a report beside them.
 
     Lines have `text` and, of documents, `title`; other fields are kept. The side of the pair
-    that `kind` names encodes them, or `vectors` is an .npy of float32 [texts, dimension].
-
-    Returns:
-        The report, as written to the output's name with `.report.json` behind it.
-
-    Raises:
-        CareError: If a file is wrong.
+    that `kind` names encodes them, or `vectors` is an .npy of float32 [texts, dimension]. Returns
+    the report, as written to the output's name with `.report.json` behind it.
     """
     started = time.perf_counter()
     lines, contents = _read(texts)
@@ -255,11 +244,7 @@ def diversify_file(
 
 
 def load_vectors(path: Path, rows: int) -> FloatArray:
-    """Maps float32 vectors [rows, dimension] from an .npy file.
-
-    Raises:
-        CareError: If the file holds anything else.
-    """
+    """Maps float32 vectors [rows, dimension] from an .npy file; all else is a CareError."""
     try:
         vectors: FloatArray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -24,21 +24,14 @@ from evaluation.beir import document_texts, read_documents, read_queries
 KEY = "key.jsonl"
 SHEET = "pairs"
 HEADER = ("pair", "query", "passage", "label", "comment")
-_WIDTHS = (8, 40, 100, 8, 30)
 
 
 def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     """Writes a sample of a benchmark's agreed pairs as pairs.csv and pairs.xlsx, and their key.
 
     The spreadsheets hold no label, id or rank; only key.jsonl tells which pair is which, and
-    must not go out with them.
-
-    Returns:
-        The number of pairs: `size`, or all if there are fewer.
-
-    Raises:
-        CareError: If the folder is no benchmark or not a whole one, or an earlier sample, which
-            may be labelled already, lies in `output`.
+    must not go out with them. An earlier sample in `output`, which may be labelled already, is a
+    CareError. Returns the number of pairs: `size`, or all if there are fewer.
     """
     if not (benchmark / STATISTICS).is_file():
         reason = f"has no {STATISTICS}: let build-benchmark finish first"
@@ -77,7 +70,7 @@ def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
             cell.alignment = Alignment(wrap_text=True, vertical="top")
             if isinstance(cell.value, str):
                 cell.data_type = "s"  # never a formula
-    for column, width in zip("ABCDE", _WIDTHS, strict=True):
+    for column, width in {"A": 8, "B": 40, "C": 100, "D": 8, "E": 30}.items():
         sheet.column_dimensions[column].width = width
     choice = DataValidation(type="list", formula1='"1,0"', allow_blank=True)
     sheet.add_data_validation(choice)
@@ -90,13 +83,7 @@ def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
     """Compares the labels of a returned spreadsheet, CSV or XLSX, with the consensus.
 
     A label is 1 if the passage answers the question directly, 0 if not, empty if the expert
-    could not say. `key` is the file that `expert_sample` wrote.
-
-    Returns:
-        Pairs, labelled pairs, agreement, Cohen's kappa and the table of both.
-
-    Raises:
-        CareError: If a file cannot be read, or a label is no 1 or 0.
+    could not say; all else is a DataError. `key` is the file that `expert_sample` wrote.
     """
     consensus: dict[str, str] = {}
     for number, record in read_jsonl(key):

@@ -66,13 +66,7 @@ def judge(
     """Has each judge, an endpoint by name, grade the documents of each pool, ids by query id.
 
     All judges see the same calls: the pool's documents in its order, cut into groups. Queries
-    and documents are texts by id.
-
-    Returns:
-        A judgement for each pair, in the pools' order.
-
-    Raises:
-        LanguageModelError: If an endpoint cannot be used or the budget is spent.
+    and documents are texts by id. Returns a judgement for each pair, in the pools' order.
     """
     size = options.passages_per_call
     groups = [
@@ -97,13 +91,9 @@ def judge(
     questions = [partial(question, query, group) for query, group in groups]
     answers = models.ask(dict.fromkeys(judges, questions), "judge")
     return [
-        Judgement(
-            query,
-            id_,
-            {name: getattr(answers[name][at], f"passage_{place}", None) for name in judges},
-        )
+        Judgement(query, id_, {n: getattr(answers[n][at], f"passage_{i}", None) for n in judges})
         for at, (query, group) in enumerate(groups)
-        for place, id_ in enumerate(group)
+        for i, id_ in enumerate(group)
     ]
 
 
@@ -139,9 +129,6 @@ def judge_candidates(
 
     Judges see each pool in an order that tells nothing, the same for all of them. Documents in
     `also`, ids by query id, are judged wherever they rank. The output folder must be locked.
-
-    Raises:
-        CareError: If a retriever or endpoint cannot be used or the budget is spent.
     """
     if not queries or not documents:
         message = f"{config.queries} and {config.corpus} leave nothing to judge"
@@ -156,16 +143,10 @@ def judge_candidates(
         blind = {query: shuffled(pool, config.seed, query) for query, pool in pools.items()}
         names = [endpoint.name for endpoint in config.judges]
         judgements = judge(models, names, blind, queries, document_texts(documents), config)
-    write_jsonl(
-        config.output / JUDGEMENTS,
-        (
-            {
-                "query-id": item.query,
-                "corpus-id": item.document,
-                "grades": dict(item.grades),
-                "verdict": item.verdict,
-            }
-            for item in judgements
-        ),
+    rows = (
+        {"query-id": item.query, "corpus-id": item.document}
+        | {"grades": dict(item.grades), "verdict": item.verdict}
+        for item in judgements
     )
+    write_jsonl(config.output / JUDGEMENTS, rows)
     return Judged(pools, {(item.query, item.document): item for item in judgements})

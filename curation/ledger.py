@@ -42,10 +42,7 @@ class Ledger:
 
     A call is written before it is sent, with the most tokens that it can use, and again when
     its answer is there, with what it used. One that was cut off in between counts in full.
-    The file is of SQLite, and made if it is not there.
-
-    Raises:
-        CareError: If the file is no such ledger.
+    The file is of SQLite, and made if it is not there; any other file is a CareError.
     """
 
     def __init__(self, path: Path) -> None:

@@ -89,11 +89,8 @@ class LanguageModels:
 
     The budget is of all runs with the file `ledger`. A call is sent only if the most that it can
     use still fits: a token for each byte of the prompt, and all that the answer may have. A
-    question is asked `attempts` times before it is left without a valid answer.
-
-    Raises:
-        LanguageModelError: If the environment variable of a key is not set.
-        CareError: If the file is no ledger.
+    question is asked `attempts` times before it is left without a valid answer. The variable of
+    a key that is not set is a LanguageModelError, a file that is no ledger a CareError.
     """
 
     def __init__(
@@ -117,9 +114,8 @@ class LanguageModels:
     ) -> dict[str, list[Answer | None]]:
         """Puts questions to endpoints, given by name; each is made when it is asked.
 
-        Returns:
-            For each endpoint the answers, in the order of the questions; None where none was
-            valid: see `invalid`.
+        Returns for each endpoint the answers, in the order of the questions; None where none was
+        valid: see `invalid`.
 
         Raises:
             BudgetError: If the next call could exceed the budget.
@@ -289,7 +285,9 @@ class _Session:
     async def _outcome(self, messages: list[Message], schema: type[BaseModel]) -> Outcome:
         endpoint = self.endpoint
         body = _body(endpoint, messages, schema)
-        key = _key(endpoint, body)
+        # The server's address is no part of a call's identity.
+        identity = json.dumps([endpoint.name, body, endpoint.extra_body], sort_keys=True)
+        key = hashlib.sha256(identity.encode()).hexdigest()
         # Equal questions at once: the second waits for the first one's answer.
         async with self.locks.setdefault(key, asyncio.Lock()):
             if known := self.account.ledger.outcome(key):
@@ -394,17 +392,9 @@ def _body(endpoint: Endpoint, messages: list[Message], schema: type[BaseModel]) 
     if endpoint.structured != "none":
         body["response_format"] = {"type": endpoint.structured}
     if endpoint.structured == "json_schema":
-        name, content = schema.__name__, schema.model_json_schema()
-        body["response_format"] |= {
-            "json_schema": {"name": name, "schema": content, "strict": True}
-        }
+        given = {"name": schema.__name__, "schema": schema.model_json_schema(), "strict": True}
+        body["response_format"]["json_schema"] = given
     return body
-
-
-def _key(endpoint: Endpoint, body: dict[str, Any]) -> str:
-    """Returns the identity of a call; the server's address is no part of it."""
-    content = json.dumps([endpoint.name, body, endpoint.extra_body], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read(text: str, question: Question[Answer]) -> tuple[Answer | None, str]:

@@ -34,9 +34,6 @@ def candidate_pools(
     """Returns for each query the ids of the documents that any retriever ranks in its top.
 
     They are in the order of reciprocal rank fusion. Vectors are kept in the folder `cache`.
-
-    Raises:
-        CareError: If a retriever cannot be used.
     """
     runs = [_run(retriever, documents, queries, depth, cache) for retriever in retrievers]
     pools = {}
@@ -60,11 +57,7 @@ def encode(
 ) -> FloatArray:
     """Encodes texts under the text rules by one side of a pair, in the way of `encode_cached`.
 
-    Returns:
-        Unit vectors, float32 [n, dimension].
-
-    Raises:
-        PairError: If there is no such pair or it cannot be loaded.
+    Returns unit vectors, float32 [n, dimension].
     """
     loaded = load_pair(pair)
     spec = loaded.query if role == "query" else loaded.document

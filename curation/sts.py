@@ -51,13 +51,10 @@ def check_rewrites(
 
 
 def read_synonyms(path: Path) -> dict[str, list[str]]:
-    """Reads tab-separated lines of a term and its synonyms.
+    """Reads tab-separated lines of a term and its synonyms; a line without any is a DataError.
 
     A synonym that contains its term, or is part of it, is ignored: code could not tell which of
     the two a rewrite uses.
-
-    Raises:
-        DataError: If the file cannot be read or a line has no synonym.
     """
     synonyms: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
@@ -83,11 +80,7 @@ def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | Non
 
 
 def write_sts(config: StsConfig) -> dict[str, Any]:
-    """Writes sts.jsonl and sts.tsv: `text1`, `text2`, `label`; returns the statistics.
-
-    Raises:
-        CareError: If an input is wrong, the endpoint fails, or the budget is spent.
-    """
+    """Writes sts.jsonl and sts.tsv: `text1`, `text2`, `label`; returns the statistics."""
     synonyms = read_synonyms(config.synonyms)
     every = {id_: normalize_text(text) for id_, text in read_queries(config.questions).items()}
     terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}

@@ -90,9 +90,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def judgement_coverage(qrels: Qrels, chunks: Iterable[Document]) -> dict[str, int]:
     """Counts judged documents, and those that an index lacks, given its documents or chunks.
 
-    Returns:
-        `judged_documents`, those of them that are not in the index, and the queries none of
-        whose relevant documents is: their scores can only be 0.
+    Queries none of whose relevant documents is in it are counted too: they can only score 0.
     """
     indexed = {chunk.parent or chunk.id for chunk in chunks}
     judged = {id_ for grades in qrels.values() for id_ in grades}

@@ -3,6 +3,8 @@
 corpus.jsonl        `_id`, `title`, `text` and, beyond BEIR, `metadata`
 queries.jsonl       `_id`, `text`, of all splits
 qrels/SPLIT.tsv     query-id, corpus-id, score; with a header
+
+A file that cannot be read, or a line or id that is wrong, is a DataError that names both.
 """
 
 import csv
@@ -44,20 +46,14 @@ def beir_paths(folder: Path, split: str) -> BeirPaths:
     Instead of queries.jsonl and qrels/SPLIT.tsv a folder may have queries and qrels by split,
     SPLIT.queries.jsonl and SPLIT.qrels.tsv. Whether the files exist is not checked.
     """
-    by_split = folder / f"{split}.queries.jsonl", folder / f"{split}.qrels.tsv"
-    if any(path.is_file() for path in by_split):
-        return BeirPaths(folder / "corpus.jsonl", *by_split)
-    return BeirPaths(
-        folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
-    )
+    queries, qrels = folder / f"{split}.queries.jsonl", folder / f"{split}.qrels.tsv"
+    if not queries.is_file() and not qrels.is_file():
+        queries, qrels = folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
+    return BeirPaths(folder / "corpus.jsonl", queries, qrels)
 
 
 def read_documents(path: Path) -> list[Document]:
-    """Reads a corpus.
-
-    Raises:
-        DataError: If a line is not a document, or an id is a duplicate.
-    """
+    """Reads a corpus; a duplicate id is an error."""
     documents = []
     for number, id_, record in _records(path):
         title = string(path, number, {"title": record.get("title") or ""}, "title")
@@ -69,11 +65,7 @@ def read_documents(path: Path) -> list[Document]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads the text of each query, by id.
-
-    Raises:
-        DataError: If a line is not a query, or an id is a duplicate.
-    """
+    """Reads the text of each query, by id; a duplicate id is an error."""
     return {id_: string(path, number, record, "text") for number, id_, record in _records(path)}
 
 
@@ -88,11 +80,7 @@ def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Reads judgements: scores by document id, by query id.
-
-    Raises:
-        DataError: If a line is not a judgement, or there is none.
-    """
+    """Reads judgements: scores by document id, by query id; to have none is an error."""
     qrels: Qrels = {}
     lines = read_text(path).removesuffix("\n").split("\n")
     for number, row in enumerate(csv.reader(lines, delimiter="\t"), start=1):
@@ -115,11 +103,7 @@ def check_judged(
     queries: Collection[str],
     documents: Collection[str],
 ) -> None:
-    """Checks that the queries and documents exist that a file judges, by their ids.
-
-    Raises:
-        DataError: If one does not.
-    """
+    """Checks that the queries and documents exist that a file judges, by their ids."""
     unknown = chain(
         (("query", id_) for id_ in judged if id_ not in queries),
         (("document", id_) for ids in judged.values() for id_ in ids if id_ not in documents),
@@ -136,17 +120,14 @@ def write_beir(
     qrels: Mapping[str, Mapping[str, int]],
 ) -> BeirPaths:
     """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, and returns their paths."""
-    paths = BeirPaths(
-        folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
-    )
+    qrels_path = folder / "qrels" / f"{split}.tsv"
+    paths = BeirPaths(folder / "corpus.jsonl", folder / "queries.jsonl", qrels_path)
     paths.qrels.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(
-        paths.corpus,
-        (
-            {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
-            for d in documents
-        ),
+    records = (
+        {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
+        for d in documents
     )
+    write_jsonl(paths.corpus, records)
     write_queries(paths.queries, queries)
     rows = [(query, id_, score) for query, grades in qrels.items() for id_, score in grades.items()]
     write_tsv(paths.qrels, [("query-id", "corpus-id", "score"), *rows])

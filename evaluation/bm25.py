@@ -16,14 +16,9 @@ B = 0.75
 
 
 class Bm25Index:
-    """BM25 over words that jieba cuts in its search mode.
+    """BM25 over words that jieba cuts in its search mode; a corpus without words is a CareError.
 
-    Args:
-        documents: The corpus. Chunks stand for their document, which judgements are of: it has
-            the score of its best chunk.
-
-    Raises:
-        CareError: If no document has a word.
+    Chunks stand for their document, which judgements are of: it has the score of its best chunk.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:

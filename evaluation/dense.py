@@ -16,14 +16,9 @@ def dense_run(
     document_vectors: FloatArray,
     depth: int,
 ) -> Run:
-    """Returns for each query the `depth` nearest documents with their cosines.
+    """Returns for each query the `depth` nearest documents, or all, with their cosines.
 
-    Args:
-        queries: Ids of the queries.
-        query_vectors: float32 [queries, dimension], unit norm.
-        documents: Ids of the documents.
-        document_vectors: float32 [documents, dimension], unit norm.
-        depth: Documents for each query; all if there are fewer.
+    Queries and documents are ids; the vectors, float32 [n, dimension], have unit norm.
     """
     ids = np.array(list(documents))
     found = exact_search(query_vectors, document_vectors, min(depth, len(ids)))

@@ -10,20 +10,16 @@ from core.errors import CareError
 from evaluation.beir import Run
 
 _BATCH = 32
-_TIMEOUT = 120.0
 
 
 def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
     """Asks the service each query and returns scores by document id, by query id.
 
     Queries are texts by id. A document of an index of chunks has the score of its best chunk.
-
-    Raises:
-        CareError: If a request fails.
     """
     run: Run = {}
     ids = list(queries)
-    with httpx2.Client(base_url=url, timeout=_TIMEOUT) as client:
+    with httpx2.Client(base_url=url, timeout=120.0) as client:
         count = _content(client.get("/index"))["count"]
         for start in tqdm(range(0, len(ids), _BATCH), desc="search", unit=" batches"):
             part = ids[start : start + _BATCH]

@@ -1,6 +1,7 @@
 """Confidence intervals of scores, and significance tests of the difference of two systems.
 
-Resampling is seeded: equal scores give equal intervals and p-values.
+Resampling is seeded: equal scores give equal intervals and p-values. Lists that are empty, or
+differ in length, are a ValueError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +35,7 @@ class Difference(Interval):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Returns the mean over queries with its percentile bootstrap interval.
-
-    Raises:
-        ValueError: If there is no value.
-    """
+    """Returns the mean over queries with its percentile bootstrap interval."""
     array = _array(values)
     return Interval(float(array.mean()), *_bounds(_resampled_means(array)))
 
@@ -54,9 +51,6 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
     The interval is a bootstrap over queries; p is of the randomisation test, in which each
     query's two values are exchanged at random (Smucker et al., CIKM 2007).
-
-    Raises:
-        ValueError: If the lists differ in length or are empty.
     """
     delta = _array(first) - _array(second)
     # A small tolerance: sums in another order differ in the last bits.

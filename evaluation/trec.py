@@ -10,11 +10,7 @@ from evaluation.metrics import ranked
 
 
 def write_run(path: Path, run: Run, system: str) -> None:
-    """Writes a run, each query's documents by descending score, then by descending id.
-
-    Raises:
-        CareError: If an id or the system's name holds white space, which the format cannot carry.
-    """
+    """Writes a run, each query's documents by descending score, then by descending id."""
     lines = []
     for query, scores in run.items():
         for word in (query, *scores, system):
@@ -30,11 +26,7 @@ def write_run(path: Path, run: Run, system: str) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run.
-
-    Raises:
-        DataError: If the file cannot be read or a line has not six columns with a score.
-    """
+    """Reads a run; a line that has not six columns with a score is a DataError."""
     run: Run = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:

@@ -121,10 +121,8 @@ class Bm25Model:
         """Ranks the corpus, or the candidates of each query."""
         ids, texts = queries["id"], queries["text"]
         if top_ranked:
-            return {
-                id_: self._index.score(text, top_ranked[id_])
-                for id_, text in zip(ids, texts, strict=True)
-            }
+            asked = zip(ids, texts, strict=True)
+            return {id_: self._index.score(text, top_ranked[id_]) for id_, text in asked}
         return dict(zip(ids, self._index.search(texts, top_k), strict=True))
 
 
@@ -164,12 +162,9 @@ class StsTask(AbsTaskSTS):
 def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> TaskScore | None:
     """Runs a system on a task; writes run file and score into a folder of the system's name.
 
-    Returns:
-        The score, or None if the system has no answer to such a task (BM25 to STS).
-
-    Raises:
-        CareError: If no query has a relevant document, or the system finds all pairs of STS
-            equally alike.
+    Returns the score, or None if the system has no answer to such a task (BM25 to STS). Scores
+    that are not defined are a CareError: no query has a relevant document, or the system finds
+    all pairs of STS equally alike.
     """
     labels: list[float] | None = None
     if isinstance(data, PairData):

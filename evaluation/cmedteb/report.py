@@ -44,9 +44,6 @@ def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fail
 
     `tasks` reads the data that they were scored on. Of each system and ranking task at most
     `failures` queries are shown, the worst first.
-
-    Raises:
-        CareError: If there are no scores, or run files do not belong to the data.
     """
     every = [score for scores in read_scores(out).values() for score in scores.values()]
     every.sort(key=lambda score: -score.value)
@@ -77,22 +74,14 @@ def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fail
 
 
 def low_queries(score: TaskScore, run: Run, data: RankingData, count: int) -> list[LowQuery]:
-    """Returns the queries that score below `LOW`, the lowest first, at most `count`.
-
-    Raises:
-        CareError: If a query or document of the run is not in the data.
-    """
+    """Returns the queries that score below `LOW`, the lowest first, at most `count`."""
     low = sorted((value, query) for query, value in score.items.items() if value < LOW)
     try:
         return [_low_query(query, value, run.get(query, {}), data) for value, query in low[:count]]
     except KeyError as error:
-        raise CareError(
-            f"the run of '{score.system}' on '{score.task}' names {error}, which the data lack",
-            code="run_of_other_data",
-            system=score.system,
-            task=score.task,
-            id=error.args[0],
-        ) from error
+        message = f"the run of '{score.system}' on '{score.task}' names {error}, not in the data"
+        fields = {"system": score.system, "task": score.task, "id": error.args[0]}
+        raise CareError(message, code="run_of_other_data", **fields) from error
 
 
 def _low_query(query: str, value: float, scores: dict[str, float], data: RankingData) -> LowQuery:

@@ -69,11 +69,7 @@ def write_score(out: Path, score: TaskScore) -> None:
 
 
 def read_score(path: Path) -> TaskScore:
-    """Reads a score.
-
-    Raises:
-        CareError: If the file is missing or is no score.
-    """
+    """Reads a score; any other file is a CareError."""
     try:
         return TaskScore.model_validate_json(read_text(path))
     except ValidationError as error:
@@ -83,10 +79,8 @@ def read_score(path: Path) -> TaskScore:
 def read_scores(out: Path) -> Scores:
     """Returns all scores of a folder, by task, by system, the best systems first.
 
-    Those with the most tasks come first; among them the mean over tasks decides.
-
-    Raises:
-        CareError: If there is none, or two were scored on different data.
+    Those with the most tasks come first; among them the mean over tasks decides. To have none,
+    or two on different data, is a CareError.
     """
     scores: dict[str, dict[str, TaskScore]] = {}
     for path in sorted(out.glob("*/*.json")):
@@ -117,11 +111,7 @@ def markdown_table(scores: Scores) -> str:
 
 
 def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> str:
-    """Returns a Markdown table of the differences of two systems, first less second.
-
-    Raises:
-        CareError: If they share no task.
-    """
+    """Returns a Markdown table of the differences of two systems, first less second."""
     shared = [t for t in TASKS if t.name in first and t.name in second]
     if not shared:
         raise CareError("the two systems share no task", code="no_shared_task")
@@ -130,11 +120,7 @@ def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> 
 
 
 def difference(first: TaskScore, second: TaskScore) -> Difference:
-    """Returns the paired difference of two scores on the same task.
-
-    Raises:
-        CareError: If they were scored on different items.
-    """
+    """Returns the paired difference of two scores on the same task and the same items."""
     if first.data_sha256 != second.data_sha256 or first.items.keys() != second.items.keys():
         raise _different_data(first.task)
     a = list(first.items.values())

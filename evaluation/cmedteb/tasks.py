@@ -1,4 +1,7 @@
-"""The tasks of CMedTEB and their data: local folders and files, or data sets of the hub."""
+"""The tasks of CMedTEB and their data: local folders and files, or data sets of the hub.
+
+A file that cannot be read, or a line that is wrong, is a DataError that names both.
+"""
 
 import hashlib
 import math
@@ -51,11 +54,7 @@ ASYMMETRIC_COLUMNS = ("retrieval", "rerank")
 
 
 def task(name: str) -> Task:
-    """Returns a task by its name.
-
-    Raises:
-        CareError: If there is none.
-    """
+    """Returns a task by its name; an unknown one is a CareError."""
     known = {task.name: task for task in TASKS}
     if name not in known:
         message = f"unknown task '{name}': there are {', '.join(known)}"
@@ -96,9 +95,6 @@ def find_tasks(
 
     The source "hub" has the tasks with a data set of their own and, with a repository
     "owner/name", the others as OWNER/NAME-retrieval, -rerank and -sts.
-
-    Raises:
-        CareError: If there is no task.
     """
     if source == HUB:
         return {
@@ -128,14 +124,7 @@ def find_tasks(
 
 
 def read_retrieval(folder: Path, split: str) -> RankingData:
-    """Reads a BEIR folder: corpus.jsonl, queries and qrels of a split.
-
-    Only judged queries are kept. See `evaluation.beir` for the layout.
-
-    Raises:
-        DataError: If a file is missing, a line is wrong, nothing is judged, or a judged id does
-            not exist.
-    """
+    """Reads the judged queries and the corpus of a folder; see `evaluation.beir` for its layout."""
     paths = beir_paths(folder, split)
     corpus = document_texts(read_documents(paths.corpus))
     queries, qrels = read_queries(paths.queries), read_qrels(paths.qrels)
@@ -144,11 +133,7 @@ def read_retrieval(folder: Path, split: str) -> RankingData:
 
 
 def read_reranking(path: Path) -> RankingData:
-    """Reads JSONL with `query`, `positives` and `negatives`, all texts.
-
-    Raises:
-        DataError: If there is no line, or one is wrong, has no positive, or gives a text as both.
-    """
+    """Reads JSONL with `query`, `positives`, at least one, and `negatives`, all texts."""
     data = RankingData({}, {}, {}, {})
     assert data.candidates is not None
     for number, record in read_jsonl(path):
@@ -175,11 +160,7 @@ def read_reranking(path: Path) -> RankingData:
 
 
 def read_sts(path: Path) -> PairData:
-    """Reads JSONL with `text1`, `text2` and `label`.
-
-    Raises:
-        DataError: If a line is wrong, or all labels are equal.
-    """
+    """Reads JSONL with `text1`, `text2` and `label`, a number; not all labels may be equal."""
     data = PairData()
     for number, record in read_jsonl(path):
         data.first.append(normalize_text(string(path, number, record, "text1")))
@@ -207,22 +188,18 @@ def _read_hub(known: Task, repository: str) -> TaskData:
     try:
         return read(repository, known.revision)
     except Exception as error:  # the libraries raise nothing narrower
-        raise CareError(
-            f"download of {repository} from the hub failed ({type(error).__name__}): "
-            "give a local folder as DATA",
-            code="download_failed",
-            repository=repository,
-        ) from error
+        message = f"download of {repository} from the hub failed ({type(error).__name__}): "
+        message += "give a local folder as DATA"
+        raise CareError(message, code="download_failed", repository=repository) from error
 
 
 def _read_hub_ranking(repository: str, revision: str) -> RankingData:
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 
     split = RetrievalDatasetLoader(repository, revision, split="test").load()
-    corpus = split["corpus"]
     candidates = split["top_ranked"]
     return RankingData(
-        {row["id"]: document_text(row.get("title") or "", row["text"]) for row in corpus},
+        {r["id"]: document_text(r.get("title") or "", r["text"]) for r in split["corpus"]},
         {row["id"]: normalize_text(row["text"]) for row in split["queries"]},
         {query: dict(grades) for query, grades in split["relevant_docs"].items()},
         {query: list(ids) for query, ids in candidates.items()} if candidates else None,
