@@ -91,19 +91,14 @@ class PairCollator:
 
     A document that several queries name is in the batch once. `positives` lists all positives
     of each query, padded with −1, so that none of them is taken for a negative.
-
-    Attributes:
-        texts: Tokens of queries and documents, or vectors of those whose encoder is frozen.
-        negatives: Hard negatives of each query, drawn by seed, epoch and query.
-        all_documents: Whether every document of the corpus is in each batch.
     """
 
     corpus: Corpus
-    texts: Mapping[Role, Tokens | FloatArray]
-    negatives: int
+    texts: Mapping[Role, Tokens | FloatArray]  # vectors of those whose encoder is frozen
+    negatives: int  # hard ones of each query, drawn by seed, epoch and query
     seed: int
     teacher: TeacherVectors | None = None
-    all_documents: bool = False
+    all_documents: bool = False  # whether every document of the corpus is in each batch
 
     def __post_init__(self) -> None:
         if self.teacher is not None:

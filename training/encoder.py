@@ -31,26 +31,17 @@ _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "
 
 
 class EncoderCheckpoint(BaseModel):
-    """An encoder on disk.
-
-    Attributes:
-        folder: Model, tokenizer, and the projection if there is one.
-        adapter: The LoRA adapter on it, or None.
-        init: What the recipe says of it.
-        native_dimension: Dimensions that it computes.
-        model: Its name in specs, as `revision` there.
-        key: A checksum of everything that it was made from.
-    """
+    """An encoder on disk."""
 
     model_config = ConfigDict(frozen=True)
 
-    folder: Path
-    adapter: Path | None
-    init: EncoderInit
-    native_dimension: int
-    model: str
+    folder: Path  # model, tokenizer, and the projection if there is one
+    adapter: Path | None  # of LoRA
+    init: EncoderInit  # what the recipe says of it
+    native_dimension: int  # that it computes
+    model: str  # its name in specs, as `revision` there
     revision: str
-    key: str
+    key: str  # a checksum of everything that it was made from
 
     @property
     def dimension(self) -> int:
@@ -83,15 +74,10 @@ class EncoderCheckpoint(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of n texts, one after the other.
+    """The tokens of n texts, one after the other."""
 
-    Attributes:
-        ids: int32 [tokens].
-        starts: int64 [n + 1], where each text begins, and the end.
-    """
-
-    ids: np.ndarray[Any, np.dtype[np.int32]]
-    starts: np.ndarray[Any, np.dtype[np.int64]]
+    ids: np.ndarray[Any, np.dtype[np.int32]]  # [tokens]
+    starts: np.ndarray[Any, np.dtype[np.int64]]  # [n + 1], where each text begins, and the end
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -258,11 +244,7 @@ def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
 
 
 def load_backbone(folder: Path, dtype: str = "float32") -> Any:
-    """Loads a checkpoint of transformers without its pooler, which nothing here reads.
-
-    Raises:
-        TrainingError: If it does not load or lacks weights of its model.
-    """
+    """Loads a whole checkpoint of transformers without its pooler, which nothing here reads."""
     try:
         # Unless it is told, the library asks at the terminal whether to run a checkpoint's code.
         model, report = AutoModel.from_pretrained(

@@ -37,11 +37,8 @@ EMBEDDED = "embedded"
 def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
     """Returns the initial checkpoint of an encoder; what must be made is made in `out`, once.
 
-    Messages name the recipe's `key`.
-
-    Raises:
-        TrainingError: If the checkpoint does not load or cannot be pruned as asked.
-        PairError: If a named pair or checkpoint is missing, or pools in another way.
+    Messages name the recipe's `key`: what cannot be pruned as asked is a TrainingError, a pair or
+    checkpoint that is missing or pools in another way a PairError.
     """
     source, adapter, identity = _source(init, key, out)
     _, dense = read_modules(source, init.pooling)
@@ -88,16 +85,12 @@ def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, 
         pair = load_pair(init.pair)
         spec = getattr(pair, init.side)
         if spec.format != "transformers":
-            reason = (
-                f"{spec.model} is ONNX, which cannot be trained: name a pair of format "
-                f"'transformers' or a checkpoint as start, or start: {EMBEDDED}"
-            )
+            reason = f"{spec.model} is ONNX, which cannot be trained: name a pair of format "
+            reason += f"'transformers' or a checkpoint as start, or start: {EMBEDDED}"
             raise TrainingError.at(f"{key}.pair", reason, "not_trainable")
         if spec.config:
-            reason = (
-                f"{spec.model} is read with another configuration than its own: write it into "
-                "the config.json of a copy and name that as start"
-            )
+            reason = f"{spec.model} is read with another configuration than its own: write it into "
+            reason += "the config.json of a copy and name that as start"
             raise TrainingError.at(f"{key}.pair", reason, "other_configuration")
         adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
         folder = checkpoint_folder(spec, pair.folder)

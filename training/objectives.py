@@ -23,14 +23,12 @@ Losses = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """Encoders that are trained, and the loss of a batch.
+    """Encoders that are trained, by side, and the loss of a batch.
 
-    Args:
-        encoders: The encoders by side; vectors of a frozen one come with the batch.
-        roles: Which side encodes queries and which documents; empty if no pair comes out.
-        loss: Computes what `forward` returns; None for a subclass with a forward of its own.
-        mini_batch: Texts that are encoded at a time, or None for all of a batch.
-        temperature: The initial value of a temperature that is learned; None for none.
+    Vectors of a frozen encoder come with the batch. `roles` says which side encodes queries and
+    which documents, and is empty if no pair comes out; `loss` computes what `forward` returns,
+    where no subclass does; `mini_batch` texts are encoded at a time, or all of a batch; a given
+    `temperature` is learned from that value.
     """
 
     def __init__(

@@ -63,10 +63,8 @@ class Recipe(Settings):
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """Loads a recipe, what it extends, and changes of a command line.
 
-    A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML.
-
-    Raises:
-        CareError: If a file cannot be read, or a key is unknown or wrong; it names both.
+    A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML. The
+    error of a key names it and the file.
     """
     data = _load(path, ())
     for change in changes:

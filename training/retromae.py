@@ -22,10 +22,8 @@ class RetroMaeObjective(Objective):
 
     The decoder reads the vector of the masked text in place of its first token; each position
     sees that vector and a random part of the other tokens, never itself (enhanced decoding).
-    Head and decoder are dropped after pretraining.
-
-    Raises:
-        TrainingError: If the encoder has a projection, whose width is another.
+    Head and decoder are dropped after pretraining. An encoder with a projection, whose width is
+    another, is a TrainingError.
     """
 
     def __init__(self, encoders: Mapping[Role, Encoder]) -> None:
@@ -85,10 +83,7 @@ class RetroMaeCollator:
 
     `masks` are the parts of the tokens that are masked for the encoder and for the decoder. The
     checkpoint's tokenizer says which tokens are special, and which is the mask or, without one,
-    the unknown token.
-
-    Raises:
-        TrainingError: If the tokenizer has neither token.
+    the unknown token; to have neither is a TrainingError.
     """
 
     def __init__(

@@ -37,9 +37,6 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     """Runs a recipe with one seed and returns the folder of the run, which is in `out`.
 
     Runs with the same `out` share finished stages. `report` is called with each line of progress.
-
-    Raises:
-        CareError: If data, a checkpoint or a setting is wrong, or the disk fails.
     """
     with writing(out):
         planned = Context(seed, Path())

@@ -68,38 +68,26 @@ _KEYS_OF = {
 
 
 class DataEntry(Settings):
-    """One source of examples or texts; exactly one of the first five says which.
+    """One source of examples or texts; exactly one of the first five says which."""
 
-    Attributes:
-        triples: JSONL with `query`, `positives`, `negatives`.
-        texts: JSONL; each of its `fields` is a text.
-        beir: A folder in BEIR's layout.
-        mined: The name of a stage that mined triples.
-        pairs: JSONL; its first field asks for its second: title and content, for example.
-        fields: The fields that are read of `texts` and `pairs`.
-        split: The split that is read of `beir`.
-        where: Values that metadata of a document in `beir` must have.
-        part: The part of the queries that is read and, where only texts are read, of the
-            documents that answer them; of `beir` and `pairs`. Of `texts`, the part of these.
-        roles: Which texts of `beir`, `pairs` and `triples` a stage reads that needs only texts.
-        role: As what the texts of `texts` are encoded.
-        cut: `sentence` for the first sentence of each text, where only texts are read.
-        limit: The most examples or texts that are read.
-    """
-
-    triples: str | None = None
-    texts: str | None = None
-    beir: str | None = None
-    mined: str | None = None
-    pairs: str | None = None
-    fields: list[str] = Field(default_factory=list)
-    split: str = "train"
+    triples: str | None = None  # JSONL with `query`, `positives`, `negatives`
+    texts: str | None = None  # JSONL; each of its `fields` is a text
+    beir: str | None = None  # a folder in BEIR's layout
+    mined: str | None = None  # the name of a stage that mined triples
+    pairs: str | None = None  # JSONL; its first field asks for its second: title and content, say
+    fields: list[str] = Field(default_factory=list)  # that are read of `texts` and `pairs`
+    split: str = "train"  # that is read of `beir`
+    # Values that metadata of a document in `beir` must have.
     where: dict[str, str | int | bool] = Field(default_factory=dict)
+    # The part of the queries that is read and, where only texts are read, of the documents that
+    # answer them; of `beir` and `pairs`. Of `texts`, the part of these.
     part: Part | None = None
+    # Which texts of `beir`, `pairs` and `triples` a stage reads that needs only texts.
     roles: list[Role] = Field(default=["query", "document"], min_length=1)
-    role: Role = "query"
+    role: Role = "query"  # as what the texts of `texts` are encoded
+    # `sentence` for the first sentence of each text, where only texts are read.
     cut: Literal["sentence"] | None = None
-    limit: Positive | None = None
+    limit: Positive | None = None  # the most examples or texts that are read
 
     @model_validator(mode="after")
     def _names_one_source(self) -> Self:
@@ -156,21 +144,14 @@ class Dev(Settings):
     """On what nDCG@10 is measured during training; nothing else is chosen by it.
 
     Its queries are left out of all training data. `beir`, `where` and `part` are as in data.
-
-    Attributes:
-        queries: The most queries that are measured; None for all.
-        documents: How many documents are searched besides the judged ones; None for all.
-        start: Whether each stage is measured before its first step too.
-        every: Steps between measurements; None for the stage's end alone.
-        batch: Texts encoded at a time.
     """
 
     beir: str
     split: str = "dev"
     where: dict[str, str | int | bool] = Field(default_factory=dict)
     part: Part | None = None
-    queries: Positive | None = None
-    documents: int | None = Field(None, ge=0)
-    start: bool = False
-    every: Positive | None = None
-    batch: Positive = 32
+    queries: Positive | None = None  # the most that are measured; None for all
+    documents: int | None = Field(None, ge=0)  # searched besides the judged ones; None for all
+    start: bool = False  # whether each stage is measured before its first step too
+    every: Positive | None = None  # steps between measurements; None for the stage's end alone
+    batch: Positive = 32  # texts encoded at a time

@@ -103,12 +103,9 @@ def frozen_vectors(
 
 
 class TeacherVectors(ShardedVectors):
-    """Vectors on disk, by text.
+    """Vectors on disk, by text; it is a TrainingError if they are missing or incomplete.
 
     The encoder of a given key must have computed them, and a given dimension must be theirs.
-
-    Raises:
-        TrainingError: If they are missing or incomplete, of another space or dimension.
     """
 
     def __init__(
@@ -121,16 +118,12 @@ class TeacherVectors(ShardedVectors):
             reason = "missing, or does not describe vectors"
             raise TrainingError.at(path, reason, "no_vectors") from error
         if encoder is not None and record.encoder != encoder:
-            reason = (
-                f"the vectors are of encoder {record.encoder[:12]}, not of {encoder[:12]}: "
-                "compute them again with the encoder of this recipe"
-            )
+            reason = f"the vectors are of encoder {record.encoder[:12]}, not of {encoder[:12]}: "
+            reason += "compute them again with the encoder of this recipe"
             raise TrainingError.at(path, reason, "other_encoder")
         if dimension is not None and record.dimension != dimension:
-            reason = (
-                f"the vectors have {record.dimension} dimensions, the encoder that learns them "
-                f"{dimension}: set its dimension or projection"
-            )
+            reason = f"the vectors have {record.dimension} dimensions, the encoder that learns "
+            reason += f"them {dimension}: set its dimension or projection"
             raise TrainingError.at(path, reason, "dimension_mismatch")
         shards = whole_shards(folder)
         if sum(shard.rows for shard in shards) != record.count:
@@ -146,10 +139,8 @@ class TeacherVectors(ShardedVectors):
         """Returns int64 [texts], the row of each text's vector, which every text must have."""
         found = [self._row_of.get(text_id(text), -1) for text in texts]
         if missing := found.count(-1):
-            reason = (
-                f"{missing} of {len(texts)} texts have no vector: name their data in the teacher "
-                "stage too"
-            )
+            reason = f"{missing} of {len(texts)} texts have no vector: name their data in the "
+            reason += "teacher stage too"
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
         return np.array(found, dtype=np.int64)
 

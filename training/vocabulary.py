@@ -21,10 +21,7 @@ def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
     """Returns the tokens that texts use, all special ones, and all of one character.
 
     With the single characters a text that is not among these can still be spelled. The ids,
-    int64 [n], are in their order.
-
-    Raises:
-        TrainingError: If the tokenizer is of another kind than Unigram or WordPiece.
+    int64 [n], are in their order. The tokenizer must be of Unigram or WordPiece.
     """
     data = _read(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer

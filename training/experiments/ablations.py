@@ -57,9 +57,6 @@ def run_ablations(
 
     `data` is a BEIR folder with `train.paraphrases.jsonl`; its split `dev` is scored once, at the
     end: nothing is chosen by it. `only` names recipes; none stands for all.
-
-    Raises:
-        CareError: If a name is unknown, or as `training.run.run`.
     """
     known = _load(recipes, data)
     if unknown := [name for name in only if name not in known]:

@@ -35,12 +35,8 @@ _LEFT_OUT = ("nr", "ns", "m", "zg", "g", "x")
 _SEEN = 3
 # Part of the drawn words of a class that are its own in `phrases.yaml`: the common ones.
 _COMMON = 0.4
-# Frequencies are raised to this power.
-_FLATTENED = 0.5
 # Part of the words that are replaced in a text.
 _REPLACED = 0.35
-_NUMERALS = "一二三四五六七八九十两半"
-
 
 # Words and their cumulative weights.
 _Words = tuple[list[str], list[float]]
@@ -127,7 +123,7 @@ class Phrases:
         if name == "number":
             return str(rng.randint(1, 90))
         if name == "digit":
-            return rng.choice((str(rng.randint(1, 10)), rng.choice(_NUMERALS)))
+            return rng.choice((str(rng.randint(1, 10)), rng.choice("一二三四五六七八九十两半")))
         if name == "word":
             return self._drawn(self._every)
         common, rare = self._common.get(name), self._rare.get(name)
@@ -178,8 +174,8 @@ class Phrases:
 
 
 def _flattened(counts: Mapping[str, int]) -> _Words:
-    """Returns words to draw from by flattened frequencies: rare words come more often."""
-    return list(counts), list(accumulate(max(n, 1) ** _FLATTENED for n in counts.values()))
+    """Returns words to draw from by the roots of their frequencies: rare ones come more often."""
+    return list(counts), list(accumulate(max(n, 1) ** 0.5 for n in counts.values()))
 
 
 def write(
@@ -189,9 +185,6 @@ def write(
 
     Held-out queries and their documents are not among these examples; entries of single texts
     and mined ones are not read. `seed` and `lengths` are as for `Phrases`.
-
-    Raises:
-        CareError: If the data are wrong or the file cannot be written.
     """
     held_out = frozenset(read_dev(recipe.dev).queries.values() if recipe.dev else ())
     entries = [entry for stage in recipe.stages for entry in stage.data]

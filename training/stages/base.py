@@ -130,10 +130,9 @@ class Stage(Settings, ABC):
         context.folders[self.label] = folder
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
-        """Checks what the stage needs before the stages ahead of it, in `context`, are run.
+        """Checks that there are the encoders, stages and files that the stage needs.
 
-        Raises:
-            CareError: If there is no encoder for a side, or no stage or file that it names.
+        `context` names the stages ahead of it, none of which has run.
         """
         for side in self.sides():
             if side not in sides:
@@ -157,43 +156,26 @@ class Stage(Settings, ABC):
 
 
 class TrainingStage(Stage):
-    """A stage that trains; defaults are those of CARE (arXiv 2604.10937).
+    """A stage that trains; defaults are those of CARE (arXiv 2604.10937)."""
 
-    Attributes:
-        seed: In place of the run's: runs with several seeds then share the stage.
-        learning_rate: Of AdamW, falling linearly to zero.
-        warmup: Part of the steps over which the learning rate rises.
-        batch: Examples of a step, on all devices together.
-        mini_batch: Texts that are encoded at a time; None for all of a batch. With it the
-            activations are recomputed for the gradients (GradCache, arXiv 2101.06983).
-        epochs: Passes over the data.
-        max_steps: The most steps, or None.
-        weight_decay: Of AdamW.
-        max_grad_norm: Gradients are clipped to this norm.
-        precision: Type of the arithmetic; weights keep theirs.
-        gradient_checkpointing: Whether layers recompute their activations for the gradients.
-        dropout: Replaces the dropout of the checkpoint; None keeps it.
-        group_by_length: Whether a batch holds texts of similar length.
-        checkpoint_every: Steps between checkpoints.
-        log_every: Steps between records of the loss.
-        trainer: More arguments of transformers.TrainingArguments: `fsdp`, `deepspeed`, …
-    """
-
-    seed: Seed | None = None
-    learning_rate: float = Field(1e-4, gt=0)
-    warmup: float = Field(0.05, ge=0, lt=1)
-    batch: Positive = 640
+    seed: Seed | None = None  # in place of the run's: runs with several seeds share the stage
+    learning_rate: float = Field(1e-4, gt=0)  # of AdamW, falling linearly to zero
+    warmup: float = Field(0.05, ge=0, lt=1)  # part of the steps, in which the rate rises
+    batch: Positive = 640  # examples of a step, on all devices together
+    # Texts that are encoded at a time; None for all of a batch. With it the activations are
+    # recomputed for the gradients (GradCache, arXiv 2101.06983).
     mini_batch: Positive | None = None
-    epochs: Positive = 1
-    max_steps: Positive | None = None
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    precision: Precision = "fp32"
-    gradient_checkpointing: bool = False
-    dropout: float | None = Field(None, ge=0, lt=1)
-    group_by_length: bool = True
-    checkpoint_every: Positive = 500
-    log_every: Positive = 10
+    epochs: Positive = 1  # passes over the data
+    max_steps: Positive | None = None  # the most, or None
+    weight_decay: float = Field(0.0, ge=0)  # of AdamW
+    max_grad_norm: float = Field(1.0, gt=0)  # to which gradients are clipped
+    precision: Precision = "fp32"  # of the arithmetic; weights keep their type
+    gradient_checkpointing: bool = False  # whether layers recompute their activations
+    dropout: float | None = Field(None, ge=0, lt=1)  # None keeps the checkpoint's
+    group_by_length: bool = True  # whether a batch holds texts of similar length
+    checkpoint_every: Positive = 500  # steps
+    log_every: Positive = 10  # steps
+    # More arguments of transformers.TrainingArguments: `fsdp`, `deepspeed`, …
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     def run_seed(self, context: Context) -> int:

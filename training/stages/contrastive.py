@@ -12,19 +12,14 @@ from training.stages.base import Context, Outcome, TrainingStage
 
 
 class Contrastive(TrainingStage):
-    """Supervised InfoNCE of one encoder on both sides.
-
-    Attributes:
-        temperature: Of the InfoNCE.
-        negatives: Hard negatives of each example, drawn in each epoch.
-        dimensions: Nested Matryoshka dimensions (arXiv 2205.13147) over which the loss is
-            averaged; none for the encoder's dimension alone.
-    """
+    """Supervised InfoNCE of one encoder on both sides."""
 
     kind: Literal["contrastive"]
     side: Role = "query"
     temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)
+    negatives: int = Field(1, ge=0)  # hard ones of each example, drawn in each epoch
+    # Nested Matryoshka dimensions (arXiv 2205.13147) over which the loss is averaged; none for
+    # the encoder's dimension alone.
     dimensions: list[Positive] = Field(default_factory=list)
     epochs: Positive = 2
 
@@ -42,20 +37,15 @@ class Contrastive(TrainingStage):
 
 
 class Joint(TrainingStage):
-    """Stage II: query and document encoder are trained together, by InfoNCE alone.
-
-    Attributes:
-        train: The sides that are trained; the other is frozen.
-        temperature: Of the InfoNCE.
-        negatives: Hard negatives of each example, drawn in each epoch.
-        all_documents: Whether all documents of the data are in each batch, in place of those of
-            its examples: where the document encoder is frozen, their vectors cost nothing.
-    """
+    """Stage II: query and document encoder are trained together, by InfoNCE alone."""
 
     kind: Literal["joint"]
+    # The sides that are trained; the other is frozen.
     train: list[Role] = Field(default=["query", "document"], min_length=1)
     temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)
+    negatives: int = Field(1, ge=0)  # hard ones of each example, drawn in each epoch
+    # Whether all documents of the data are in each batch, in place of those of its examples:
+    # where the document encoder is frozen, their vectors cost nothing.
     all_documents: bool = False
 
     @model_validator(mode="after")
@@ -69,12 +59,6 @@ class Joint(TrainingStage):
         from training.objectives import contrast
         from training.stages.fitting import fit_pairs
 
-        return fit_pairs(
-            self,
-            context,
-            folder,
-            partial(contrast, temperature=self.temperature),
-            train=self.train,
-            negatives=self.negatives,
-            all_documents=self.all_documents,
-        )
+        loss = partial(contrast, temperature=self.temperature)
+        settings = self.model_dump(include={"train", "negatives", "all_documents"})
+        return fit_pairs(self, context, folder, loss, **settings)

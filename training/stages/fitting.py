@@ -22,15 +22,8 @@ from training.vectors import TeacherVectors, frozen_vectors
 
 def load(stage: TrainingStage, context: Context, *sides: Role) -> dict[Role, Encoder]:
     """Loads encoders to train them."""
-    return {
-        side: Encoder(
-            context.encoders[side],
-            trainable=True,
-            dropout=stage.dropout,
-            gradient_checkpointing=stage.gradient_checkpointing,
-        )
-        for side in sides
-    }
+    settings = stage.model_dump(include={"dropout", "gradient_checkpointing"})
+    return {side: Encoder(context.encoders[side], trainable=True, **settings) for side in sides}
 
 
 def fit_pairs(
@@ -48,9 +41,6 @@ def fit_pairs(
     """Trains the sides in `train`, or all; texts of one that is not trained are encoded once.
 
     The loss and `learned`, a temperature, are those of `Objective`, the others of `PairCollator`.
-
-    Raises:
-        TrainingError: If the two encoders have different dimensions.
     """
     roles = stage.roles
     query, document = (context.encoders[side].dimension for side in roles.values())

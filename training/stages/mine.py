@@ -21,23 +21,18 @@ from training.stages.base import Context, Outcome, Stage
 class Mine(Stage):
     """Hard negatives: documents that the encoder ranks high and nobody judged relevant.
 
-    Attributes:
-        data: Queries and their positives; the documents of these entries are searched.
-        first: The first rank that is taken, from 1, positives not counted.
-        last: The last rank that is taken.
-        negatives: The most negatives of a query.
-        margin: A negative's score is at most this part of the lowest score of a positive.
-        batch: Texts encoded at a time.
+    `data` names queries and their positives; the documents of these entries are searched.
     """
 
     kind: Literal["mine"]
     side: Role = "document"
-    first: Positive = 10
-    last: Positive = 100
-    negatives: Positive = 7
+    first: Positive = 10  # the first rank that is taken, from 1, positives not counted
+    last: Positive = 100  # the last rank that is taken
+    negatives: Positive = 7  # the most of a query
+    # A negative's score is at most this part of the lowest score of a positive.
     margin: float = Field(0.95, gt=0)
     precision: Precision = "fp32"
-    batch: Positive = 32
+    batch: Positive = 32  # texts encoded at a time
 
     @model_validator(mode="after")
     def _has_a_window(self) -> Self:

@@ -12,17 +12,12 @@ from training.stages.base import Context, Outcome, TrainingStage
 
 
 class RetroMae(TrainingStage):
-    """RetroMAE (arXiv 2205.12035): an encoder's vector lets a weak decoder rebuild the text.
-
-    Attributes:
-        encoder_mask: Part of the tokens that are masked for the encoder.
-        decoder_mask: Part of the tokens that each token of the decoder cannot see.
-    """
+    """RetroMAE (arXiv 2205.12035): an encoder's vector lets a weak decoder rebuild the text."""
 
     kind: Literal["retromae"]
     side: Role = "query"
-    encoder_mask: float = Field(0.3, gt=0, lt=1)
-    decoder_mask: float = Field(0.5, gt=0, lt=1)
+    encoder_mask: float = Field(0.3, gt=0, lt=1)  # part of the tokens that the encoder gets masked
+    decoder_mask: float = Field(0.5, gt=0, lt=1)  # part that each token of the decoder cannot see
     learning_rate: float = Field(2e-4, gt=0)
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384

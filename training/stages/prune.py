@@ -19,16 +19,12 @@ class PruneLayers(Stage):
     between a small and a large encoder (ACL 2025, long paper 30).
 
     No data are read. `layers` and `projection` are as for an encoder's initial checkpoint.
-
-    Attributes:
-        side: The encoder that comes out; prompts, pooling and length stay as they were.
-        source: The encoder that it is pruned from.
     """
 
     kind: Literal["prune_layers"]
     data: list[DataEntry] = Field(default=[], max_length=0)
-    side: Role = "query"
-    source: Role = "document"
+    side: Role = "query"  # that comes out; prompts, pooling and length stay as they were
+    source: Role = "document"  # that it is pruned from
     layers: Layers | None = None
     projection: Positive | None = None
 

@@ -16,20 +16,14 @@ from training.stages.base import Context, Outcome, Stage, TrainingStage, checksu
 
 
 class Teacher(Stage):
-    """Vectors of texts, computed once by the frozen encoder and stored as shards.
-
-    Attributes:
-        prompts: In place of the encoder's own.
-        batch: Texts encoded at a time.
-        shard: Rows of a shard.
-    """
+    """Vectors of texts, computed once by the frozen encoder and stored as shards."""
 
     kind: Literal["teacher"]
     side: Role = "document"
-    prompts: Prompts | None = None
+    prompts: Prompts | None = None  # in place of the encoder's own
     precision: Precision = "fp32"
-    batch: Positive = 32
-    shard: Positive = 65_536
+    batch: Positive = 32  # texts encoded at a time
+    shard: Positive = 65_536  # rows
 
     def publish(self, context: Context, folder: Path) -> None:
         """Adds the vectors, which later stages may learn."""
@@ -87,23 +81,15 @@ class Align(_ReadsTeacher):
     Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
     `kl` alone it is KALE's alignment (arXiv 2304.01016), with `mse` alone that of Wang and Lyu
     (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
-
-    Attributes:
-        vectors: In place of a teacher stage: a folder of vectors that an earlier run computed.
-        data: The part of the teacher's texts that is read; empty for all of them.
-        contrastive: Weight λ₁ of the InfoNCE.
-        mse: Weight λ₂ of the squared distance, summed over dimensions.
-        kl: Weight of the KL divergence of the vectors' softmax over dimensions.
-        temperature: Of the InfoNCE and of that softmax.
     """
 
     kind: Literal["align"]
-    data: list[DataEntry] = Field(default_factory=list)
-    vectors: str | None = None
-    contrastive: float = Field(1.0, ge=0)
-    mse: float = Field(1.0, ge=0)
-    kl: float = Field(0.0, ge=0)
-    temperature: float = Field(0.02, gt=0)
+    data: list[DataEntry] = Field(default_factory=list)  # of the teacher's texts; empty for all
+    vectors: str | None = None  # in place of a teacher stage: a folder of its vectors
+    contrastive: float = Field(1.0, ge=0)  # weight λ₁ of the InfoNCE
+    mse: float = Field(1.0, ge=0)  # weight λ₂ of the squared distance, summed over dimensions
+    kl: float = Field(0.0, ge=0)  # weight of the KL divergence of the softmax over dimensions
+    temperature: float = Field(0.02, gt=0)  # of the InfoNCE and of that softmax
     batch: Positive = 2_560
 
     @model_validator(mode="after")
@@ -149,24 +135,15 @@ class Align(_ReadsTeacher):
 
 
 class Distill(_ReadsTeacher):
-    """Distillation: KL divergence from a teacher's scores, and InfoNCE.
-
-    Attributes:
-        side: The encoder that is trained, on both sides; None for query and document encoder.
-        kl: Weight of the divergence.
-        contrastive: Weight of the InfoNCE.
-        temperature: Of the student's scores, in both losses.
-        teacher_temperature: Of the teacher's scores.
-        negatives: Hard negatives of each example.
-    """
+    """Distillation: KL divergence from a teacher's scores, and InfoNCE."""
 
     kind: Literal["distill"]
-    side: Role | None = "query"
-    kl: float = Field(1.0, ge=0)
-    contrastive: float = Field(1.0, ge=0)
-    temperature: float = Field(0.02, gt=0)
+    side: Role | None = "query"  # trained on both sides; None for query and document encoder
+    kl: float = Field(1.0, ge=0)  # weight of the divergence
+    contrastive: float = Field(1.0, ge=0)  # weight of the InfoNCE
+    temperature: float = Field(0.02, gt=0)  # of the student's scores, in both losses
     teacher_temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)
+    negatives: int = Field(1, ge=0)  # hard ones of each example
 
     @model_validator(mode="after")
     def _has_a_loss(self) -> Self:
@@ -182,11 +159,6 @@ class Distill(_ReadsTeacher):
 
         weights = self.kl, self.contrastive
         temperatures = self.temperature, self.teacher_temperature
-        return fit_pairs(
-            self,
-            context,
-            folder,
-            partial(distill, weights=weights, temperatures=temperatures),
-            negatives=self.negatives,
-            teacher=TeacherVectors(self._vectors_folder(context)),
-        )
+        loss = partial(distill, weights=weights, temperatures=temperatures)
+        teacher = TeacherVectors(self._vectors_folder(context))
+        return fit_pairs(self, context, folder, loss, negatives=self.negatives, teacher=teacher)

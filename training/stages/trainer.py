@@ -67,8 +67,7 @@ class StageTrainer(Trainer):
     def fit(self) -> None:
         """Trains from the last whole checkpoint, or from the start.
 
-        Raises:
-            TrainingError: If loss or weights are not finite or a checkpoint cannot be written.
+        It is a TrainingError if loss or weights are not finite.
         """
         checkpoint = last_checkpoint(self._folder)
         if checkpoint and _step(checkpoint) >= self.args.max_steps and not self.sharded:
