@@ -12,9 +12,7 @@ from evaluation.beir import check_judged, read_documents, read_qrels, read_queri
 
 # Lists of document ids, for each query: positives of the benchmark and of all judges, what no
 # judge calls relevant, what the benchmark does not name, what judges differ on or did not grade.
-LISTS = (
-    *("original_positives", "judged_positives", "false_positives", "false_negatives", "disputed"),
-)
+LISTS = "original_positives", "judged_positives", "false_positives", "false_negatives", "disputed"
 
 
 def audit(config: AuditConfig) -> dict[str, Any]:
