@@ -31,15 +31,10 @@ def canary_candidates(count: int) -> list[int]:
 
 
 def choose_canaries(lengths: Sequence[int]) -> list[int]:
-    """Chooses canaries among candidates: of about sixteen neighbours the shortest.
+    """Chooses up to 16 canaries by the lengths of candidates' texts, in any unit.
 
-    Each start of a service encodes them all.
-
-    Args:
-        lengths: Of each candidate's text, in any unit.
-
-    Returns:
-        Up to 16 positions in `lengths`, ascending.
+    Each start of a service encodes them all: of about sixteen neighbours the shortest is taken.
+    Positions ascend.
     """
     starts = [*_spread(len(lengths), MAX_CANARIES), len(lengths)]
     return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]

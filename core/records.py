@@ -29,9 +29,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not isinstance(record, dict):
                     raise record_error(path, number, "is not a JSON object", code="not_json")
                 yield number, record
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
     except json.JSONDecodeError as error:
         raise record_error(path, number, "is not valid JSON", code="not_json") from error

@@ -5,7 +5,6 @@ shard-00000.ids  the id of the first document with that text, one a line
 journal.jsonl    a line for each whole shard, with its checksums
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -96,8 +95,8 @@ def whole_shards(folder: Path) -> list[ShardRecord]:
     records: dict[int, ShardRecord] = {}
     for line in lines:
         try:
-            record = ShardRecord.model_validate(json.loads(line))
-        except (json.JSONDecodeError, ValidationError):
+            record = ShardRecord.model_validate_json(line)
+        except ValidationError:
             continue  # blank, or cut off by a kill
         records[record.shard] = record
     whole: list[ShardRecord] = []

@@ -9,15 +9,9 @@ from core.types import FloatArray
 
 
 def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> FloatArray:
-    """Reduces token vectors to one vector a text.
+    """Reduces token vectors, float32 [n, length, dimension], to float32 [n, dimension].
 
-    Args:
-        tokens: float32 [n, length, dimension].
-        mask: [n, length], 1 for a token, 0 for padding on the right.
-        pooling: The first token, the mean over tokens, or the last token.
-
-    Returns:
-        float32 [n, dimension].
+    The mask, [n, length], is 1 for a token, 0 for padding on the right.
 
     Raises:
         VectorError: If a text has no token.
@@ -38,14 +32,8 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
     """Keeps the first `dimension` dimensions, then scales to unit L2 norm.
 
     Truncating a Matryoshka embedding (arXiv 2205.13147) leaves a shorter vector, so the
-    scaling comes last.
-
-    Args:
-        vectors: float32 [n, m] with m ≥ dimension.
-        dimension: Dimensions to keep.
-
-    Returns:
-        float32 [n, dimension], C-contiguous, each row of unit norm.
+    scaling comes last. Takes float32 [n, m], m ≥ dimension; returns float32 [n, dimension],
+    C-contiguous.
 
     Raises:
         VectorError: If the vectors are too short, hold NaN or infinity, or are zero.
