@@ -33,9 +33,7 @@ _CHUNK_SCHEMA = pa.schema(
 class DocumentWriter:
     """Writes documents in the order of their rows; a context manager.
 
-    Args:
-        path: The file.
-        chunked: Whether the documents are chunks; those of one document follow each other.
+    `chunked` documents are chunks; those of one document follow each other.
     """
 
     def __init__(self, path: Path, *, chunked: bool = False) -> None:

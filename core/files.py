@@ -85,10 +85,6 @@ def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
     After an error `folder` is what it was before.
 
-    Args:
-        folder: The folder.
-        replace: Whether it may exist and is replaced.
-
     Raises:
         CareError: If it exists and is not replaced; in place of any OSError.
     """

@@ -53,9 +53,6 @@ class FilterWriter:
     Text, whole numbers, booleans and lists of them can be filtered by; other values
     (fractions, objects, null) are kept with the document and not indexed. Memory is bounded:
     tables of parts of the rows are laid beside the file and merged when the block ends.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -107,12 +107,8 @@ def whole_shards(folder: Path) -> list[ShardRecord]:
 
 def _is_whole(folder: Path, record: ShardRecord) -> bool:
     vectors, ids = vectors_path(folder, record.shard), ids_path(folder, record.shard)
-    return (
-        vectors.is_file()
-        and ids.is_file()
-        and sha256_file(vectors) == record.vectors_sha256
-        and sha256_file(ids) == record.ids_sha256
-    )
+    checksums = ((vectors, record.vectors_sha256), (ids, record.ids_sha256))
+    return all(path.is_file() and sha256_file(path) == checksum for path, checksum in checksums)
 
 
 def link_shards(source: Path, folder: Path) -> int:

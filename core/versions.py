@@ -13,12 +13,7 @@ from pydantic import ValidationError
 
 from core.errors import IndexVersionError
 from core.files import sha256_file, write_text
-from core.manifest import (
-    OLDEST_SCHEMA_VERSION,
-    SCHEMA_VERSION,
-    IndexManifest,
-    upgrade_manifest,
-)
+from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
 
 MANIFEST = "manifest.json"
 
@@ -110,9 +105,11 @@ def read_manifest(folder: Path) -> IndexManifest:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        raise _invalid(path, f"{field}: {first['msg']}", field) from error
+        reason = f"is not a valid manifest: {field}: {first['msg']}"
+        raise IndexVersionError.at(path, reason, "invalid_manifest", field=field) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _invalid(path, "it is not the JSON of a manifest", "") from error
+        reason = "is not a valid manifest: it is not the JSON of a manifest"
+        raise IndexVersionError.at(path, reason, "invalid_manifest", field="") from error
 
 
 def schema_of(folder: Path) -> int:
@@ -130,8 +127,7 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         path = folder / name
         if not path.is_file():
             raise IndexVersionError.at(path, "is missing", "file_missing")
-        size = path.stat().st_size
-        if size != record.bytes:
+        if (size := path.stat().st_size) != record.bytes:
             reason = f"has {size} bytes instead of {record.bytes}"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
@@ -140,8 +136,3 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         if found != record.sha256:
             reason = "is corrupt: its checksum is not the manifest's"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")
-
-
-def _invalid(path: Path, reason: str, field: str) -> IndexVersionError:
-    reason = f"is not a valid manifest: {reason}"
-    return IndexVersionError.at(path, reason, "invalid_manifest", field=field)
