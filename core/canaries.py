@@ -57,9 +57,8 @@ def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
     try:
         return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
     except ValueError as error:
-        raise IndexVersionError(
-            f"the index's canaries are damaged: {error}", code="bad_canaries"
-        ) from error
+        message = f"the index's canaries are damaged: {error}"
+        raise IndexVersionError(message, code="bad_canaries") from error
 
 
 def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
@@ -82,12 +81,11 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
     own = scores.diagonal()
     found = float((own >= scores.max(axis=1)).mean())
     if found < _MIN_SHARED:
-        raise EmbeddingSpaceError(
+        message = (
             f"only {found:.0%} of the index's canaries are found by the query encoder "
-            f"{encoder.spec.model}: it does not share the index's embedding space",
-            code="canaries_not_found",
-            found=found,
+            f"{encoder.spec.model}: it does not share the index's embedding space"
         )
+        raise EmbeddingSpaceError(message, code="canaries_not_found", found=found)
 
 
 def _spread(count: int, most: int) -> list[int]:

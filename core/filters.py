@@ -176,11 +176,8 @@ class FilterReader:
         for field in filter_:
             if field not in self.fields:
                 known = ", ".join(sorted(self.fields)) or "none"
-                raise QueryError(
-                    f"filter.{field[:64]}",
-                    f"unknown filter field; this index has: {known}",
-                    code="unknown_filter_field",
-                )
+                message = f"unknown filter field; this index has: {known}"
+                raise QueryError(f"filter.{field[:64]}", message, code="unknown_filter_field")
 
     def rows(self, filter_: Filter) -> RowArray | None:
         """Returns the rows, ascending, that carry an accepted value in every field; None for all.

@@ -39,19 +39,15 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
         VectorError: If the vectors are too short, hold NaN or infinity, or are zero.
     """
     if vectors.ndim != 2 or vectors.shape[1] < dimension:
-        raise VectorError(
-            f"vectors of shape {vectors.shape} cannot be truncated to {dimension} dimensions",
-            code="too_few_dimensions",
-            dimension=dimension,
-        )
+        message = f"vectors of shape {vectors.shape} cannot be truncated to {dimension} dimensions"
+        raise VectorError(message, code="too_few_dimensions", dimension=dimension)
     kept = np.ascontiguousarray(vectors[:, :dimension], dtype=np.float32)
     # In float32 the squares of a finite vector can overflow, or vanish.
     norms = np.linalg.norm(kept.astype(np.float64), axis=1, keepdims=True)
     bad = ~(np.isfinite(norms) & (norms > 0)).ravel()
     if bad.any():
         row = int(bad.argmax())
-        raise VectorError(
-            f"vector {row} of {len(bad)} is zero, NaN or infinite", code="not_finite", row=row
-        )
+        message = f"vector {row} of {len(bad)} is zero, NaN or infinite"
+        raise VectorError(message, code="not_finite", row=row)
     unit: FloatArray = (kept / norms).astype(np.float32)
     return unit

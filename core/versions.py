@@ -28,11 +28,8 @@ def index_folder(root: Path, name: str) -> Path:
         IndexVersionError: If the name could leave the folder or confuse a shell.
     """
     if not _NAME.fullmatch(name):
-        raise IndexVersionError(
-            f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'",
-            code="bad_index_name",
-            name=name,
-        )
+        message = f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'"
+        raise IndexVersionError(message, code="bad_index_name", name=name)
     return root / name
 
 
@@ -52,12 +49,11 @@ def current_version(root: Path, name: str) -> str:
     try:
         version = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
-        raise IndexVersionError(
+        message = (
             f"index '{name}' has no active version in {root}: build it with "
-            f"make build-index CORPUS=… INDEX={name}",
-            code="no_active_version",
-            index=name,
-        ) from error
+            f"make build-index CORPUS=… INDEX={name}"
+        )
+        raise IndexVersionError(message, code="no_active_version", index=name) from error
     if not _NAME.fullmatch(version):
         raise IndexVersionError.at(path, "does not name a version", "bad_current")
     return version
@@ -70,12 +66,11 @@ def set_current(root: Path, name: str, version: str) -> None:
         IndexVersionError: If there is no such version.
     """
     if version not in (versions := list_versions(root, name)):
-        raise IndexVersionError(
+        message = (
             f"index '{name}' has no version '{version}' in {root}; it has: "
-            f"{', '.join(versions) or 'none'}",
-            code="unknown_version",
-            version=version,
+            f"{', '.join(versions) or 'none'}"
         )
+        raise IndexVersionError(message, code="unknown_version", version=version)
     write_text(index_folder(root, name) / _CURRENT, version + "\n")
 
 

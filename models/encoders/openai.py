@@ -44,7 +44,7 @@ class OpenAIEncoder:
         spec: The facts of the encoder; its files are not read.
         base_url: The server's address, with or without `/v1`.
         model: The name that the server knows the model by, or None for the spec's.
-        api_key: The key to send, or None to send none.
+        api_key: The key to send, if any.
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].

