@@ -180,11 +180,7 @@ class FilterReader:
                 raise QueryError(f"filter.{field[:64]}", message, code="unknown_filter_field")
 
     def rows(self, filter_: Filter) -> RowArray | None:
-        """Returns the rows, ascending, that carry an accepted value in every field; None for all.
-
-        Raises:
-            QueryError: If no document of the index has such a field.
-        """
+        """Returns the rows, ascending, with an accepted value in every field; None for all."""
         self.check(filter_)
         found: RowArray | None = None
         for field, values in filter_.items():
@@ -193,11 +189,7 @@ class FilterReader:
         return found
 
     def labels(self, filter_: Filter) -> list[list[int]]:
-        """Returns for each field the labels of the accepted values that documents have.
-
-        Raises:
-            QueryError: If no document of the index has such a field.
-        """
+        """Returns for each field the labels of the accepted values that documents have."""
         self.check(filter_)
         return [self._labels(field, values) for field, values in filter_.items()]
 

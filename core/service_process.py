@@ -95,12 +95,8 @@ def running_server(
 ) -> ServerProcess:
     """Runs any HTTP server until the block of a `with` ends.
 
-    Args:
-        command: What starts it.
-        url: Where it listens.
-        ready: The path that is answered with 200 once it serves.
-        environment: All of its variables.
-        folder: Its working folder, or None for the caller's.
+    It listens at `url` and answers the path `ready` with 200 once it serves; `environment` are all
+    of its variables.
 
     Raises:
         CareError: If it ends or does not answer in time.

@@ -93,7 +93,6 @@ def native_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tok
 
     Raises:
         PairError: If the model computes other dimensions than its spec says.
-        VectorError: If a vector is zero, NaN or infinite.
     """
     if vectors.shape[1] != spec.native_dimension:
         raise PairError(

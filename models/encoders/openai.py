@@ -41,14 +41,11 @@ class OpenAIEncoder:
     requests' texts, and may come from any thread, but not from a running event loop.
 
     Args:
-        spec: The facts of the encoder; its files are not read.
         base_url: The server's address, with or without `/v1`.
         model: The name that the server knows the model by, or None for the spec's.
-        api_key: The key to send, if any.
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].
-        retries: When a request is repeated.
         truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
             others may reject the request for the unknown field.
         load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.

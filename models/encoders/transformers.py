@@ -62,11 +62,7 @@ class TransformersEncoder(TokenEncoder):
             )
 
     def parts(self) -> tuple[Any, torch.nn.Module, Tokenizer]:
-        """Returns what an export is made of.
-
-        That is the transformer with an adapter merged into it, the Dense modules behind its
-        pooling, and a tokenizer whose file alone makes the same tokens.
-        """
+        """Returns the merged transformer, the Dense modules, and a tokenizer that is `whole`."""
         return self._model, self._dense, self.tokenize.whole()
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ class VllmEncoder(TokenEncoder):
 
     Raises:
         PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
-        ProviderError: If vLLM is not installed or does not start.
+        ProviderError: If vLLM is not installed, does not start or, later, fails.
     """
 
     # One call waits in the engines' processes for the other to end.
@@ -91,11 +91,7 @@ class VllmEncoder(TokenEncoder):
             engine.close()
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch; may be called from several threads.
-
-        Raises:
-            ProviderError: If an engine fails.
-        """
+        """Encodes what `tokenize` returned, as one batch; may be called from several threads."""
         # Texts come sorted by length: taken in turn, each engine gets as much as the others.
         step = len(self._engines)
         parts = [[t.ids for t in tokens[first::step]] for first in range(min(step, len(tokens)))]

@@ -50,11 +50,7 @@ _BATCHES = 5
 
 
 def read_calibration(path: Path | None) -> list[str]:
-    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair.
-
-    Raises:
-        DataError: If a line has no text.
-    """
+    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair."""
     if path is None:
         return CALIBRATION.read_text(encoding="utf-8").splitlines()
     texts = []
@@ -77,11 +73,7 @@ class Judged:
 
     @classmethod
     def read(cls, corpus: Path, queries: Path, qrels: Path) -> "Judged":
-        """Reads files in BEIR's layout.
-
-        Raises:
-            DataError: If a line is wrong, or a judged query or document does not exist.
-        """
+        """Reads files in BEIR's layout, in which all judged queries and documents exist."""
         documents = beir.document_texts(beir.read_documents(corpus))
         texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
         beir.check_judged(qrels, grades, texts, documents)
