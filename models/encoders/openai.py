@@ -153,9 +153,8 @@ class OpenAIEncoder:
                 raise self._failure(what, "embedding_server_busy", seconds=error.wait) from None
             attempts = self._retries.retries + 1
             what = f"failed {attempts} times in a row, at last with {error.reason}"
-            raise self._failure(
-                what, "embedding_server_failed", attempts=attempts, reason=error.reason
-            ) from None
+            facts = {"attempts": attempts, "reason": error.reason}
+            raise self._failure(what, "embedding_server_failed", **facts) from None
         except _RejectedError as error:
             if len(texts) == 1:
                 raise TextRefusedError(
