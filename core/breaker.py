@@ -15,7 +15,10 @@ class UnavailableError(CareError):
 
 
 class BreakerState(IntEnum):
-    """Whether calls go through; the numbers are those of the metric."""
+    """Closed: calls go through; half open: the probe is on its way; open: none does.
+
+    The numbers are those of the metric.
+    """
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -42,37 +45,32 @@ class Breaker:
         self._failures = failures
         self._retry_after = retry_after
         self._clock = clock
-        self._state = BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
         self._failed = 0
         self._retry_at = 0.0
 
-    @property
-    def state(self) -> BreakerState:
-        """Closed: calls go through; half open: the probe is on its way; open: none does."""
-        return self._state
-
     def allows(self) -> bool:
         """Returns whether a call may go through now; the first one in an open breaker probes."""
-        if self._state is BreakerState.OPEN and self._clock() >= self._retry_at:
-            self._state = BreakerState.HALF_OPEN
+        if self.state is BreakerState.OPEN and self._clock() >= self._retry_at:
+            self.state = BreakerState.HALF_OPEN
             return True
-        return self._state is BreakerState.CLOSED
+        return self.state is BreakerState.CLOSED
 
     def succeeded(self) -> None:
         """Closes the breaker."""
-        self._state = BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
         self._failed = 0
 
     def failed(self) -> None:
         """Counts a failure, which may open the breaker; a failed probe opens it again."""
         self._failed += 1
-        if self._state is BreakerState.HALF_OPEN or (
-            self._state is BreakerState.CLOSED and self._failed >= self._failures
+        if self.state is BreakerState.HALF_OPEN or (
+            self.state is BreakerState.CLOSED and self._failed >= self._failures
         ):
-            self._state = BreakerState.OPEN
+            self.state = BreakerState.OPEN
             self._retry_at = self._clock() + self._retry_after
 
     def abandoned(self) -> None:
         """Takes back a call that told nothing; if it was the probe, the next call is."""
-        if self._state is BreakerState.HALF_OPEN:
-            self._state = BreakerState.OPEN
+        if self.state is BreakerState.HALF_OPEN:
+            self.state = BreakerState.OPEN

@@ -31,15 +31,10 @@ def canary_candidates(count: int) -> list[int]:
 
 
 def choose_canaries(lengths: Sequence[int]) -> list[int]:
-    """Chooses canaries among candidates: of about sixteen neighbours the shortest.
+    """Chooses up to 16 canaries by the lengths of candidates' texts, in any unit.
 
-    Each start of a service encodes them all.
-
-    Args:
-        lengths: Of each candidate's text, in any unit.
-
-    Returns:
-        Up to 16 positions in `lengths`, ascending.
+    Each start of a service encodes them all: of about sixteen neighbours the shortest is taken.
+    Positions ascend.
     """
     starts = [*_spread(len(lengths), MAX_CANARIES), len(lengths)]
     return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]
@@ -62,9 +57,8 @@ def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
     try:
         return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
     except ValueError as error:
-        raise IndexVersionError(
-            f"the index's canaries are damaged: {error}", code="bad_canaries"
-        ) from error
+        message = f"the index's canaries are damaged: {error}"
+        raise IndexVersionError(message, code="bad_canaries") from error
 
 
 def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
@@ -87,12 +81,11 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
     own = scores.diagonal()
     found = float((own >= scores.max(axis=1)).mean())
     if found < _MIN_SHARED:
-        raise EmbeddingSpaceError(
+        message = (
             f"only {found:.0%} of the index's canaries are found by the query encoder "
-            f"{encoder.spec.model}: it does not share the index's embedding space",
-            code="canaries_not_found",
-            found=found,
+            f"{encoder.spec.model}: it does not share the index's embedding space"
         )
+        raise EmbeddingSpaceError(message, code="canaries_not_found", found=found)
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from core.errors import CareError
 
@@ -11,12 +12,7 @@ from core.errors import CareError
 def run(command: Callable[[], None], *, interrupted: str = "interrupted") -> int:
     """Runs a command and shows its error as one line: `error: message [code]`.
 
-    Args:
-        command: What to run.
-        interrupted: What to say after Ctrl-C.
-
-    Returns:
-        The exit status: 0, 1 for an error that a user can act on, 130 after Ctrl-C.
+    Returns the exit status: 0, 1 for an error that a user can act on, 130 after Ctrl-C.
     """
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
@@ -53,22 +49,16 @@ def positive_int(text: str) -> int:
 
 def positive_float(text: str) -> float:
     """An argument that is a number above 0."""
-    number = _number(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return number
+    return _number(text, "above 0", lambda number: 0 < number < float("inf"))
 
 
 def fraction(text: str) -> float:
     """An argument that is a number from 0 to 1."""
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return number
+    return _number(text, "from 0 to 1", lambda number: 0 <= number <= 1)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+def _number(text: str, where: str, fits: Callable[[float], bool]) -> float:
+    with suppress(ValueError):
+        if fits(number := float(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number {where}")

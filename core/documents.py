@@ -3,8 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,30 +33,20 @@ _CHUNK_SCHEMA = pa.schema(
 class DocumentWriter:
     """Writes documents in the order of their rows; a context manager.
 
-    Args:
-        path: The file.
-        chunked: Whether the documents are chunks; those of one document follow each other.
+    `chunked` documents are chunks; those of one document follow each other.
     """
 
     def __init__(self, path: Path, *, chunked: bool = False) -> None:
         self._file = pa.OSFile(str(path), "wb")
         self._schema = _CHUNK_SCHEMA if chunked else _SCHEMA
         self._writer = pa.ipc.new_file(self._file, self._schema)
-        self._rows: list[dict[str, str | int | None]] = []
+        self._rows: list[dict[str, Any]] = []
 
     def write(self, document: Document) -> None:
         """Appends one document."""
-        self._rows.append(
-            {
-                "id": document.id,
-                "title": document.title,
-                "text": document.text,
-                "metadata": json.dumps(document.metadata, ensure_ascii=False),
-                "parent": document.parent,
-                "chunk": document.chunk,
-                "chunks": document.chunks,
-            }
-        )
+        row = {name: getattr(document, name) for name in self._schema.names}
+        row["metadata"] = json.dumps(document.metadata, ensure_ascii=False)
+        self._rows.append(row)
         if len(self._rows) == _BATCH_ROWS:
             self._flush()
 
@@ -68,12 +57,7 @@ class DocumentWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             if self._rows:
                 self._flush()
@@ -115,8 +99,7 @@ class DocumentReader:
         return self._count
 
     def __getitem__(self, row: int) -> Document:
-        batch, offset = self._locate(row)
-        return _document(batch, offset)
+        return _document(*self._locate(row))
 
     def __iter__(self) -> Iterator[Document]:
         for batch in self._batches:

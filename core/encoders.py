@@ -56,12 +56,9 @@ class EncoderSpec(Frozen):
         adapter: LoRA adapter on a `transformers` checkpoint: a folder, relative likewise, or a
             model on the hub; "" for none.
         config: Entries that replace those of a `transformers` checkpoint's config.json.
-        role: The side that this encoder serves.
         dimension: Dimensions of the vectors after truncation.
         native_dimension: Dimensions that the model computes.
         max_length: Tokens that the model reads, special tokens included.
-        pooling: How token vectors become one vector.
-        normalize: Whether vectors are scaled to unit L2 norm.
         prompt: Text put before each input.
         embedding_space: Identity of the space that both sides of a pair share.
     """
@@ -100,11 +97,8 @@ class Pair(Frozen):
     """A query encoder and a document encoder that share one embedding space.
 
     Attributes:
-        name: The pair's name in the registry.
-        description: One sentence.
         folder: Where the file lies that describes the pair; weights are relative to it.
-        query: The online side.
-        document: The offline side.
+        query: The online side; the document side is the offline one.
     """
 
     name: str

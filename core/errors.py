@@ -9,14 +9,9 @@ class CareError(Exception):
 
     The message may be reworded; programs and tests go by the code and the fields.
 
-    Args:
-        message: What is wrong, where, and what to do.
-        code: Identifier of the error in snake_case, or None for that of its class.
-        fields: What the message names, by name: `path`, `line`, `field`, `id`, counts.
-
     Attributes:
-        code: Identifier of the error.
-        fields: What the message names; values are those of JSON.
+        code: Identifier of the error in snake_case; if none is given, that of its class.
+        fields: What the message names: `path`, `line`, `field`, `id`, counts; values of JSON.
     """
 
     default_code: ClassVar[str] = "error"

@@ -50,11 +50,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Locks a folder against other processes; the kernel unlocks it when the process ends.
-
-    Raises:
-        CareError: If another process has locked it.
-    """
+    """Locks a folder that no other process may have locked; the kernel unlocks it at our end."""
     with (folder / ".lock").open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
@@ -66,11 +62,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_in(folder: Path) -> Iterator[None]:
-    """Names the folder where writing failed; the errors of libraries do not.
-
-    Raises:
-        CareError: In place of any OSError.
-    """
+    """Raises a CareError in place of any OSError: those of libraries do not name the folder."""
     try:
         yield
     except OSError as error:
@@ -84,10 +76,6 @@ def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a hidden folder that becomes `folder` when the block succeeds.
 
     After an error `folder` is what it was before.
-
-    Args:
-        folder: The folder.
-        replace: Whether it may exist and is replaced.
 
     Raises:
         CareError: If it exists and is not replaced; in place of any OSError.

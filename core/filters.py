@@ -12,10 +12,9 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -54,9 +53,6 @@ class FilterWriter:
     Text, whole numbers, booleans and lists of them can be filtered by; other values
     (fractions, objects, null) are kept with the document and not indexed. Memory is bounded:
     tables of parts of the rows are laid beside the file and merged when the block ends.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,12 +110,7 @@ class FilterWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             with self._open:
                 if kind is None:
@@ -166,19 +157,15 @@ class FilterReader:
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowInvalid) as error:
-            raise IndexVersionError.at(
-                path, "is not a readable Arrow file", "unreadable_filters"
-            ) from error
+            reason = "is not a readable Arrow file"
+            raise IndexVersionError.at(path, reason, "unreadable_filters") from error
         if table.schema != _SCHEMA or len(table) != sum(fields.values()):
             reason = "does not hold the values that the manifest counts"
             raise IndexVersionError.at(path, reason, "unreadable_filters")
         self._table = table
-        self._starts: dict[str, int] = {}
-        start = 0
-        for field in sorted(fields):
-            self._starts[field] = start
-            start += fields[field]
         self.fields = dict(fields)
+        ends = zip(sorted(fields), accumulate(fields[name] for name in sorted(fields)), strict=True)
+        self._starts = {name: end - fields[name] for name, end in ends}
 
     def check(self, filter_: Filter) -> None:
         """Checks that documents of this index have the fields of a filter.
@@ -189,20 +176,11 @@ class FilterReader:
         for field in filter_:
             if field not in self.fields:
                 known = ", ".join(sorted(self.fields)) or "none"
-                raise QueryError(
-                    f"filter.{field[:64]}",
-                    f"unknown filter field; this index has: {known}",
-                    code="unknown_filter_field",
-                )
+                message = f"unknown filter field; this index has: {known}"
+                raise QueryError(f"filter.{field[:64]}", message, code="unknown_filter_field")
 
     def rows(self, filter_: Filter) -> RowArray | None:
-        """Returns the rows that carry an accepted value in every field, ascending.
-
-        None stands for all rows: the filter is empty.
-
-        Raises:
-            QueryError: If no document of the index has such a field.
-        """
+        """Returns the rows, ascending, with an accepted value in every field; None for all."""
         self.check(filter_)
         found: RowArray | None = None
         for field, values in filter_.items():
@@ -211,23 +189,14 @@ class FilterReader:
         return found
 
     def labels(self, filter_: Filter) -> list[list[int]]:
-        """Returns for each field the labels of the accepted values that documents have.
-
-        Raises:
-            QueryError: If no document of the index has such a field.
-        """
+        """Returns for each field the labels of the accepted values that documents have."""
         self.check(filter_)
-        return [
-            [label for value in values if (label := self._label(field, value)) is not None]
-            for field, values in filter_.items()
-        ]
+        return [self._labels(field, values) for field, values in filter_.items()]
 
     def labels_of_rows(self, count: int) -> tuple[RowArray, RowArray]:
-        """Returns the labels of the first `count` rows.
+        """Returns places, int64 [count + 1], and labels, int64 [labels], of the first rows.
 
-        Returns:
-            int64 [count + 1] and int64 [labels]: those of row i lie from the i-th place to the
-            next, ascending.
+        The labels of row i lie from the i-th place to the next, ascending.
         """
         column = self._table["rows"]
         lengths = pc.list_value_length(column).to_numpy()
@@ -245,20 +214,17 @@ class FilterReader:
         return [json.loads(part["value"][int(i)].as_py()) for i in order]
 
     def _union(self, field: str, values: Sequence[FilterValue]) -> RowArray:
-        rows = [self._lookup(field, value) for value in values]
+        lists = self._table["rows"]
+        rows = [lists[label].values.to_numpy() for label in self._labels(field, values)]
         return rows[0] if len(rows) == 1 else np.unique(np.concatenate([_NO_ROWS, *rows]))
 
-    def _lookup(self, field: str, value: FilterValue) -> RowArray:
-        label = self._label(field, value)
-        if label is None:
-            return _NO_ROWS
-        rows: RowArray = self._table["rows"][label].values.to_numpy()
-        return rows
-
-    def _label(self, field: str, value: FilterValue) -> int | None:
+    def _labels(self, field: str, values: Sequence[FilterValue]) -> list[int]:
         start = self._starts[field]
-        end = start + self.fields[field]
+        places = range(start, start + self.fields[field])
         column = self._table["value"]
-        key = _encode(value)
-        at = bisect_left(range(start, end), key, key=lambda i: column[i].as_py()) + start
-        return at if at < end and column[at].as_py() == key else None
+        labels = []
+        for key in map(_encode, values):
+            label = bisect_left(places, key, key=lambda i: column[i].as_py()) + start
+            if label in places and column[label].as_py() == key:
+                labels.append(label)
+        return labels

@@ -26,12 +26,7 @@ class FileRecord(Frozen):
 class UpdateRecord(Frozen):
     """What an update changed, counted in documents, and the version that it changed.
 
-    Attributes:
-        base: The version's id.
-        added: Documents with new ids.
-        replaced: Documents whose text, title or metadata differ from those of the same id.
-        deleted: Documents left out.
-        unchanged: Documents that are as they were.
+    A document is replaced by one of the same id that differs in text, title or metadata.
     """
 
     base: str
@@ -85,9 +80,7 @@ class RecallReport(Frozen):
     """How the search parameters were chosen.
 
     Attributes:
-        k: Depth at which recall is measured.
-        queries: Number of held-out queries.
-        source: Where those queries came from.
+        queries: Number of held-out queries, which came from `source`.
         target: The recall asked for.
         recall: Mean recall@k against exact search, with the chosen parameters.
         tried: Recall@k of each parameter value that was tried.
@@ -131,16 +124,11 @@ class IndexManifest(Frozen):
     """Description of one immutable index version; written last, as `manifest.json`.
 
     Attributes:
-        schema_version: Version of this schema.
-        name: The index.
-        version: The version's id.
         parent: The version that was active when this one was built, or None.
         encoder: The document encoder.
         backend: What ran the document encoder: onnx, transformers, vllm or openai.
         dtype: The type that it computed in, as it was asked for: `auto` is bfloat16 on GPUs and
             float32 on processors; of ONNX files it is that of the graph.
-        metric: How vectors are compared.
-        store: Where the vectors are.
         factory: The index type.
         search_parameters: Parameters of a search, chosen by measured recall.
         count: The number of rows: of documents or, with `chunking`, of chunks.
@@ -149,13 +137,7 @@ class IndexManifest(Frozen):
         components: Optional parts by name.
         thresholds: Scores below which a hit is not an answer, by name of the method; may be empty.
         fusion: Weights of search channels in a hybrid search, by channel; may be empty.
-        corpus: Where the documents came from.
-        recall: How the search parameters were chosen.
         canaries: Texts whose vectors a query encoder must be able to find.
-        created_at: When the version was built.
-        build_seconds: How long that took [s].
-        libraries: Versions of libraries.
-        chunking: How long documents are cut, or None.
     """
 
     schema_version: int
@@ -195,10 +177,11 @@ def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
         KeyError, TypeError: If it is not a manifest of schema 1.
     """
     update = content["corpus"].get("update")
+    is_onnx = content["encoder"].get("format", "onnx") == "onnx"
     return content | {
         "schema_version": SCHEMA_VERSION,
         "parent": update["base"] if update else None,
-        "backend": "onnx" if content["encoder"].get("format", "onnx") == "onnx" else UNKNOWN,
-        "dtype": "auto" if content["encoder"].get("format", "onnx") == "onnx" else UNKNOWN,
+        "backend": "onnx" if is_onnx else UNKNOWN,
+        "dtype": "auto" if is_onnx else UNKNOWN,
         "store": "faiss" if VECTORS_FILE in content["files"] else "milvus",
     }

@@ -37,10 +37,9 @@ _LIBRARIES = {
 
 
 def library_versions(*others: str) -> dict[str, str]:
-    """Returns the versions of the libraries that this process has loaded, by distribution.
+    """Returns the versions of the libraries that this process, or another, has loaded.
 
-    Args:
-        others: Modules that another process has loaded, whose work is part of the result.
+    They go by distribution; `others` are modules that the other process has loaded.
     """
     versions = {}
     for module, name in _LIBRARIES.items():

@@ -29,9 +29,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not isinstance(record, dict):
                     raise record_error(path, number, "is not a JSON object", code="not_json")
                 yield number, record
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
     except json.JSONDecodeError as error:
         raise record_error(path, number, "is not valid JSON", code="not_json") from error
@@ -50,11 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
-    """Returns a field of a record, on line `number` of `path`, that must be a string.
-
-    Raises:
-        DataError: If it is missing or not a string.
-    """
+    """Returns a field of a record, on line `number` of `path`, that must be a string."""
     value = record.get(name)
     if not isinstance(value, str):
         raise field_error(path, number, name, "is missing or not a string")
@@ -62,11 +56,7 @@ def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str
 
 
 def record_id(path: Path, number: int, record: Mapping[str, Any], name: str = "_id") -> str:
-    """Returns an id: a string, or a whole number as one.
-
-    Raises:
-        DataError: If it is missing, empty or of another type.
-    """
+    """Returns an id, which must be a string that is not empty, or a whole number, as a string."""
     value = record.get(name, record.get("id") if name == "_id" else None)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

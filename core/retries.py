@@ -48,9 +48,7 @@ class RetryPolicy:
     ) -> T:
         """Makes a request, and repeats it as long as it raises `TransientError`.
 
-        Args:
-            request: Makes the request.
-            on_retry: Called before each wait with the failure and the wait [s], to show progress.
+        `on_retry` is called before each wait with the failure and the wait [s].
 
         Raises:
             TransientError: The last one, if all repetitions failed or the server asks to wait

@@ -15,12 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class Scratch:
-    """Records of one dtype, appended one after the other.
-
-    Args:
-        file: An empty file.
-        dtype: Of a record.
-    """
+    """Records of one dtype, appended one after the other to an empty file."""
 
     def __init__(self, file: IO[bytes], dtype: DTypeLike) -> None:
         self._file = file

@@ -8,11 +8,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from core.errors import CareError
 
@@ -28,6 +27,12 @@ class ServerProcess:
 
     url: str
     process: "subprocess.Popen[bytes]"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> int:
         """Sends SIGTERM, after 30 s SIGKILL, and returns the exit status."""
@@ -51,11 +56,8 @@ def start_service(
     started for a purpose must not be closed by a key, or slowed by a limit, that was set for
     another.
 
-    Args:
-        indexes: Folder of the indexes.
-        index: Name of the index.
-        settings: Settings without `CARE_`, for instance `{"PAIR": "care-mini"}`.
-        environment: Variables of the process instead of the caller's.
+    Settings come without `CARE_`, as in `{"PAIR": "care-mini"}`; `environment` are the process's
+    variables instead of the caller's.
 
     Raises:
         CareError: If it does not start; what it printed is on standard error.
@@ -76,20 +78,13 @@ def start_service(
     return _start([sys.executable, "-m", "service"], inherited | variables, None, announced)
 
 
-@contextmanager
 def running_service(
     indexes: Path | str, index: str, pair: str | None = None, **settings: str
-) -> Iterator[ServerProcess]:
-    """Runs the service until the block ends; see `start_service`."""
-    chosen = {"PAIR": pair} if pair else {}
-    server = start_service(indexes, index, settings=settings | chosen)
-    try:
-        yield server
-    finally:
-        server.stop()
+) -> ServerProcess:
+    """Runs the service until the block of a `with` ends; see `start_service`."""
+    return start_service(indexes, index, settings | ({"PAIR": pair} if pair else {}))
 
 
-@contextmanager
 def running_server(
     command: Sequence[str],
     url: str,
@@ -97,15 +92,11 @@ def running_server(
     *,
     environment: Mapping[str, str],
     folder: Path | None = None,
-) -> Iterator[ServerProcess]:
-    """Runs any HTTP server until the block ends.
+) -> ServerProcess:
+    """Runs any HTTP server until the block of a `with` ends.
 
-    Args:
-        command: What starts it.
-        url: Where it listens.
-        ready: The path that is answered with 200 once it serves.
-        environment: All of its variables.
-        folder: Its working folder, or None for the caller's.
+    It listens at `url` and answers the path `ready` with 200 once it serves; `environment` are all
+    of its variables.
 
     Raises:
         CareError: If it ends or does not answer in time.
@@ -118,11 +109,7 @@ def running_server(
         except (urllib.error.URLError, OSError):
             return None
 
-    server = _start(list(command), environment, folder, answers)
-    try:
-        yield server
-    finally:
-        server.stop()
+    return _start(list(command), environment, folder, answers)
 
 
 def free_port() -> int:
@@ -147,20 +134,13 @@ def _start(
                 if url := address(output):
                     return ServerProcess(url, process)
                 time.sleep(_POLL_EVERY)
+            name, status = " ".join(command[1:3]), process.poll()
+            if status is None:
+                message = f"'{name}' did not answer within {_START_WITHIN:.0f} s"
+                raise CareError(message, code="server_not_ready")
+            reason = f"ended with status {status} before it served: what it printed says why"
+            raise CareError(f"'{name}' {reason}", code="server_ended", status=status)
         except BaseException:
             process.kill()
             process.wait()
             raise
-        name = " ".join(command[1:3])
-        if process.poll() is not None:
-            raise CareError(
-                f"'{name}' ended with status {process.returncode} before it served: "
-                "what it printed says why",
-                code="server_ended",
-                status=process.returncode,
-            )
-        process.kill()
-        process.wait()
-        raise CareError(
-            f"'{name}' did not answer within {_START_WITHIN:.0f} s", code="server_not_ready"
-        )

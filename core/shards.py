@@ -5,7 +5,6 @@ shard-00000.ids  the id of the first document with that text, one a line
 journal.jsonl    a line for each whole shard, with its checksums
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -96,8 +95,8 @@ def whole_shards(folder: Path) -> list[ShardRecord]:
     records: dict[int, ShardRecord] = {}
     for line in lines:
         try:
-            record = ShardRecord.model_validate(json.loads(line))
-        except (json.JSONDecodeError, ValidationError):
+            record = ShardRecord.model_validate_json(line)
+        except ValidationError:
             continue  # blank, or cut off by a kill
         records[record.shard] = record
     whole: list[ShardRecord] = []
@@ -108,12 +107,8 @@ def whole_shards(folder: Path) -> list[ShardRecord]:
 
 def _is_whole(folder: Path, record: ShardRecord) -> bool:
     vectors, ids = vectors_path(folder, record.shard), ids_path(folder, record.shard)
-    return (
-        vectors.is_file()
-        and ids.is_file()
-        and sha256_file(vectors) == record.vectors_sha256
-        and sha256_file(ids) == record.ids_sha256
-    )
+    checksums = ((vectors, record.vectors_sha256), (ids, record.ids_sha256))
+    return all(path.is_file() and sha256_file(path) == checksum for path, checksum in checksums)
 
 
 def link_shards(source: Path, folder: Path) -> int:

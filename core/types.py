@@ -19,9 +19,7 @@ class Document:
     """A passage of the corpus.
 
     Attributes:
-        id: Its id, unique in an index.
-        text: Its text.
-        title: Its title.
+        id: Unique in an index.
         metadata: What it can be filtered by, and more.
         parent: In an index of chunks the id of the document that this is a chunk of.
         chunk: The number of the chunk, from 0.

@@ -9,15 +9,9 @@ from core.types import FloatArray
 
 
 def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> FloatArray:
-    """Reduces token vectors to one vector a text.
+    """Reduces token vectors, float32 [n, length, dimension], to float32 [n, dimension].
 
-    Args:
-        tokens: float32 [n, length, dimension].
-        mask: [n, length], 1 for a token, 0 for padding on the right.
-        pooling: The first token, the mean over tokens, or the last token.
-
-    Returns:
-        float32 [n, dimension].
+    The mask, [n, length], is 1 for a token, 0 for padding on the right.
 
     Raises:
         VectorError: If a text has no token.
@@ -38,32 +32,22 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
     """Keeps the first `dimension` dimensions, then scales to unit L2 norm.
 
     Truncating a Matryoshka embedding (arXiv 2205.13147) leaves a shorter vector, so the
-    scaling comes last.
-
-    Args:
-        vectors: float32 [n, m] with m ≥ dimension.
-        dimension: Dimensions to keep.
-
-    Returns:
-        float32 [n, dimension], C-contiguous, each row of unit norm.
+    scaling comes last. Takes float32 [n, m], m ≥ dimension; returns float32 [n, dimension],
+    C-contiguous.
 
     Raises:
         VectorError: If the vectors are too short, hold NaN or infinity, or are zero.
     """
     if vectors.ndim != 2 or vectors.shape[1] < dimension:
-        raise VectorError(
-            f"vectors of shape {vectors.shape} cannot be truncated to {dimension} dimensions",
-            code="too_few_dimensions",
-            dimension=dimension,
-        )
+        message = f"vectors of shape {vectors.shape} cannot be truncated to {dimension} dimensions"
+        raise VectorError(message, code="too_few_dimensions", dimension=dimension)
     kept = np.ascontiguousarray(vectors[:, :dimension], dtype=np.float32)
     # In float32 the squares of a finite vector can overflow, or vanish.
     norms = np.linalg.norm(kept.astype(np.float64), axis=1, keepdims=True)
     bad = ~(np.isfinite(norms) & (norms > 0)).ravel()
     if bad.any():
         row = int(bad.argmax())
-        raise VectorError(
-            f"vector {row} of {len(bad)} is zero, NaN or infinite", code="not_finite", row=row
-        )
+        message = f"vector {row} of {len(bad)} is zero, NaN or infinite"
+        raise VectorError(message, code="not_finite", row=row)
     unit: FloatArray = (kept / norms).astype(np.float32)
     return unit

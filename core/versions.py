@@ -13,12 +13,7 @@ from pydantic import ValidationError
 
 from core.errors import IndexVersionError
 from core.files import sha256_file, write_text
-from core.manifest import (
-    OLDEST_SCHEMA_VERSION,
-    SCHEMA_VERSION,
-    IndexManifest,
-    upgrade_manifest,
-)
+from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
 
 MANIFEST = "manifest.json"
 
@@ -33,11 +28,8 @@ def index_folder(root: Path, name: str) -> Path:
         IndexVersionError: If the name could leave the folder or confuse a shell.
     """
     if not _NAME.fullmatch(name):
-        raise IndexVersionError(
-            f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'",
-            code="bad_index_name",
-            name=name,
-        )
+        message = f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'"
+        raise IndexVersionError(message, code="bad_index_name", name=name)
     return root / name
 
 
@@ -57,12 +49,11 @@ def current_version(root: Path, name: str) -> str:
     try:
         version = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
-        raise IndexVersionError(
+        message = (
             f"index '{name}' has no active version in {root}: build it with "
-            f"make build-index CORPUS=… INDEX={name}",
-            code="no_active_version",
-            index=name,
-        ) from error
+            f"make build-index CORPUS=… INDEX={name}"
+        )
+        raise IndexVersionError(message, code="no_active_version", index=name) from error
     if not _NAME.fullmatch(version):
         raise IndexVersionError.at(path, "does not name a version", "bad_current")
     return version
@@ -75,12 +66,11 @@ def set_current(root: Path, name: str, version: str) -> None:
         IndexVersionError: If there is no such version.
     """
     if version not in (versions := list_versions(root, name)):
-        raise IndexVersionError(
+        message = (
             f"index '{name}' has no version '{version}' in {root}; it has: "
-            f"{', '.join(versions) or 'none'}",
-            code="unknown_version",
-            version=version,
+            f"{', '.join(versions) or 'none'}"
         )
+        raise IndexVersionError(message, code="unknown_version", version=version)
     write_text(index_folder(root, name) / _CURRENT, version + "\n")
 
 
@@ -110,9 +100,11 @@ def read_manifest(folder: Path) -> IndexManifest:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        raise _invalid(path, f"{field}: {first['msg']}", field) from error
+        reason = f"is not a valid manifest: {field}: {first['msg']}"
+        raise IndexVersionError.at(path, reason, "invalid_manifest", field=field) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _invalid(path, "it is not the JSON of a manifest", "") from error
+        reason = "is not a valid manifest: it is not the JSON of a manifest"
+        raise IndexVersionError.at(path, reason, "invalid_manifest", field="") from error
 
 
 def schema_of(folder: Path) -> int:
@@ -130,8 +122,7 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         path = folder / name
         if not path.is_file():
             raise IndexVersionError.at(path, "is missing", "file_missing")
-        size = path.stat().st_size
-        if size != record.bytes:
+        if (size := path.stat().st_size) != record.bytes:
             reason = f"has {size} bytes instead of {record.bytes}"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
@@ -140,8 +131,3 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         if found != record.sha256:
             reason = "is corrupt: its checksum is not the manifest's"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")
-
-
-def _invalid(path: Path, reason: str, field: str) -> IndexVersionError:
-    reason = f"is not a valid manifest: {reason}"
-    return IndexVersionError.at(path, reason, "invalid_manifest", field=field)

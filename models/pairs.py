@@ -35,11 +35,8 @@ def load_pair(name: str) -> Pair:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         known = ", ".join(list_pairs())
-        raise PairError(
-            f"unknown pair '{name}': registered are {known}; or give the path of a .toml file",
-            code="unknown_pair",
-            pair=name,
-        ) from error
+        message = f"unknown pair '{name}': registered are {known}; or give the path of a .toml file"
+        raise PairError(message, code="unknown_pair", pair=name) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PairError.at(path, f"is not valid TOML: {error}", "not_toml") from error
     try:

@@ -47,15 +47,9 @@ def encode_cached(
 ) -> FloatArray:
     """Encodes texts in shards, each stored under the checksum of its encoder and texts.
 
-    A stored shard is read; an interrupted run resumes at the first that is not stored.
-
-    Args:
-        load: Loads the encoder; not called if all vectors are stored.
-        spec: The facts of the encoder.
-        texts: As for `encode_texts`, which says what is returned.
-        folder: Where the shards are stored; made if it does not exist.
-        batch_size: Texts in a batch.
-        label: Name of the progress bar, or "" for none.
+    A stored shard is read; an interrupted run resumes at the first that is not stored. `load`
+    is not called if all are. The label is that of the progress bar, or "" for none. Returns what
+    `encode_texts` does.
     """
     place = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)

@@ -31,21 +31,16 @@ def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool =
         return _download(spec.model, spec.revision, "weights", patterns)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
-        raise PairError.at(
-            normpath(path),
+        reason = (
             f"is no checkpoint of {spec.model}: it has no config.json; put the trained "
-            "checkpoint there, or name its folder as weights in the pair's TOML",
-            "no_checkpoint",
+            "checkpoint there, or name its folder as weights in the pair's TOML"
         )
+        raise PairError.at(normpath(path), reason, "no_checkpoint")
     return path
 
 
 def adapter_folder(spec: EncoderSpec, folder: Path) -> Path:
-    """Returns the folder of the LoRA adapter: the local one, or the download from the hub.
-
-    Raises:
-        PairError: If the download fails.
-    """
+    """Returns the folder of the LoRA adapter; see `checkpoint_folder`."""
     path = folder / spec.adapter
     return path if path.is_dir() else _download(spec.adapter, None, "adapter")
 
@@ -59,13 +54,12 @@ def _download(
         )
     except (OSError, ValueError) as error:  # the hub's errors are one or the other
         at = f" at revision '{revision}'" if revision else ""
-        raise PairError(
+        message = (
             f"download of {model}{at} from the Hugging Face Hub failed "
-            f"({type(error).__name__}): name a local folder as {field} in the pair's TOML",
-            code="download_failed",
-            model=model,
-            revision=revision,
-            field=field,
+            f"({type(error).__name__}): name a local folder as {field} in the pair's TOML"
+        )
+        raise PairError(
+            message, code="download_failed", model=model, revision=revision, field=field
         ) from error
     return Path(folder)
 
@@ -99,7 +93,6 @@ def native_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tok
 
     Raises:
         PairError: If the model computes other dimensions than its spec says.
-        VectorError: If a vector is zero, NaN or infinite.
     """
     if vectors.shape[1] != spec.native_dimension:
         raise PairError(

@@ -34,10 +34,9 @@ class EncoderOptions:
     Attributes:
         backend: One of `BACKENDS`; auto takes ONNX Runtime for files of ONNX, and for a
             checkpoint vLLM if it is installed and can read it, else transformers.
-        threads: Threads of ONNX Runtime, 0 for all processors that the process may use.
+        threads: Of ONNX Runtime, 0 for all processors that the process may use.
         dtype: One of `DTYPES`; auto is bfloat16 on a GPU and float32 on the processor.
         model: The name that a server knows the model by, or None for the spec's.
-        batch_size: Texts in a request to a server at most.
     """
 
     backend: str = "auto"
@@ -101,13 +100,11 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if backend == "openai":
         return _server_encoder(pair, options)
     if (backend == "onnx") != (spec.format == "onnx"):
-        raise PairError(
+        message = (
             f"backend '{backend}' cannot read format '{spec.format}', in which pair '{pair.name}' "
-            "has its document side",
-            code="backend_mismatch",
-            backend=backend,
-            format=spec.format,
+            "has its document side"
         )
+        raise PairError(message, code="backend_mismatch", backend=backend, format=spec.format)
     if backend != "vllm":
         return load_encoder(spec, pair.folder, options.threads, dtype=options.dtype)
     with _packages("vLLM", "pip install vllm"):
@@ -190,8 +187,5 @@ def _packages(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ProviderError(
-            f"{what} needs {error.name}, which is not installed: {hint}",
-            code="missing_package",
-            package=error.name,
-        ) from error
+        message = f"{what} needs {error.name}, which is not installed: {hint}"
+        raise ProviderError(message, code="missing_package", package=error.name) from error

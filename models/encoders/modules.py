@@ -36,17 +36,15 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     for module in json.loads(file.read_text("utf-8")):
         kind = module["type"].rpartition(".")[2]
         if kind not in folders:
-            raise _unsupported(file, kind, f"a module {kind}: {', '.join(_KINDS)} are supported")
+            reason = f"names a module {kind}: {', '.join(_KINDS)} are supported"
+            raise PairError.at(file, reason, "unsupported_module", module=kind)
         folders[kind].append(checkpoint / module["path"])
     if (count := len(folders["Transformer"])) != 1:
-        raise _unsupported(file, "Transformer", f"{count} transformers instead of one")
+        reason = f"names {count} transformers instead of one"
+        raise PairError.at(file, reason, "unsupported_module", module="Transformer")
     for folder in folders["Pooling"]:
         _check_pooling(folder / "config.json", pooling)
     return folders["Transformer"][0], folders["Dense"]
-
-
-def _unsupported(file: Path, module: str, what: str) -> PairError:
-    return PairError.at(file, f"names {what}", "unsupported_module", module=module)
 
 
 def _check_pooling(file: Path, pooling: Pooling) -> None:

@@ -51,11 +51,8 @@ class OnnxEncoder(TokenEncoder):
         self, spec: EncoderSpec, folder: Path, threads: int, provider: ProviderOptions = ON_CPU
     ) -> None:
         if spec.format != "onnx":
-            raise PairError(
-                f"{spec.model} has format '{spec.format}': export it to ONNX",
-                code="not_onnx",
-                format=spec.format,
-            )
+            message = f"{spec.model} has format '{spec.format}': export it to ONNX"
+            raise PairError(message, code="not_onnx", format=spec.format)
         self.tokenize = file_tokenizer(spec, folder)
         weights = described_file(spec, folder / spec.weights, spec.weights_sha256)
         self.spec = spec

@@ -41,14 +41,11 @@ class OpenAIEncoder:
     requests' texts, and may come from any thread, but not from a running event loop.
 
     Args:
-        spec: The facts of the encoder; its files are not read.
         base_url: The server's address, with or without `/v1`.
         model: The name that the server knows the model by, or None for the spec's.
-        api_key: The key to send, or None to send none.
         concurrency: Requests at once.
         request_texts: Texts in a request at most; 32 is what TEI takes by default.
         timeout: The longest that a request may take [s].
-        retries: When a request is repeated.
         truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
             others may reject the request for the unknown field.
         load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.
@@ -156,9 +153,8 @@ class OpenAIEncoder:
                 raise self._failure(what, "embedding_server_busy", seconds=error.wait) from None
             attempts = self._retries.retries + 1
             what = f"failed {attempts} times in a row, at last with {error.reason}"
-            raise self._failure(
-                what, "embedding_server_failed", attempts=attempts, reason=error.reason
-            ) from None
+            facts = {"attempts": attempts, "reason": error.reason}
+            raise self._failure(what, "embedding_server_failed", **facts) from None
         except _RejectedError as error:
             if len(texts) == 1:
                 raise TextRefusedError(

@@ -76,11 +76,7 @@ class Buckets:
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
-    values = []
-    while first < last:
-        values.append(first)
-        first *= 2
-    return (*values, last)
+    return (first, *_doubled(2 * first, last)) if first < last else (last,)
 
 
 def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int, int]]:

@@ -145,11 +145,7 @@ def pad(
 
 
 def as_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:
-    """Returns what an encoder returns for pooled vectors, float32 [n, at least spec.dimension].
-
-    Raises:
-        VectorError: If a vector is zero, NaN or infinite.
-    """
+    """Returns what an encoder returns for pooled vectors, float32 [n, at least spec.dimension]."""
     return Encoding(
         vectors=truncate_normalize(vectors, spec.dimension),
         token_counts=np.array([len(t) for t in tokens], dtype=np.int32),

@@ -56,19 +56,13 @@ class TransformersEncoder(TokenEncoder):
         self._dense = torch.nn.Sequential(*map(_load_dense, dense)).eval()
         longest = getattr(self._model.config, "max_position_embeddings", spec.max_length)
         if longest < spec.max_length:
+            message = f"{spec.model} reads {longest} tokens, not max_length {spec.max_length}"
             raise PairError(
-                f"{spec.model} reads {longest} tokens, not max_length {spec.max_length}",
-                code="max_length_too_large",
-                found=longest,
-                max_length=spec.max_length,
+                message, code="max_length_too_large", found=longest, max_length=spec.max_length
             )
 
     def parts(self) -> tuple[Any, torch.nn.Module, Tokenizer]:
-        """Returns what an export is made of.
-
-        That is the transformer with an adapter merged into it, the Dense modules behind its
-        pooling, and a tokenizer whose file alone makes the same tokens.
-        """
+        """Returns the merged transformer, the Dense modules, and a tokenizer that is `whole`."""
         return self._model, self._dense, self.tokenize.whole()
 
     @torch.inference_mode()
@@ -87,12 +81,11 @@ class TransformersEncoder(TokenEncoder):
             ).last_hidden_state.float()
         if states is None:
             # Not raised from that error, whose frames hold the memory that fewer texts need.
-            raise ProviderError(
+            message = (
                 f"the GPU has too little memory for {len(tokens)} texts of up to "
-                f"{max(map(len, tokens))} tokens",
-                code="out_of_memory",
-                texts=len(tokens),
+                f"{max(map(len, tokens))} tokens"
             )
+            raise ProviderError(message, code="out_of_memory", texts=len(tokens))
         pooled = pool(states.cpu().numpy(), mask, self.spec.pooling)
         return native_encoding(self.spec, self._dense(torch.from_numpy(pooled)).numpy(), tokens)
 
@@ -142,13 +135,11 @@ def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
         config = AutoConfig.for_model(kind)
     except ValueError as error:
         code = " and its own code is not run" if remote else ""
-        raise PairError.at(
-            checkpoint,
+        reason = (
             f"has the model_type '{kind}', which transformers does not know{code}: "
-            "name another in config of the pair's TOML",
-            "unknown_architecture",
-            model_type=kind,
-        ) from error
+            "name another in config of the pair's TOML"
+        )
+        raise PairError.at(checkpoint, reason, "unknown_architecture", model_type=kind) from error
     return type(config).from_dict(entries)
 
 
@@ -167,11 +158,8 @@ def _load_adapted(checkpoint: Path, adapter: Path, config: Any, dtype: Any) -> A
     try:
         from peft import PeftConfig, PeftModel
     except ModuleNotFoundError as error:
-        raise ProviderError(
-            "a LoRA adapter needs peft: pip install 'care-retrieval[train]'",
-            code="missing_package",
-            package="peft",
-        ) from error
+        message = "a LoRA adapter needs peft: pip install 'care-retrieval[train]'"
+        raise ProviderError(message, code="missing_package", package="peft") from error
     # An adapter names its layers as the class of model did that it was trained on.
     causal = PeftConfig.from_pretrained(str(adapter)).task_type == "CAUSAL_LM"
     model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, config, dtype)

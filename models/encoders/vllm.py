@@ -44,7 +44,7 @@ class VllmEncoder(TokenEncoder):
 
     Raises:
         PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
-        ProviderError: If vLLM is not installed or does not start.
+        ProviderError: If vLLM is not installed, does not start or, later, fails.
     """
 
     # One call waits in the engines' processes for the other to end.
@@ -63,11 +63,8 @@ class VllmEncoder(TokenEncoder):
             message = f"vLLM is not installed: {_INSTALL}"
             raise ProviderError(message, code="missing_package", package="vllm")
         if spec.adapter:
-            raise PairError(
-                f"vLLM reads only merged weights: merge {spec.adapter} into its model",
-                code="unsupported_adapter",
-                adapter=spec.adapter,
-            )
+            message = f"vLLM reads only merged weights: merge {spec.adapter} into its model"
+            raise PairError(message, code="unsupported_adapter", adapter=spec.adapter)
         if "model_type" in spec.config:
             raise PairError(
                 f"vLLM does not read {spec.model} as {spec.config['model_type']}: "
@@ -94,11 +91,7 @@ class VllmEncoder(TokenEncoder):
             engine.close()
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch; may be called from several threads.
-
-        Raises:
-            ProviderError: If an engine fails.
-        """
+        """Encodes what `tokenize` returned, as one batch; may be called from several threads."""
         # Texts come sorted by length: taken in turn, each engine gets as much as the others.
         step = len(self._engines)
         parts = [[t.ids for t in tokens[first::step]] for first in range(min(step, len(tokens)))]
@@ -152,9 +145,8 @@ class _Engine:
             yield
         except (BrokenProcessPool, CancelledError) as error:
             self._end(pool)
-            raise ProviderError(
-                "a vLLM engine has ended: was it out of memory?", code="engine_died"
-            ) from error
+            message = "a vLLM engine has ended: was it out of memory?"
+            raise ProviderError(message, code="engine_died") from error
         except ProviderError:
             # What vLLM has left behind may fail at anything.
             self._end(pool)
@@ -178,12 +170,8 @@ def _devices(replica: int, count: int) -> str:
         return ",".join(map(str, range(replica * count, (replica + 1) * count)))
     mine = visible.split(",")[replica * count : (replica + 1) * count]
     if len(mine) < count:
-        raise ProviderError(
-            f"replica {replica + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES",
-            code="too_few_gpus",
-            replica=replica + 1,
-            needed=count,
-        )
+        message = f"replica {replica + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES"
+        raise ProviderError(message, code="too_few_gpus", replica=replica + 1, needed=count)
     return ",".join(mine)
 
 
@@ -215,12 +203,11 @@ def _start(
         on_processor = current_platform.is_cpu()
         if dtype == "auto":
             dtype = "float32" if on_processor else "bfloat16"
+        pooling = PoolerConfig(seq_pooling_type=_POOLING[spec.pooling], use_activation=False)
         _engine = LLM(
             checkpoint,
             runner="pooling",
-            pooler_config=PoolerConfig(
-                seq_pooling_type=_POOLING[spec.pooling], use_activation=False
-            ),
+            pooler_config=pooling,
             dtype=dtype,
             hf_overrides=spec.config,
             max_model_len=spec.max_length,
@@ -229,9 +216,8 @@ def _start(
             enforce_eager=on_processor,
         )
     except Exception as error:  # vLLM's exceptions share no base, and may not be picklable
-        raise ProviderError(
-            f"vLLM did not start: {_first_line(error)}", code="engine_not_started"
-        ) from None
+        message = f"vLLM did not start: {_first_line(error)}"
+        raise ProviderError(message, code="engine_not_started") from None
     return os.getpid()
 
 
@@ -240,17 +226,15 @@ def _embed(prompts: list[list[int]]) -> FloatArray:
     if not prompts:
         return np.empty((0, 0), dtype=np.float32)
     try:
-        outputs = _engine.encode(
-            [{"prompt_token_ids": ids} for ids in prompts], pooling_task="embed", use_tqdm=False
-        )
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = _engine.encode(asked, pooling_task="embed", use_tqdm=False)
     except Exception as error:  # as above
         raise ProviderError(f"vLLM failed: {_first_line(error)}", code="engine_failed") from None
     return np.stack([output.outputs.data.float().numpy() for output in outputs])
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent:
+    if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)
 

@@ -1,12 +1,10 @@
 """One side of a pair as a checkpoint folder of transformers and sentence-transformers."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -19,6 +17,7 @@ from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.encoders.modules import read_modules, write_modules
 from models.encoders.transformers import TransformersEncoder
 from training.export.bert import bert_of_graph, pad_token_id
+from training.files import read_json, writing
 
 DocumentForm = Literal["merged", "adapter", "none"]
 
@@ -35,10 +34,6 @@ def export_document_side(
     The form is `merged`, see `write_checkpoint`; or `adapter`: the folder of peft with a tokenizer
     that ends texts by itself, the base model stays where it is. Returns the facts of what was
     written, and the lowest cosine of its vectors of `texts` to those before.
-
-    Raises:
-        PairError: If the document side is no checkpoint, or has no adapter to keep.
-        CareError: If the vectors are not those of the document side, or the disk fails.
     """
     spec = pair.document
     side = f"the document side of '{pair.name}'"
@@ -75,10 +70,6 @@ def write_checkpoint(
     If asked to truncate, the model itself keeps the first `spec.dimension` dimensions, before
     unit norm, by a linear module. The folder must be new; the spec's paths are relative to `base`.
     Returns the facts of what was written.
-
-    Raises:
-        PairError: If the side cannot be read, or its graph is not of a BERT.
-        CareError: If the disk fails.
     """
     folder.mkdir(parents=True)
     dense: list[str] = []
@@ -132,12 +123,8 @@ def check_vectors(
     # Rounding merged weights to 8 bits of mantissa turns vectors by about 0.0001.
     half = not written.adapter and stored_dtype(base / written.weights) in _HALF
     if not cosine >= (min(least, 0.999) if half else least):
-        raise CareError(
-            f"the exported {written.role} side has other vectors: cosine {cosine:.6f}",
-            code="other_vectors",
-            role=written.role,
-            cosine=cosine,
-        )
+        message = f"the exported {written.role} side has other vectors: cosine {cosine:.6f}"
+        raise CareError(message, code="other_vectors", role=written.role, cosine=cosine)
     return cosine
 
 
@@ -150,14 +137,11 @@ def stored_dtype(transformer: Path) -> torch.dtype:
 
 
 def _save(model: PreTrainedModel, folder: Path) -> None:
-    try:
+    with writing(folder):
         model.save_pretrained(folder)
-        for path in folder.glob("*.safetensors"):
-            # The library lets its own user alone read it.
-            path.chmod(0o644)
-    except SafetensorError as error:
-        reason = " ".join(str(error).split())
-        raise CareError.at(folder, f"cannot be written: {reason}", "input_output") from error
+    for path in folder.glob("*.safetensors"):
+        # The library lets its own user alone read it.
+        path.chmod(0o644)
 
 
 def _copy_tokenizer(source: Path, tokenizer: Tokenizer, folder: Path) -> None:
@@ -194,4 +178,4 @@ def _copy_adapter(adapter: Path, spec: EncoderSpec, base: Path, folder: Path) ->
 
 
 def _update(file: Path, entries: dict[str, Any]) -> None:
-    write_json(file, json.loads(file.read_text("utf-8")) | entries)
+    write_json(file, read_json(file) | entries)

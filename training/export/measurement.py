@@ -23,19 +23,6 @@ from models.encoders.tokenizer import pad
 
 # The questions that the embedded pair is quantised with.
 CALIBRATION = Path(__file__).parents[1] / "source" / "calibration.txt"
-# What is measured; of single texts the worst of all texts counts.
-VALUES = {
-    "cosine": "lowest cosine of the graph's vector to the float32 checkpoint's",
-    "mean cosine": "its mean",
-    "batch": "largest difference of a component between a text alone and in a padded batch",
-    "norm": "largest distance from 1 of the L2 norm of what the graph returns",
-    "overlap@10": "mean part of the checkpoint's ten nearest documents that the graph finds",
-    "nDCG@10": "mean over judged queries, by exact search",
-    "nDCG@10 loss": "what it is below the checkpoint's",
-    "p50 ms": "median time of one query by itself, tokenizing included",
-    "queries/s": "queries a second in batches of 32",
-}
-
 # Texts of these numbers of characters, and on by doubling until the encoder truncates one.
 _LENGTHS = (1, 2, 7, 25, 80, 250, 700)
 # A longer one costs gigabytes: attention grows with the square of the length.
@@ -50,11 +37,7 @@ _BATCHES = 5
 
 
 def read_calibration(path: Path | None) -> list[str]:
-    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair.
-
-    Raises:
-        DataError: If a line has no text.
-    """
+    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair."""
     if path is None:
         return CALIBRATION.read_text(encoding="utf-8").splitlines()
     texts = []
@@ -77,11 +60,7 @@ class Judged:
 
     @classmethod
     def read(cls, corpus: Path, queries: Path, qrels: Path) -> "Judged":
-        """Reads files in BEIR's layout.
-
-        Raises:
-            DataError: If a line is wrong, or a judged query or document does not exist.
-        """
+        """Reads files in BEIR's layout, in which all judged queries and documents exist."""
         documents = beir.document_texts(beir.read_documents(corpus))
         texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
         beir.check_judged(qrels, grades, texts, documents)
@@ -103,7 +82,7 @@ class Rankings:
         self.ndcg = self._ndcg(self._reference)
 
     def measure(self, graph: Encoder) -> dict[str, float]:
-        """Returns the values of a graph's rankings, by the names of `VALUES`."""
+        """Returns the values of a graph's rankings, by the report's names."""
         found = self._rank(graph)
         overlap = statistics.fmean(
             len(found[query].keys() & hits.keys()) / len(hits)
@@ -147,7 +126,7 @@ class Reference:
         self._queries = list(rankings.judged.queries.values()) if rankings else list(lines)
 
     def measure(self, graph: OnnxEncoder) -> dict[str, float]:
-        """Compares an exported graph with its checkpoint; returns values by the names of `VALUES`.
+        """Compares an exported graph with its checkpoint; returns values by the report's names.
 
         Raises:
             CareError: If the two read other tokens, or a vector is no vector.

@@ -84,13 +84,9 @@ def export_encoder(
     The graph takes `input_ids` and `attention_mask`, int64 [n, length] with both axes
     dynamic, and returns `sentence_embedding`, float32 [n, dimension], rows of unit L2 norm.
 
-    Args:
-        transformer: The model, float32, in evaluation mode, with eager attention: the
-            fused attention of ONNX Runtime is found in that form of the graph only.
-        pooling: How token vectors become one vector.
-        dense: What the pooled vector passes through, or None.
-        dimension: Dimensions to keep, or None for all.
-        fuse: False for a graph of the ONNX standard's operators alone, as TensorRT reads.
+    The transformer is float32, in evaluation mode, with eager attention: the fused attention of
+    ONNX Runtime is found in that form of the graph only. A graph that is not to be fused has the
+    ONNX standard's operators alone, as TensorRT reads.
 
     Raises:
         ValueError: If the attention of a BERT-like model did not fuse.

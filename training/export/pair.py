@@ -121,11 +121,8 @@ def _export_query_side(
                 f"{row.values['queries/s']:.0f} queries/s in batches"
             )
         elif precision == "fp32":
-            raise CareError(
-                f"the exported graph differs from its checkpoint: {'; '.join(row.failures)}",
-                code="threshold_missed",
-                failures=row.failures,
-            )
+            message = f"the exported graph differs from its checkpoint: {'; '.join(row.failures)}"
+            raise CareError(message, code="threshold_missed", failures=row.failures)
         else:
             report(f"{precision}: failed, files removed: {'; '.join(row.failures)}")
     return rows, specs

