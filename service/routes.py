@@ -259,15 +259,12 @@ async def _answers(
     slowest = (max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
     request.state.timings = Timings(*slowest)
     chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
+    version = {"name": index.manifest.name, "version": index.manifest.version}
     answers = []
     for (result, timings), body in zip(found, bodies, strict=True):
         fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include), *chunk)
-        answer = {
-            "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
-            "index": {"name": index.manifest.name, "version": index.manifest.version},
-            "timings_ms": timings,
-            "cached": result.cached,
-        }
+        hits = [{name: getattr(hit, name) for name in fields} for hit in result.hits]
+        answer = {"hits": hits, "index": version, "timings_ms": timings, "cached": result.cached}
         answers.append(answer)
     return answers
 

@@ -14,8 +14,6 @@ from core.errors import CareError
 from models.encoders.providers import ProviderName
 from models.pairs import DEFAULT_PAIR
 
-# Searches in Milvus at once.
-_WAITING_THREADS = 16
 # Variables of the same prefix that are no settings: the load test's, and those that Kubernetes
 # makes of Services named care and care-….
 _OTHERS = {"CARE_LOAD_KEY"}
@@ -132,7 +130,7 @@ class Settings(BaseSettings):
         they only wait for Milvus.
         """
         if self.store == "milvus":
-            return max(_WAITING_THREADS, self.threads)
+            return max(16, self.threads)
         return self.threads if self.encoders < self.threads else 0
 
     @field_validator("cors_origins", mode="before")

@@ -72,7 +72,7 @@ def sustain(options: Options, config: LoopConfig, seconds: float, stride: int = 
     The pass in which the seconds end is finished; only each `stride`-th text is used.
     """
     texts = sorted(read_texts(options.queries), key=len, reverse=True)[::stride]
-    work = list(batches(texts, config.batch))
+    work = [texts[at : at + config.batch] for at in range(0, len(texts), config.batch)]
     loops = [_warm_loop(options, config, work) for _ in range(config.sessions)]
     started = time.perf_counter()
     passes = 0
@@ -99,11 +99,6 @@ def latency(options: Options, config: LoopConfig, seconds: float) -> dict[str, f
     return {"p50_ms": float(p50), "p99_ms": float(p99), "requests": len(spent)}
 
 
-def batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Cuts texts into batches, in their order."""
-    return (texts[at : at + size] for at in range(0, len(texts), size))
-
-
 class Loop:
     """Tokenises, encodes with a pair's query side, and finds `top_k` hits of each query."""
 
@@ -121,9 +116,8 @@ class Loop:
         settings.inter_op_num_threads = 1
         spinning = str(int(config.spinning))
         settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-        self._session = ort.InferenceSession(
-            str(pair.folder / pair.query.weights), settings, providers=["CPUExecutionProvider"]
-        )
+        weights = str(pair.folder / pair.query.weights)
+        self._session = ort.InferenceSession(weights, settings, ["CPUExecutionProvider"])
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Encodes texts as one batch: float32 [n, dimension], rows of unit norm."""

@@ -112,11 +112,7 @@ class Server:
             return json.load(response)
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric's series in `GET /metrics`.
-
-        Raises:
-            CareError: If there is no such series.
-        """
+        """Returns the sum of a metric's series in `GET /metrics`."""
         series = re.compile(rf"^{name}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
         values = series.findall(self.get("/metrics"))
         if not values:

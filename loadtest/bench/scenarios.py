@@ -148,11 +148,7 @@ def redis(options: Options) -> dict[str, Any]:
 
 
 def _cached(server: Server, options: Options, name: str, goal_ms: float) -> dict[str, Any]:
-    """Asks questions until they are cached, then measures how fast they are answered.
-
-    Raises:
-        CareError: If a question that was asked before did not come from the cache.
-    """
+    """Asks questions until they are cached, then measures how fast they are answered."""
     texts = read_texts(options.queries)[:_CACHED]
     questions = [{"query": text, "top_k": options.top_k} for text in texts]
     for question in questions:

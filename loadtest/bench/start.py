@@ -82,11 +82,7 @@ class Options(scale.Options):
 
 
 def run(options: Options) -> None:
-    """Measures and writes `start-<vectors>.json`.
-
-    Raises:
-        CareError: If `scale` has not built the graph yet, or a service does not start.
-    """
+    """Measures and writes `start-<vectors>.json`."""
     if not options.graph.is_file():
         message = f"{options.graph} is missing: make bench-scale VECTORS={options.vectors} first"
         raise CareError(message, code="graph_missing", path=options.graph)

@@ -29,9 +29,6 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
     Returns `qps`, requests answered with 2xx or 3xx per second; `p50_ms`, `p90_ms`, `p99_ms` and
     `max_ms`, latencies; `wrk_share`, wrk's own part of the time of all processors; `requests`,
     `seconds` and `connections` of the run, and its `errors` by kind.
-
-    Raises:
-        CareError: If wrk is not installed or fails, or a request fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "bodies.jsonl"
