@@ -7,7 +7,6 @@ two and six times as much.
 """
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,11 +23,6 @@ _LATE_MS = 5.0
 _MAX_IDLE = 2.0
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
-
-
-def json_bytes(value: Any) -> bytes:
-    """Returns a body of JSON."""
-    return json.dumps(value, ensure_ascii=False).encode()
 
 
 class Client:
@@ -64,9 +58,8 @@ class Client:
     async def send(self, message: bytes) -> tuple[int, bytes]:
         """Sends what `message` made; returns the status and body of the response.
 
-        Raises:
-            TimeoutError: If no whole response comes in time.
-            OSError: If the connection is refused or broken, or the response has no length.
+        Raises `TimeoutError` if no whole response comes in time, `OSError` if the connection is
+        refused or broken, or the response has no length.
         """
         async with asyncio.timeout(self._timeout), self._permits:
             reader, writer = await self._connect()

@@ -38,9 +38,7 @@ class ApiKeys(dict[bytes, ApiKey]):
     def parse(cls, text: str) -> Self:
         """Reads the value of `CARE_API_KEYS`: comma-separated `name:role:sha256`.
 
-        Raises:
-            CareError: If an entry is malformed, or a name or hash occurs twice; the message never
-                quotes a key or hash.
+        The message of an error never quotes a key or hash.
         """
         keys = cls()
         for position, entry in enumerate(text.split(",") if text.strip() else [], 1):
@@ -64,19 +62,12 @@ class ApiKeys(dict[bytes, ApiKey]):
         Every entry is compared, in constant time, so that the time taken tells nothing.
         """
         digest = _digest(presented)
-        found = None
-        for expected, key in self.items():
-            if hmac.compare_digest(digest, expected):
-                found = key
-        return found
+        same = [key for expected, key in self.items() if hmac.compare_digest(digest, expected)]
+        return same[0] if same else None
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
-    """Makes a key; returns the secret, for the client, and the entry of `CARE_API_KEYS`.
-
-    Raises:
-        CareError: If the name cannot be used.
-    """
+    """Makes a key; returns the secret, for the client, and the entry of `CARE_API_KEYS`."""
     if not _NAME.fullmatch(name):
         message = f"'{name}' is no name for a key: it is {_NAME_RULE}"
         raise CareError(message, code="invalid_key_name", name=name)

@@ -140,11 +140,7 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
 
     breaker = Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
-    guard = RedisGuard(
-        _plain(settings.redis_url),
-        settings.redis_timeout_ms / 1000,
-        breaker,
-        lambda kind: metrics.redis_errors.labels(kind).inc(),
-    )
+    url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
+    guard = RedisGuard(url, timeout, breaker, lambda kind: metrics.redis_errors.labels(kind).inc())
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

@@ -158,7 +158,7 @@ class Engine:
                 raise
             self._metrics.reloads.labels("success").inc()
             self.index = index
-            self._memory.clear()
+            self._memory = MemoryCache(self._settings.cache_entries)
             self._show(index)
             return index
 

@@ -74,13 +74,9 @@ class RateLimiter:
                     lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
                 )
                 return wait / 1_000_000
-        return self._admit_alone(name, cost) / 1_000_000
-
-    def _admit_alone(self, name: str, cost: int) -> int:
         now = self._clock() // 1000
         full_at = max(now, self._full_at.get(name, now))
         wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval
-        if wait > 0:
-            return wait
-        self._full_at[name] = full_at + cost * self._interval
-        return 0
+        if wait <= 0:
+            self._full_at[name] = full_at + cost * self._interval
+        return max(0, wait) / 1_000_000

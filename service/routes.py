@@ -106,15 +106,9 @@ administrating = APIRouter(route_class=DirectRoute, dependencies=[Depends(_Allow
 everybody = APIRouter(route_class=DirectRoute)
 ROUTERS = (searching, administrating, everybody)
 
-Timeout = Annotated[
-    int | None,
-    Header(
-        alias="X-Request-Timeout-Ms",
-        ge=1,
-        le=60_000,
-        description="Time for the answer [ms]; past it comes 504.",
-    ),
-]
+_about = "Time for the answer [ms]; past it comes 504."
+_header = Header(alias="X-Request-Timeout-Ms", ge=1, le=60_000, description=_about)
+Timeout = Annotated[int | None, _header]
 
 
 @searching.post("/search", response_model=schemas.SearchResponse, responses=_problems(*_ASKED))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -63,13 +64,10 @@ class LoadedIndex:
         started = time.perf_counter()
         passing = self.filters.rows(query.filter)
         if query.collapse:
-            scores, rows = search_documents(
-                lambda fetch: self.vectors.search(vector, fetch, passing, query.filter),
-                self.documents.first_chunks,
-                query.top_k,
-                len(self.documents) if passing is None else len(passing),
-                query.min_score,
-            )
+            nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
+            most = len(self.documents) if passing is None else len(passing)
+            first = self.documents.first_chunks
+            scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
         else:
             scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
         if query.min_score is not None:
@@ -148,16 +146,10 @@ def search_documents(
     fetch = min(most, _OVERFETCH * k)
     while True:
         scores, rows = search(fetch)
-        best = _best(scores, first_chunks(rows), rows)
+        # The best chunk of each document, best first; of equals the first chunk.
+        order = np.lexsort((rows, -scores))
+        best = order[np.sort(np.unique(first_chunks(rows)[order], return_index=True)[1])]
         exhausted = fetch == most or len(rows) < fetch
         if len(best) >= k or exhausted or (min_score is not None and scores[-1] < min_score):
             return scores[best[:k]], rows[best[:k]]
         fetch = min(most, _WIDEN * fetch)
-
-
-def _best(scores: FloatArray, parents: RowArray, rows: RowArray) -> RowArray:
-    """Returns the places of each parent's best chunk, best first; of equals the first chunk."""
-    order = np.lexsort((rows, -scores))
-    _, first = np.unique(parents[order], return_index=True)
-    best: RowArray = order[np.sort(first)]
-    return best

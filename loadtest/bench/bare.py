@@ -28,7 +28,6 @@ from models.encoders.onnx import OUTPUT
 from models.pairs import load_pair
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_STRIDE = 3  # a third of the texts is enough to tell configurations apart
 _FINALISTS = 4
 
 
@@ -53,15 +52,16 @@ def loop_configs() -> list[LoopConfig]:
     return [LoopConfig(batch, *shape) for shape in sorted(shapes) for batch in BATCHES]
 
 
-def explore(options: Options, seconds: float) -> list[dict[str, Any]]:
-    """Measures all configurations briefly and the fastest again for longer.
+def explore(options: Options) -> list[dict[str, Any]]:
+    """Measures all configurations for a second and the fastest again for longer.
 
     Returns them with their `qps`, the fastest first.
     """
-    speed = {config: sustain(options, config, seconds, _STRIDE) for config in loop_configs()}
+    # A third of the texts is enough to tell configurations apart.
+    speed = {config: sustain(options, config, 1, stride=3) for config in loop_configs()}
     ranked = sorted(speed, key=lambda config: speed[config], reverse=True)
     best, rest = ranked[:_FINALISTS], ranked[_FINALISTS:]
-    speed |= {config: sustain(options, config, 3 * seconds) for config in best}
+    speed |= {config: sustain(options, config, 3) for config in best}
     best.sort(key=lambda config: speed[config], reverse=True)
     return [asdict(config) | {"qps": speed[config]} for config in best + rest]
 

@@ -24,7 +24,6 @@ from loadtest.traffic import Traffic, read_texts
 Scenario = Callable[[Options], dict[str, Any]]
 
 _WARM_UP_SECONDS = 2
-_EXPLORE_SECONDS = 1.0
 # Overload: times the capacity, new questions that are asked in turn, and more connections than
 # can wait at once, so that none waits in the driver.
 _TIMES = 3
@@ -38,7 +37,7 @@ _CACHED = 200
 def efficiency(options: Options) -> dict[str, Any]:
     """Measures how much of the bare loop's throughput is left over HTTP, under full load."""
     requests = bodies(read_texts(options.queries), options.top_k)
-    tried = in_process(bare.explore, options, _EXPLORE_SECONDS, passive=True)
+    tried = in_process(bare.explore, options, passive=True)
     best = {name: value for name, value in tried[0].items() if name != "qps"}
     config = bare.LoopConfig(**best)
     with options.service(CACHE_ENTRIES="0") as server:
