@@ -7,7 +7,6 @@ two and six times as much.
 """
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,8 +18,6 @@ import numpy as np
 
 # asyncio's timers have a grain of 1 ms; a request that leaves later than this was held up.
 _LATE_MS = 5.0
-# Above it, and above this share of the p99 latency, the p99 lag is too much of what was measured.
-_MAX_LAG_SHARE = 0.1
 # Servers close connections after 5 s without a request (uvicorn's default) or later. An older
 # connection is not used again: the server may be closing it.
 _MAX_IDLE = 2.0
@@ -28,19 +25,11 @@ _MAX_IDLE = 2.0
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 
 
-def json_bytes(value: Any) -> bytes:
-    """Returns a body of JSON."""
-    return json.dumps(value, ensure_ascii=False).encode()
-
-
 class Client:
     """Sends requests to one server over at most `limit` persistent connections.
 
     The address, `http://host:port`, may have a path to prefix every other. The timeout [s] of a
     request includes its wait for a free connection.
-
-    Raises:
-        ValueError: If the address is not one of HTTP.
     """
 
     def __init__(
@@ -69,9 +58,8 @@ class Client:
     async def send(self, message: bytes) -> tuple[int, bytes]:
         """Sends what `message` made; returns the status and body of the response.
 
-        Raises:
-            TimeoutError: If no whole response comes in time.
-            OSError: If the connection is refused or broken, or the response has no length.
+        Raises `TimeoutError` if no whole response comes in time, `OSError` if the connection is
+        refused or broken, or the response has no length.
         """
         async with asyncio.timeout(self._timeout), self._permits:
             reader, writer = await self._connect()
@@ -114,8 +102,7 @@ class Measurement:
     Attributes:
         rate: Requests that were due per second.
         seconds: From when the first was due to the last response.
-        sent: Requests in all.
-        statuses: Requests by status, "timeout" and "connection" among them.
+        statuses: Requests by status, "timeout" and "connection" among them; `sent` are all.
         latency_ms: p50, p90, p99 and max of the requests answered with 2xx, each counted from
             when it was due, not from when it left; empty without such answers.
         lag_ms: p50, p99 and max of how long after they were due requests left.
@@ -153,8 +140,7 @@ class Measurement:
 
         They include the driver's lag. Its p99 may be 5 ms, or a tenth of the p99 latency.
         """
-        allowed = max(_LATE_MS, _MAX_LAG_SHARE * self.latency_ms.get("p99", 0.0))
-        return self.lag_ms["p99"] <= allowed
+        return self.lag_ms["p99"] <= max(_LATE_MS, 0.1 * self.latency_ms.get("p99", 0.0))
 
     def within(self, bound_ms: float, max_error_rate: float) -> bool:
         """Whether the driver kept its schedule and p99 and errors are within their bounds."""

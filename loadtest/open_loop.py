@@ -28,7 +28,7 @@ from core.errors import CareError
 from core.files import sha256_file
 from core.provenance import environment
 from core.records import write_json
-from loadtest.measurement import Client, Measurement, json_bytes, measure
+from loadtest.measurement import Client, Measurement, measure
 from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
 _LIMITS = {
@@ -148,7 +148,10 @@ async def _measure(options: argparse.Namespace) -> None:
 
         async def send(rate: float, seconds: float, pause: float = 0) -> Measurement:
             requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
-            due = [client.message("POST", path, json_bytes(body)) for _, path, body in requests]
+            due = [
+                client.message("POST", path, json.dumps(body, ensure_ascii=False).encode())
+                for _, path, body in requests
+            ]
             await asyncio.sleep(pause)
             return await measure(client.send, due, rate)
 

@@ -21,11 +21,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def read_texts(path: Path) -> list[str]:
-    """Returns the distinct values of `text` in a JSONL file, in file order.
-
-    Raises:
-        DataError: If the file cannot be read or a record has no text.
-    """
+    """Returns the distinct values of `text` in a JSONL file, in file order."""
     lines = read_jsonl(path)
     return list(dict.fromkeys(string(path, number, record, "text") for number, record in lines))
 
@@ -77,17 +73,10 @@ class Traffic:
 
     Texts are distinct, the most popular first. The seed fixes the order of everything that is
     drawn. Without departments, no question is filtered.
-
-    Raises:
-        ValueError: If there are no texts, or two are equal.
     """
 
     def __init__(
-        self,
-        texts: Sequence[str],
-        seed: int,
-        mix: Mix = Mix(),
-        departments: Sequence[str] = (),
+        self, texts: Sequence[str], seed: int, mix: Mix = Mix(), departments: Sequence[str] = ()
     ) -> None:
         if not texts or len(set(texts)) < len(texts):
             raise ValueError("at least one question is needed, and all must differ")

@@ -11,10 +11,8 @@ from core.errors import CareError
 
 Role = Literal["search", "admin"]
 
-_PREFIX = "care_"
 _NAME = re.compile(r"(?!care_)[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _NAME_RULE = "1 to 32 of A-Z, a-z, 0-9, '.', '_' and '-', not beginning with a sign or 'care_'"
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,7 @@ class ApiKeys(dict[bytes, ApiKey]):
     def parse(cls, text: str) -> Self:
         """Reads the value of `CARE_API_KEYS`: comma-separated `name:role:sha256`.
 
-        Raises:
-            CareError: If an entry is malformed, or a name or hash occurs twice; the message never
-                quotes a key or hash.
+        The message of an error never quotes a key or hash.
         """
         keys = cls()
         for position, entry in enumerate(text.split(",") if text.strip() else [], 1):
@@ -66,23 +62,16 @@ class ApiKeys(dict[bytes, ApiKey]):
         Every entry is compared, in constant time, so that the time taken tells nothing.
         """
         digest = _digest(presented)
-        found = None
-        for expected, key in self.items():
-            if hmac.compare_digest(digest, expected):
-                found = key
-        return found
+        same = [key for expected, key in self.items() if hmac.compare_digest(digest, expected)]
+        return same[0] if same else None
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
-    """Makes a key; returns the secret, for the client, and the entry of `CARE_API_KEYS`.
-
-    Raises:
-        CareError: If the name cannot be used.
-    """
+    """Makes a key; returns the secret, for the client, and the entry of `CARE_API_KEYS`."""
     if not _NAME.fullmatch(name):
         message = f"'{name}' is no name for a key: it is {_NAME_RULE}"
         raise CareError(message, code="invalid_key_name", name=name)
-    secret = _PREFIX + secrets.token_urlsafe(32)
+    secret = f"care_{secrets.token_urlsafe(32)}"
     return secret, f"{name}:{role}:{_digest(secret).hex()}"
 
 
@@ -96,12 +85,9 @@ def _parse_entry(position: int, entry: str) -> tuple[bytes, ApiKey]:
     elif role not in get_args(Role):
         known = " or ".join(get_args(Role))
         code, fault = "invalid_key_role", f"('{name}') has no role that exists: {known}"
-    elif not _HASH.fullmatch(digest):
-        code = "invalid_key_hash"
-        fault = (
-            f"('{name}') has no SHA-256 of a key, 64 digits 0-9 and a-f: "
-            "`python -m service key` makes one"
-        )
+    elif not re.fullmatch("[0-9a-f]{64}", digest):
+        digits = "64 digits 0-9 and a-f: `python -m service key` makes one"
+        code, fault = "invalid_key_hash", f"('{name}') has no SHA-256 of a key, {digits}"
     else:
         return bytes.fromhex(digest), ApiKey(name, cast("Role", role))
     raise CareError(f"entry {position} of CARE_API_KEYS {fault}", code=code, entry=position)

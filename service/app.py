@@ -45,13 +45,10 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     """
     pair = load_pair(settings.pair)
     if pair.query.format != "onnx":
-        raise PairError(
-            f"the query side of '{pair.name}' is a checkpoint, and the service runs ONNX: export "
-            f"it by python -m training.export --pair {settings.pair} --out FOLDER, then set "
-            "CARE_PAIR=FOLDER/pair.toml",
-            code="pair_not_exported",
-            pair=settings.pair,
-        )
+        found = f"the query side of '{pair.name}' is a checkpoint, and the service runs ONNX"
+        export = f"python -m training.export --pair {settings.pair} --out FOLDER"
+        message = f"{found}: export it by {export}, then set CARE_PAIR=FOLDER/pair.toml"
+        raise PairError(message, code="pair_not_exported", pair=settings.pair)
     provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
     encoder.warm_up()
@@ -59,13 +56,10 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
 
 
 def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastAPI:
-    """Builds the application, with the active index loaded and checked.
+    """Builds the application, with the active index loaded and checked; else raises `CareError`.
 
     Settings are checked before anything that takes long. An encoder that is given stands for
     that of the configured pair.
-
-    Raises:
-        CareError: If a setting, the encoder or the index cannot be used.
     """
     metrics = Metrics()
     keys = ApiKeys.parse(_plain(settings.api_keys))
@@ -127,13 +121,8 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    app = FastAPI(
-        title="CARE retrieval",
-        description="Search in Chinese medical text.",
-        version="1",
-        lifespan=lifespan,
-        redoc_url=None,
-    )
+    title, about = "CARE retrieval", "Search in Chinese medical text."
+    app = FastAPI(title=title, description=about, version="1", lifespan=lifespan, redoc_url=None)
     for router in ROUTERS:
         app.include_router(router)
     return app
@@ -151,11 +140,7 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
 
     breaker = Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
-    guard = RedisGuard(
-        _plain(settings.redis_url),
-        settings.redis_timeout_ms / 1000,
-        breaker,
-        lambda kind: metrics.redis_errors.labels(kind).inc(),
-    )
+    url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
+    guard = RedisGuard(url, timeout, breaker, lambda kind: metrics.redis_errors.labels(kind).inc())
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

@@ -21,11 +21,9 @@ _WINDOW = 64
 class Job:
     """A text, under the text rules of `core.text`, on its way to its vector.
 
-    Attributes:
-        abandoned: Whether nobody waits for it any more; it then leaves before it is encoded.
-        tokenized: What the encoder's tokenizer made of it.
-        queued: When it was submitted, on the clock of `time.perf_counter` [s].
-        queue: Time that it waited [s]; `tokenize` and `encode` are those of its batch [s].
+    An abandoned one, for which nobody waits any more, leaves before it is encoded. `queued` is
+    when it was submitted, on the clock of `time.perf_counter`, `queue` the time that it waited;
+    `tokenize` and `encode` are those of its batch [s].
     """
 
     text: str
@@ -147,20 +145,13 @@ class Batcher:
 
 
 def choose(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
-    """Chooses which texts are encoded together.
+    """Chooses which texts are encoded together: positions in their lengths [tokens].
 
-    The oldest text always is, so none waits for ever. Those nearest to it in length come
-    with it as long as each costs little padding: the processor's time for a batch is that
-    of its padded tokens and a little for the run itself, so that a text that would make
-    others longer is cheaper in a run of its own.
-
-    Args:
-        lengths: Tokens of each text, the oldest first.
-        budget: Texts × tokens of the longest at most, unless the oldest alone has more.
-        padding: Padding that one more text may add [tokens].
-
-    Returns:
-        Positions in `lengths`, 0 among them.
+    The oldest text, the first, always is, so none waits for ever. Those nearest to it in length
+    come with it as long as each adds no more than `padding` tokens of padding, and texts × tokens
+    of the longest stay within the budget: the processor's time for a batch is that of its padded
+    tokens and a little for the run itself, so that a text that would make others longer is cheaper
+    in a run of its own.
     """
     chosen = {0}
     longest = lengths[0]

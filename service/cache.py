@@ -51,7 +51,3 @@ class MemoryCache:
         self._found.move_to_end(key)
         if len(self._found) > self._entries:
             self._found.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._found.clear()

@@ -104,12 +104,8 @@ def _valid(validate: Callable[[Any], Any], value: Any, *place: str) -> Any:
 
 def _wrong(code: str, found: Sequence[Mapping[str, Any]], *place: str) -> RequestError:
     """Names fields at fault; the input itself, which may be a query, is left out."""
-    errors = [
-        FieldError(
-            field=".".join(str(part)[:64] for part in (*place, *fault["loc"])) or "body",
-            code=fault["type"],
-            message=fault["msg"],
-        )
-        for fault in found
-    ]
+    errors = []
+    for fault in found:
+        field = ".".join(str(part)[:64] for part in (*place, *fault["loc"])) or "body"
+        errors.append(FieldError(field=field, code=fault["type"], message=fault["msg"]))
     return RequestError(code, f"{errors[0].field}: {errors[0].message}", errors)

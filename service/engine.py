@@ -77,15 +77,10 @@ class Engine:
     async def search(
         self, queries: Sequence[Query], deadline: float, *, batch: bool
     ) -> tuple[LoadedIndex, list[tuple[QueryResult, Timings]]]:
-        """Answers queries together, all from one index version.
+        """Answers one query or more from one index version: results and times in their order.
 
-        Args:
-            queries: At least one.
-            deadline: On the clock of the event loop [s].
-            batch: Whether an error names the position of the query at fault.
-
-        Returns:
-            The version, and for each query, in order, its result and the time that it took.
+        The deadline is on the clock of the event loop [s]. Errors of a batch name the position of
+        the query at fault.
 
         Raises:
             QueryError: If a query asks for what the index cannot answer.
@@ -120,8 +115,7 @@ class Engine:
     async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
         """Encodes texts that are under the text rules: float32 [n, dimension], and all tokens.
 
-        Raises:
-            RequestError: If the service has enough to do, or the deadline passes first.
+        Raises `RequestError` as `search` does.
         """
         asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
         flights = await self._pipeline.complete(asked, deadline)
@@ -131,8 +125,7 @@ class Engine:
     async def check(self) -> None:
         """Encodes and searches one canary, before all that wait and past the cache.
 
-        Raises:
-            RequestError: If that fails, or the service is about to end.
+        Raises `RequestError` if that fails, or the service is about to end.
         """
         async with self._checking:
             if self._draining:
@@ -154,8 +147,7 @@ class Engine:
     async def reload(self) -> LoadedIndex:
         """Loads the active version beside the old one and swaps it in when it is good.
 
-        Raises:
-            IndexVersionError: If it is not; the old index keeps serving.
+        Raises `IndexVersionError` if it is not; the old index keeps serving.
         """
         async with self._reloading:
             loop = asyncio.get_running_loop()
@@ -166,7 +158,7 @@ class Engine:
                 raise
             self._metrics.reloads.labels("success").inc()
             self.index = index
-            self._memory.clear()
+            self._memory = MemoryCache(self._settings.cache_entries)
             self._show(index)
             return index
 
@@ -252,11 +244,7 @@ def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:
-    """Returns a text under the text rules.
-
-    Raises:
-        QueryError: If it is empty or longer than `limit` characters.
-    """
+    """Returns a text under the text rules; `QueryError` if empty or of over `limit` characters."""
     if len(text) > limit:
         message = f"has {len(text)} characters; the limit is {limit}"
         raise QueryError(field, message, code="text_too_long", limit=limit)

@@ -47,24 +47,19 @@ class Metrics:
         counter = partial(prometheus_client.Counter, registry=registry)
         gauge = partial(prometheus_client.Gauge, registry=registry)
         histogram = partial(prometheus_client.Histogram, registry=registry)
+        seconds = partial(histogram, buckets=_SECONDS)
         self.requests = counter(
             "care_http_requests_total", "Requests answered.", ["route", "status"]
         )
-        self.request_seconds = histogram(
-            "care_http_request_seconds",
-            "Time from a request's arrival to its response.",
-            ["route"],
-            buckets=_SECONDS,
+        self.request_seconds = seconds(
+            "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
         self.in_flight = gauge("care_http_requests_in_flight", "Requests being answered.")
         self.rejections = counter(
             "care_rejections_total", "Requests that were not answered, by reason.", ["reason"]
         )
-        self.stage_seconds = histogram(
-            "care_stage_seconds",
-            "Time that a query spends in a stage.",
-            ["stage"],
-            buckets=_SECONDS,
+        self.stage_seconds = seconds(
+            "care_stage_seconds", "Time that a query spends in a stage.", ["stage"]
         )
         self.cache_lookups = counter(
             "care_cache_lookups_total", "Queries looked up in a cache.", ["tier", "result"]

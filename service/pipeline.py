@@ -28,12 +28,9 @@ Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 class Flight(Job):
     """What is asked for one text; once it is asked for, only the pipeline changes it.
 
-    Attributes:
-        finish: Makes the result from the text's vector; called in a search thread.
-        key: Flights with equal keys are one, which all their requests wait for; empty for none.
-        result: What `finish` returned.
-        waiters: Requests that wait for it.
-        admitted: Tokens that it takes of the queue.
+    `finish` makes the result from the text's vector, in a search thread. Flights with equal keys,
+    unless empty, are one, which all their requests, the `waiters`, wait for. It takes `admitted`
+    tokens of the queue.
     """
 
     finish: Callable[[FloatArray], Any]
@@ -94,22 +91,13 @@ class Pipeline:
         """Joins flights already under way, starts the others, and waits for all results.
 
         Those that are started are found by equal ones at once; then they are looked up, if there
-        is a lookup, then those that it did not find are admitted, all or none. The last request to
-        leave a flight without its result ends it.
+        is a lookup, then those that it did not find are admitted, all or none; urgent ones pass
+        admission and go before all that wait. `others` are waited for as well, but not cancelled
+        when the wait ends. The last request to leave a flight without its result ends it.
 
-        Args:
-            asked: What one request asks for.
-            deadline: On the clock of the event loop [s].
-            lookup: Where results may be had without work.
-            others: What else is waited for; not cancelled when the wait ends.
-            urgent: Whether they pass admission and go before all that wait.
-
-        Returns:
-            For each the flight that brought its result; only result and times may be read.
-
-        Raises:
-            RequestError: If the queue had no room, or the deadline passes first.
-            Exception: The first error.
+        Returns for each the flight that brought its result, of which only result and times may be
+        read. Raises the first error, or `RequestError` if the queue had no room, or the deadline,
+        on the clock of the event loop [s], passes first.
         """
         flights = [self._open.setdefault(one.key, one) if one.key else one for one in asked]
         started = [one for one, flight in zip(asked, flights, strict=True) if flight is one]

@@ -16,7 +16,6 @@ from service.metrics import Rejection
 from service.schemas import FieldError, OpenAIError, OpenAIProblem, Problem
 
 MEDIA_TYPE = "application/problem+json"
-OPENAI_PREFIX = "/v1/"
 
 _STATUSES = {
     "invalid_json": 400,
@@ -100,13 +99,10 @@ def problem_response(error: Exception, scope: Scope) -> Response:
         request_id=scope["state"]["request_id"],
         errors=list(errors),
     )
-    if scope["state"]["path"].startswith(OPENAI_PREFIX):
-        type_ = "server_error" if status >= 500 else "invalid_request_error"
-        said = OpenAIError(
-            message=detail,
-            type=_OPENAI_TYPES.get(status, type_),
-            param=errors[0].field if errors else None,
-            code=errors[0].code if errors else code,
-        )
+    if scope["state"]["path"].startswith("/v1/"):  # OpenAI's interface
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = _OPENAI_TYPES.get(status, kind)
+        param, code = (errors[0].field, errors[0].code) if errors else (None, code)
+        said = OpenAIError(message=detail, type=kind, param=param, code=code)
         problem = OpenAIProblem(**dict(problem), error=said)
     return Response(problem.model_dump_json(), status, headers, MEDIA_TYPE)

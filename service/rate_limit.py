@@ -15,7 +15,6 @@ from core.breaker import UnavailableError
 if TYPE_CHECKING:
     from service.redis_tier import RedisGuard
 
-_PREFIX = "care:rate:"
 # Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
 # Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
 # one means the same.
@@ -46,11 +45,7 @@ class RateLimiter:
     A request of more queries than the burst would never conform. It is admitted when the bucket
     is full, and all its queries are charged: the next request waits until this debt is paid.
 
-    Args:
-        rate: Queries per second, at most 1,000,000: intervals are whole microseconds.
-        burst: Queries that a full bucket admits at once.
-        guard: The way to Redis, or None for one process alone.
-        clock: Monotonic time of this process [ns].
+    Intervals are whole microseconds, so a rate is 1,000,000 at most; `clock` counts nanoseconds.
     """
 
     def __init__(
@@ -70,23 +65,18 @@ class RateLimiter:
     async def admit(self, name: str, cost: int) -> float:
         """Charges a request of `cost` queries to the name of a key, if it is admitted.
 
-        Returns:
-            0.0 if it is admitted, else the time after which it would be [s].
+        Returns 0.0 if it is, else the time after which it would be [s].
         """
         if self._guard:
-            arguments = (_PREFIX + name, self._interval, self._burst, cost)
+            arguments = (f"care:rate:{name}", self._interval, self._burst, cost)
             with suppress(UnavailableError):
                 wait = await self._guard.run(
                     lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
                 )
                 return wait / 1_000_000
-        return self._admit_alone(name, cost) / 1_000_000
-
-    def _admit_alone(self, name: str, cost: int) -> int:
         now = self._clock() // 1000
         full_at = max(now, self._full_at.get(name, now))
         wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval
-        if wait > 0:
-            return wait
-        self._full_at[name] = full_at + cost * self._interval
-        return 0
+        if wait <= 0:
+            self._full_at[name] = full_at + cost * self._interval
+        return max(0, wait) / 1_000_000

@@ -32,14 +32,9 @@ _MAC_BYTES = 16
 class RedisGuard:
     """Calls Redis so that a slow or dead one costs little: do without what it would have said.
 
-    When calls keep failing, the breaker opens and further ones cost nothing.
-
-    Args:
-        url: Address: redis://, rediss:// or unix://.
-        timeout: Longest time of a call [s], with connecting and the wait for a free connection.
-        breaker: What stops the calls.
-        on_error: Told of each call that failed, or whose answer is of no use.
-        connections: Connections at most; further calls wait for one.
+    When calls keep failing, the breaker opens and further ones cost nothing. The timeout of a call
+    [s] includes connecting and the wait for one of the connections. `on_error` is told of each
+    call that failed, or whose answer is of no use.
 
     Raises:
         CareError: If the address cannot be used; its message does not quote it.
@@ -81,13 +76,10 @@ class RedisGuard:
         self._slots = asyncio.Semaphore(connections)
 
     async def run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
-        """Returns what an operation returns.
+        """Returns what an operation returns, or raises `UnavailableError` without an answer.
 
         A cancelled call counts neither as success nor as failure. The connection of a call
         that was cancelled or came too late is closed, as its answer may still arrive.
-
-        Raises:
-            UnavailableError: If there is no answer.
         """
         allowed = False
         kind: ErrorKind

@@ -106,15 +106,9 @@ administrating = APIRouter(route_class=DirectRoute, dependencies=[Depends(_Allow
 everybody = APIRouter(route_class=DirectRoute)
 ROUTERS = (searching, administrating, everybody)
 
-Timeout = Annotated[
-    int | None,
-    Header(
-        alias="X-Request-Timeout-Ms",
-        ge=1,
-        le=60_000,
-        description="Time for the answer [ms]; past it comes 504.",
-    ),
-]
+_about = "Time for the answer [ms]; past it comes 504."
+_header = Header(alias="X-Request-Timeout-Ms", ge=1, le=60_000, description=_about)
+Timeout = Annotated[int | None, _header]
 
 
 @searching.post("/search", response_model=schemas.SearchResponse, responses=_problems(*_ASKED))
@@ -259,15 +253,12 @@ async def _answers(
     slowest = (max(getattr(timings, stage) for _, timings in found) for stage in STAGES)
     request.state.timings = Timings(*slowest)
     chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
+    version = {"name": index.manifest.name, "version": index.manifest.version}
     answers = []
     for (result, timings), body in zip(found, bodies, strict=True):
         fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include), *chunk)
-        answer = {
-            "hits": [{name: getattr(hit, name) for name in fields} for hit in result.hits],
-            "index": {"name": index.manifest.name, "version": index.manifest.version},
-            "timings_ms": timings,
-            "cached": result.cached,
-        }
+        hits = [{name: getattr(hit, name) for name in fields} for hit in result.hits]
+        answer = {"hits": hits, "index": version, "timings_ms": timings, "cached": result.cached}
         answers.append(answer)
     return answers
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,10 +33,7 @@ _WIDEN = 4
 class QueryResult:
     """The rows found for one query, which caches keep, and their documents.
 
-    Attributes:
-        search: Time that the search took [s].
-        fetch: Time to read the documents [s].
-        cached: Whether the rows come from a cache.
+    `search` and `fetch` are the times to find the rows and to read the documents [s].
     """
 
     rows: ScoredRows
@@ -49,8 +47,7 @@ class QueryResult:
 class LoadedIndex:
     """All that a search reads; released when the last request that uses it ends.
 
-    Attributes:
-        identity: A checksum that no other index version has, whatever its name.
+    `identity` is a checksum that no other index version has, whatever its name.
     """
 
     identity: str
@@ -62,19 +59,15 @@ class LoadedIndex:
     def search(self, query: Query, vector: FloatArray) -> QueryResult:
         """Finds the hits of a query whose vector is float32 [dimension], of unit norm.
 
-        Raises:
-            UnavailableError: If the vectors cannot be searched now.
+        Raises `UnavailableError` if the vectors cannot be searched now.
         """
         started = time.perf_counter()
         passing = self.filters.rows(query.filter)
         if query.collapse:
-            scores, rows = search_documents(
-                lambda fetch: self.vectors.search(vector, fetch, passing, query.filter),
-                self.documents.first_chunks,
-                query.top_k,
-                len(self.documents) if passing is None else len(passing),
-                query.min_score,
-            )
+            nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
+            most = len(self.documents) if passing is None else len(passing)
+            first = self.documents.first_chunks
+            scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
         else:
             scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
         if query.min_score is not None:
@@ -87,18 +80,15 @@ class LoadedIndex:
         return [self._read(rows, cached=True) for rows in found]
 
     def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
-        started = time.perf_counter()
-        hits = self.hits(rows)
-        return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
-
-    def hits(self, rows: ScoredRows) -> list[Hit]:
         """Reads the documents of rows; equal scores are ordered by descending id."""
+        started = time.perf_counter()
         pairs = [(float(score), self.documents[int(row)]) for score, row in zip(*rows, strict=True)]
         pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
-        return [
+        hits = [
             Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
             for rank, (score, d) in enumerate(pairs, start=1)
         ]
+        return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
 
 
 def load_index(
@@ -115,13 +105,12 @@ def load_index(
     manifest = read_manifest(folder)
     theirs, ours = manifest.encoder.embedding_space, encoder.spec.embedding_space
     if theirs != ours:
-        raise EmbeddingSpaceError(
-            f"index '{name}' is of the embedding space '{theirs}', the query encoder of '{ours}': "
-            "set CARE_PAIR to the pair that the index was built with",
-            index=name,
-            embedding_space=theirs,
-            encoder_space=ours,
+        found = (
+            f"index '{name}' is of the embedding space '{theirs}', the query encoder of '{ours}'"
         )
+        message = f"{found}: set CARE_PAIR to the pair that the index was built with"
+        spaces = {"embedding_space": theirs, "encoder_space": ours}
+        raise EmbeddingSpaceError(message, index=name, **spaces)
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
@@ -130,13 +119,9 @@ def load_index(
             verified.result()
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        raise IndexVersionError.at(
-            folder,
-            f"holds {len(reader)} documents; the manifest counts {manifest.count}",
-            "wrong_document_count",
-            documents=len(reader),
-            expected=manifest.count,
-        )
+        reason = f"holds {len(reader)} documents; the manifest counts {manifest.count}"
+        counts = {"documents": len(reader), "expected": manifest.count}
+        raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
@@ -153,29 +138,18 @@ def search_documents(
 ) -> ScoredRows:
     """Finds the best chunk of each of the k nearest documents.
 
-    Fewer than k come back only if the chunks that may be found are of fewer documents, or
-    those left are below the lowest score.
-
-    Args:
-        search: Returns that many of the nearest chunks, or all, best first.
-        first_chunks: Returns of each row's document the row of the first chunk.
-        k: Documents wanted.
-        most: The number of chunks that may be found.
-        min_score: The lowest score wanted, or None; chunks below it may come back.
+    Fewer than k come back only if the chunks that may be found, `most` in number, are of fewer
+    documents, or those left are below the lowest score; chunks below it may come back. `search`
+    returns so many of the nearest chunks, or all, best first, `first_chunks` of each row's
+    document the row of the first chunk.
     """
     fetch = min(most, _OVERFETCH * k)
     while True:
         scores, rows = search(fetch)
-        best = _best(scores, first_chunks(rows), rows)
+        # The best chunk of each document, best first; of equals the first chunk.
+        order = np.lexsort((rows, -scores))
+        best = order[np.sort(np.unique(first_chunks(rows)[order], return_index=True)[1])]
         exhausted = fetch == most or len(rows) < fetch
         if len(best) >= k or exhausted or (min_score is not None and scores[-1] < min_score):
             return scores[best[:k]], rows[best[:k]]
         fetch = min(most, _WIDEN * fetch)
-
-
-def _best(scores: FloatArray, parents: RowArray, rows: RowArray) -> RowArray:
-    """Returns the places of each parent's best chunk, best first; of equals the first chunk."""
-    order = np.lexsort((rows, -scores))
-    _, first = np.unique(parents[order], return_index=True)
-    best: RowArray = order[np.sort(first)]
-    return best

@@ -18,11 +18,7 @@ from service.settings import Settings
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM ends the process with status 0.
-
-    Raises:
-        CareError: If the service cannot start.
-    """
+    """Serves until SIGINT or SIGTERM ends the process with status 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # Uvicorn calls it as well, once the requests in work are answered.
         signal.signal(number, lambda *_: sys.exit(0))

@@ -14,11 +14,8 @@ from core.errors import CareError
 from models.encoders.providers import ProviderName
 from models.pairs import DEFAULT_PAIR
 
-# Searches in Milvus at once.
-_WAITING_THREADS = 16
-# Variables of the same prefix that are no settings: the load test's, and those that Kubernetes
-# makes of Services named care and care-….
-_OTHERS = {"CARE_LOAD_KEY"}
+# Variables of the same prefix that are no settings: those that Kubernetes makes of Services named
+# care and care-….
 _OF_KUBERNETES = re.compile(
     r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP)\w*=|PORT=(tcp|udp)://)"
 )
@@ -132,7 +129,7 @@ class Settings(BaseSettings):
         they only wait for Milvus.
         """
         if self.store == "milvus":
-            return max(_WAITING_THREADS, self.threads)
+            return max(16, self.threads)
         return self.threads if self.encoders < self.threads else 0
 
     @field_validator("cors_origins", mode="before")
@@ -156,13 +153,9 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Reads the environment.
-
-    Raises:
-        CareError: If a variable is unknown or has a wrong value, which the message does not quote.
-    """
+    """Reads the environment; the message of its `CareError` never quotes a value."""
     known = {f"CARE_{name}".upper() for name in Settings.model_fields}
-    for name in sorted(os.environ.keys() - known - _OTHERS):
+    for name in sorted(os.environ.keys() - known - {"CARE_LOAD_KEY"}):  # the load test's
         if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
             continue
         (nearest,) = get_close_matches(name, known, n=1, cutoff=0)

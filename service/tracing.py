@@ -25,11 +25,9 @@ class Tracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise CareError(
-                f"{ENDPOINT} is set and OpenTelemetry is not installed: "
-                "pip install 'care-retrieval[tracing]'",
-                code="missing_package",
-            ) from error
+            need = "OpenTelemetry is not installed: pip install 'care-retrieval[tracing]'"
+            message = f"{ENDPOINT} is set and {need}"
+            raise CareError(message, code="missing_package") from error
         name = os.environ.get("OTEL_SERVICE_NAME", "care-retrieval")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -45,15 +43,10 @@ class Tracer:
         stages: Mapping[str, float],
         request_id: str,
     ) -> None:
-        """Makes the spans of a request that has just ended.
+        """Makes the spans of a request that has just ended after `seconds`.
 
-        Args:
-            route: The route's template, never the path that was asked for.
-            status: HTTP status of the answer.
-            headers: Headers of the request; its `traceparent` becomes the parent.
-            seconds: Time that the request took [s].
-            stages: Time of each stage, in their order [ms].
-            request_id: The request's id.
+        The route is the template, never the path that was asked for; `traceparent` among the
+        headers becomes the parent; the times of the stages are in their order [ms].
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
@@ -85,9 +78,5 @@ class Tracer:
 
 
 def make_tracer() -> Tracer | None:
-    """Returns a tracer if the environment asks for traces.
-
-    Raises:
-        CareError: If it does and OpenTelemetry is not installed.
-    """
+    """Returns a tracer if the environment asks for traces; without OpenTelemetry `CareError`."""
     return Tracer() if os.environ.get(ENDPOINT) else None

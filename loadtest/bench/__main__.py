@@ -33,9 +33,6 @@ def measure(known: Mapping[str, scenarios.Scenario], options: Options) -> None:
     """Runs the chosen scenarios one after another and writes `bench.json` after each.
 
     The error of one is written in its place, and the others go on.
-
-    Raises:
-        CareError: If one is not known, or, at the end, if one could not be measured.
     """
     chosen = options.only.split(",") if options.only else list(known)
     if unknown := [name for name in chosen if name not in known]:

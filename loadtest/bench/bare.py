@@ -28,7 +28,6 @@ from models.encoders.onnx import OUTPUT
 from models.pairs import load_pair
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_STRIDE = 3  # a third of the texts is enough to tell configurations apart
 _FINALISTS = 4
 
 
@@ -53,15 +52,16 @@ def loop_configs() -> list[LoopConfig]:
     return [LoopConfig(batch, *shape) for shape in sorted(shapes) for batch in BATCHES]
 
 
-def explore(options: Options, seconds: float) -> list[dict[str, Any]]:
-    """Measures all configurations briefly and the fastest again for longer.
+def explore(options: Options) -> list[dict[str, Any]]:
+    """Measures all configurations for a second and the fastest again for longer.
 
     Returns them with their `qps`, the fastest first.
     """
-    speed = {config: sustain(options, config, seconds, _STRIDE) for config in loop_configs()}
+    # A third of the texts is enough to tell configurations apart.
+    speed = {config: sustain(options, config, 1, stride=3) for config in loop_configs()}
     ranked = sorted(speed, key=lambda config: speed[config], reverse=True)
     best, rest = ranked[:_FINALISTS], ranked[_FINALISTS:]
-    speed |= {config: sustain(options, config, 3 * seconds) for config in best}
+    speed |= {config: sustain(options, config, 3) for config in best}
     best.sort(key=lambda config: speed[config], reverse=True)
     return [asdict(config) | {"qps": speed[config]} for config in best + rest]
 
@@ -72,7 +72,7 @@ def sustain(options: Options, config: LoopConfig, seconds: float, stride: int = 
     The pass in which the seconds end is finished; only each `stride`-th text is used.
     """
     texts = sorted(read_texts(options.queries), key=len, reverse=True)[::stride]
-    work = list(batches(texts, config.batch))
+    work = [texts[at : at + config.batch] for at in range(0, len(texts), config.batch)]
     loops = [_warm_loop(options, config, work) for _ in range(config.sessions)]
     started = time.perf_counter()
     passes = 0
@@ -99,11 +99,6 @@ def latency(options: Options, config: LoopConfig, seconds: float) -> dict[str, f
     return {"p50_ms": float(p50), "p99_ms": float(p99), "requests": len(spent)}
 
 
-def batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Cuts texts into batches, in their order."""
-    return (texts[at : at + size] for at in range(0, len(texts), size))
-
-
 class Loop:
     """Tokenises, encodes with a pair's query side, and finds `top_k` hits of each query."""
 
@@ -121,9 +116,8 @@ class Loop:
         settings.inter_op_num_threads = 1
         spinning = str(int(config.spinning))
         settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-        self._session = ort.InferenceSession(
-            str(pair.folder / pair.query.weights), settings, providers=["CPUExecutionProvider"]
-        )
+        weights = str(pair.folder / pair.query.weights)
+        self._session = ort.InferenceSession(weights, settings, ["CPUExecutionProvider"])
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Encodes texts as one batch: float32 [n, dimension], rows of unit norm."""

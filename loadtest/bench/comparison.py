@@ -59,9 +59,6 @@ def compare(
 
     The other is a module in `baselines/`, run by its own Python in the folder of its model. The
     goal is the ratio of throughputs.
-
-    Raises:
-        CareError: If the other system is not installed or computes other vectors.
     """
     pair = load_pair(options.pair)
     texts = read_texts(options.queries)
@@ -124,8 +121,7 @@ def _run_other(
 ) -> Iterator[Server]:
     for path in (python, weights):
         if not path.exists():
-            message = f"{path} is missing: `make bench` makes it"
-            raise CareError(message, code="baseline_missing", path=path)
+            raise CareError.at(path, "is missing: `make bench` makes it", "baseline_missing")
     folder = index_folder(options.indexes, options.index)
     version = folder / current_version(options.indexes, options.index)
     with tempfile.TemporaryDirectory() as temporary:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,8 +98,7 @@ def run(options: Options) -> None:
 
 def recall(found: RowArray, truth: RowArray) -> float:
     """Returns the share of the true neighbours, int64 [queries, k], that were found."""
-    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(found, truth, strict=True))
-    return hits / truth.size
+    return float((found[:, None] == truth[:, :, None]).any(axis=2).mean())
 
 
 def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any]]:
@@ -115,15 +115,15 @@ def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
     Each has the cheapest parameters that reach it, with speed, size [bytes] and build time [s].
     """
-    found: dict[str, list[dict[str, Any]]] = {str(target): [] for target in TARGETS}
-    for engine in measured:
-        size = {"bytes": engine["bytes"], "build_seconds": engine["build"]["seconds"]}
-        for target in TARGETS:
+    speed = itemgetter("alone_per_second")
+    found = {}
+    for target in TARGETS:
+        reached = []
+        for engine in measured:
+            size = {"bytes": engine["bytes"], "build_seconds": engine["build"]["seconds"]}
             if points := [point for point in engine["points"] if point["recall"] >= target]:
-                best = max(points, key=lambda point: point["alone_per_second"])
-                found[str(target)].append({"engine": engine["engine"], **best, **size})
-    for ranked in found.values():
-        ranked.sort(key=lambda entry: entry["alone_per_second"], reverse=True)
+                reached.append({"engine": engine["engine"], **max(points, key=speed), **size})
+        found[str(target)] = sorted(reached, key=speed, reverse=True)
     return found
 
 

@@ -24,7 +24,6 @@ from loadtest.traffic import Traffic, read_texts
 Scenario = Callable[[Options], dict[str, Any]]
 
 _WARM_UP_SECONDS = 2
-_EXPLORE_SECONDS = 1.0
 # Overload: times the capacity, new questions that are asked in turn, and more connections than
 # can wait at once, so that none waits in the driver.
 _TIMES = 3
@@ -38,7 +37,7 @@ _CACHED = 200
 def efficiency(options: Options) -> dict[str, Any]:
     """Measures how much of the bare loop's throughput is left over HTTP, under full load."""
     requests = bodies(read_texts(options.queries), options.top_k)
-    tried = in_process(bare.explore, options, _EXPLORE_SECONDS, passive=True)
+    tried = in_process(bare.explore, options, passive=True)
     best = {name: value for name, value in tried[0].items() if name != "qps"}
     config = bare.LoopConfig(**best)
     with options.service(CACHE_ENTRIES="0") as server:
@@ -148,11 +147,7 @@ def redis(options: Options) -> dict[str, Any]:
 
 
 def _cached(server: Server, options: Options, name: str, goal_ms: float) -> dict[str, Any]:
-    """Asks questions until they are cached, then measures how fast they are answered.
-
-    Raises:
-        CareError: If a question that was asked before did not come from the cache.
-    """
+    """Asks questions until they are cached, then measures how fast they are answered."""
     texts = read_texts(options.queries)[:_CACHED]
     questions = [{"query": text, "top_k": options.top_k} for text in texts]
     for question in questions:

@@ -82,11 +82,7 @@ class Options(scale.Options):
 
 
 def run(options: Options) -> None:
-    """Measures and writes `start-<vectors>.json`.
-
-    Raises:
-        CareError: If `scale` has not built the graph yet, or a service does not start.
-    """
+    """Measures and writes `start-<vectors>.json`."""
     if not options.graph.is_file():
         message = f"{options.graph} is missing: make bench-scale VECTORS={options.vectors} first"
         raise CareError(message, code="graph_missing", path=options.graph)
@@ -240,9 +236,8 @@ def _hits(server: Server, query: str) -> list[str]:
 
 def _memory(server: Server) -> dict[str, int]:
     """Returns bytes: resident, private (USS), and private that no file backs."""
-    found = server.process.memory_full_info()
-    anonymous = anonymous_bytes(server.process.pid)
-    return {"resident_bytes": found.rss, "private_bytes": found.uss, "anonymous_bytes": anonymous}
+    found, own = server.process.memory_full_info(), anonymous_bytes(server.process.pid)
+    return {"resident_bytes": found.rss, "private_bytes": found.uss, "anonymous_bytes": own}
 
 
 if __name__ == "__main__":

@@ -39,11 +39,7 @@ _TOPICS, _DOCUMENTS, _QUERIES = 0, 1, 2
 
 
 class SyntheticVectors:
-    """Documents and queries of unit norm; the same arguments yield the same vectors.
-
-    Raises:
-        ValueError: If there are no more than 192 dimensions, or no document.
-    """
+    """Documents and queries of unit norm; the same arguments yield the same vectors."""
 
     def __init__(self, count: int, dimension: int, seed: int = 0) -> None:
         if dimension <= _DIRECTIONS or count < 1:

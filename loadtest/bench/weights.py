@@ -29,9 +29,6 @@ from training.export.onnx import export_encoder, save
 
 HIDDEN_STATES = "last_hidden_state"
 
-_COMPLETE = "complete"
-_COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json")
-
 
 def main() -> int:
     """Runs the command; returns its exit status."""
@@ -57,9 +54,9 @@ def write_weights(out: Path) -> None:
         for name, graph in graphs.items():
             (folder / name).mkdir()
             save(without_pooling(graph, bert.config.hidden_size), folder / name / "model.onnx")
-            for file in _COPIED:
+            for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
                 shutil.copyfile(folder / TORCH / file, folder / name / file)
-        (folder / _COMPLETE).touch()
+        (folder / "complete").touch()
     print(f"wrote {TORCH}, {ONNX_FP32} and {ONNX_INT8} in {out}")
 
 

@@ -5,11 +5,11 @@ quarter of one at the rates of cached queries.
 """
 
 import json
-import resource
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from core.cpus import available_cpus
@@ -29,9 +29,6 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
     Returns `qps`, requests answered with 2xx or 3xx per second; `p50_ms`, `p90_ms`, `p99_ms` and
     `max_ms`, latencies; `wrk_share`, wrk's own part of the time of all processors; `requests`,
     `seconds` and `connections` of the run, and its `errors` by kind.
-
-    Raises:
-        CareError: If wrk is not installed or fails, or a request fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "bodies.jsonl"
@@ -41,13 +38,13 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
             *("--duration", f"{seconds}s", "--timeout", "30s", "--script", str(_SCRIPT)),
             *(url, "--", "/search", str(lines)),
         ]
-        before = _child_seconds()
+        before = sum(getrusage(RUSAGE_CHILDREN)[:2])  # user and system
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
             message = "wrk is missing; on Debian and Ubuntu: apt-get install wrk"
             raise CareError(message, code="wrk_missing") from error
-        busy = _child_seconds() - before
+        busy = sum(getrusage(RUSAGE_CHILDREN)[:2]) - before
     try:
         load: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except json.JSONDecodeError as error:
@@ -61,8 +58,3 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
         "qps": load["requests"] / load["seconds"],
         "wrk_share": busy / available_cpus() / load["seconds"],
     }
-
-
-def _child_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

@@ -6,7 +6,7 @@ import pytest
 
 from core.encoders import Pair
 from loadtest.bench import bare
-from loadtest.bench.bare import Loop, LoopConfig, batches, loop_configs
+from loadtest.bench.bare import Loop, LoopConfig, loop_configs
 from loadtest.bench.processes import Options
 from loadtest.traffic import SAMPLE, read_texts
 from models.encoders.onnx import OnnxEncoder
@@ -32,10 +32,6 @@ def test_it_finds_what_the_encoder_finds(pair: Pair, encoder: OnnxEncoder) -> No
     loop = Loop(pair, index, 1, config)
     np.testing.assert_allclose(loop.encode(TEXTS), encoder.encode(TEXTS).vectors, atol=1e-5)
     assert loop.search(TEXTS[4:8])[:, 0].tolist() == [4, 5, 6, 7]
-
-
-def test_batches_hold_every_text_once() -> None:
-    assert [list(batch) for batch in batches(["a", "b", "c"], 2)] == [["a", "b"], ["c"]]
 
 
 def test_no_configuration_is_tried_twice() -> None:
