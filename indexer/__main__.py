@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from models.encoders.factory import (
 from models.pairs import DEFAULT_PAIR, load_pair
 from stores.registry import STORES, MilvusAddress, VectorStores
 
+_Run = Callable[[argparse.Namespace], None]
+
 _DEFAULTS = BuildOptions(corpus="", name="")
 # What a server's encoder takes at once: enough for all connections, few enough to see progress.
 _SERVER_TEXTS = 1024
@@ -60,31 +63,40 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m indexer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, text in (
-        ("build", _build, "encode a corpus, build an index, verify and publish it"),
-        ("encode", _encode, "encode a corpus into shards, and stop there"),
-    ):
-        command = commands.add_parser(
+
+    def command(name: str, run: _Run, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
-        command.add_argument(
+        added.set_defaults(run=run)
+        return added
+
+    build_ = command("build", _build, "encode a corpus, build an index, verify and publish it")
+    encode_ = command("encode", _encode, "encode a corpus into shards, and stop there")
+    for each in (build_, encode_):
+        each.add_argument(
             "--corpus", required=True, help="a JSONL or Parquet file, a folder, or a glob"
         )
-        _add_build_options(command)
-        if name == "build":
-            command.add_argument(
-                "--reuse", action="store_true", help="keep an active version that is up to date"
-            )
-            command.add_argument(
-                "--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing"
-            )
-            command.add_argument(
-                "--tokens-per-second",
-                type=positive_float,
-                help="what a GPU encodes, for --dry-run (default: a short trial)",
-            )
-        command.set_defaults(run=run)
-    _add_update(commands)
+        _add_build_options(each)
+    add = build_.add_argument
+    add("--reuse", action="store_true", help="keep an active version that is up to date")
+    add("--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing")
+    add(
+        "--tokens-per-second",
+        type=positive_float,
+        help="what a GPU encodes, for --dry-run (default: a short trial)",
+    )
+    update_ = command(
+        "update", _update, "make a new version from the active one, encoding only what is new"
+    )
+    add = update_.add_argument
+    add("--add", help="a corpus: new ids are added, known ones replaced")
+    add("--delete", type=Path, help="a file of ids to leave out, one a line")
+    add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
+    add("--encode-all", action="store_true", help="encode again what has a vector")
+    _add_build_options(update_)
+    # Without these options the new version is built as the active one was.
+    update_.set_defaults(corpus="", store=None, backend=None, dtype=None)
     for name, run, text in (
         ("list", _list, "list the versions of an index, or of all"),
         ("verify", _verify, "check a version through and through"),
@@ -93,40 +105,17 @@ def _parser() -> argparse.ArgumentParser:
         ("prune", _prune, "delete old versions and their shards"),
         ("migrate", _migrate, "rewrite manifests in the current schema; nothing is encoded"),
     ):
-        command = commands.add_parser(
-            name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
-        command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
-        command.add_argument("--index", required=name != "list", help="name of the index")
+        add = (added := command(name, run, text)).add_argument
+        add("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
+        add("--index", required=name != "list", help="name of the index")
         if name not in ("list", "migrate"):
-            _add_milvus(command)
+            _add_milvus(added)
         if name in ("verify", "activate"):
-            command.add_argument("--version", required=name == "activate", help="id of a version")
+            add("--version", required=name == "activate", help="id of a version")
         if name == "prune":
-            command.add_argument(
-                "--keep", type=whole_number, default=3, help="newest versions to keep"
-            )
-            command.add_argument(
-                "--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept"
-            )
-        command.set_defaults(run=run)
+            add("--keep", type=whole_number, default=3, help="newest versions to keep")
+            add("--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept")
     return parser
-
-
-def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = commands.add_parser(
-        "update",
-        help="make a new version from the active one, encoding only what is new",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = command.add_argument
-    add("--add", help="a corpus: new ids are added, known ones replaced")
-    add("--delete", type=Path, help="a file of ids to leave out, one a line")
-    add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
-    add("--encode-all", action="store_true", help="encode again what has a vector")
-    _add_build_options(command)
-    # Without these options the new version is built as the active one was.
-    command.set_defaults(run=_update, corpus="", store=None, backend=None, dtype=None)
 
 
 def _add_build_options(command: argparse.ArgumentParser) -> None:
@@ -199,35 +188,21 @@ def _stores(options: argparse.Namespace) -> VectorStores:
     return VectorStores(MilvusAddress(uri, token) if uri else None)
 
 
-def _chunking(options: argparse.Namespace) -> Chunking | None:
-    if options.chunk_tokens:
-        return Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
-    if options.chunk_overlap:
-        raise CareError("--chunk-overlap needs --chunk-tokens", code="option_not_taken")
-    return None
-
-
 def _options(options: argparse.Namespace) -> BuildOptions:
-    return BuildOptions(
-        corpus=options.corpus,
-        name=options.index,
-        indexes=options.indexes,
-        builds=options.builds,
-        factory=options.factory,
-        recall=options.recall,
-        queries=options.queries,
-        max_reject_rate=options.max_reject_rate,
-        shard_size=options.shard_size,
+    if options.chunk_overlap and not options.chunk_tokens:
+        raise CareError("--chunk-overlap needs --chunk-tokens", code="option_not_taken")
+    taken = {
+        field.name: getattr(options, field.name)
+        for field in fields(BuildOptions)
+        if hasattr(options, field.name)
+    }
+    taken |= {"name": options.index, "stores": _stores(options), "executor": None}
+    if options.chunk_tokens:
+        taken["chunking"] = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
+    if options.backend == "openai":
         # A server forms its own batches: a build goes on where another size of requests ended.
-        batch_size=_SERVER_TEXTS if options.backend == "openai" else options.batch_size,
-        threads=options.threads,
-        chunking=_chunking(options),
-        memory_gib=options.memory_gib,
-        store=options.store,
-        stores=_stores(options),
-        backend=options.backend,
-        dtype=options.dtype,
-    )
+        taken["batch_size"] = _SERVER_TEXTS
+    return BuildOptions(**taken)
 
 
 def _pair(options: argparse.Namespace) -> Pair:
@@ -248,8 +223,7 @@ def _pair(options: argparse.Namespace) -> Pair:
 
 
 def _encoder_options(options: argparse.Namespace) -> EncoderOptions:
-    names = (field.name for field in fields(EncoderOptions))
-    return EncoderOptions(**{n: getattr(options, n) for n in names})
+    return EncoderOptions(**{f.name: getattr(options, f.name) for f in fields(EncoderOptions)})
 
 
 def _documents(

@@ -4,13 +4,14 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core import documents, filters
 from core.canaries import canary_candidates, check_canaries, choose_canaries, make_canaries
@@ -37,8 +38,8 @@ from core.versions import MANIFEST, current_version, index_folder, read_manifest
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Executor, LocalExecutor, Reuse, encode_corpus
-from indexer.failures import FAILURES, FailedDocuments, failed_documents, max_failed
-from indexer.staging import StagedCorpus, stage, unique_text_rows, write_version
+from indexer.failures import FAILURES, failed_documents, max_failed
+from indexer.staging import StagedCorpus, read_chunks, stage, unique_text_rows, write_version
 from indexer.versions import (
     hidden_folder,
     remove_hidden,
@@ -62,29 +63,19 @@ _HELD_OUT_QUERIES = 200
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the user asks for; the defaults are the command's.
+    """What the user asks for: options of the command, whose help says more, and its defaults.
 
     Attributes:
-        corpus: A file, folder or glob.
-        name: The index.
-        indexes: Where indexes are published.
         builds: Where builds keep what a resumed one reads.
-        factory: An index type, or None to choose by size.
         recall: The recall@10 that search parameters must reach, or None for 0.99 or, if no
             parameters reach it, the best there is, with a warning.
         queries: A JSONL file of held-out queries, or None to take first sentences.
-        max_reject_rate: The share of records that may be rejected.
-        shard_size: Texts in a shard.
-        batch_size: Texts in a batch.
-        threads: Threads of the encoder and of FAISS.
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
         store: Where the vectors of the new version are kept.
         stores: All stores that versions of the index may use.
         executor: Runs the document encoder, or None to run it here.
-        backend: What runs the document encoder.
-        dtype: The type that it computes in.
     """
 
     corpus: str
@@ -133,18 +124,15 @@ class Encoded:
         folder: The build folder.
         staged: What the first pass found.
         summary: What the encoder did.
-        failed: Documents that cannot be encoded, or None.
+        keep: bool [staged rows], which rows are indexed, or None for all.
+        reasons: Why documents cannot be encoded, by id.
     """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
-    failed: FailedDocuments | None
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """Why documents were left out, by id."""
-        return self.failed.reasons if self.failed else {}
+    keep: NDArray[np.bool_] | None
+    reasons: dict[str, str]
 
     @property
     def documents(self) -> int:
@@ -194,7 +182,7 @@ def encode(
     Args:
         options: What to build.
         encoder: Encodes the documents.
-        query_encoder: Is checked to share the space, before anything is encoded, if it is given.
+        query_encoder: Is checked, before anything is encoded, to share the space.
         source: What to encode instead of the corpus that the options name.
 
     Raises:
@@ -202,7 +190,7 @@ def encode(
         EmbeddingSpaceError: If the query encoder does not share the space.
     """
     index_folder(options.indexes, options.name)
-    source = source or _corpus(options, encoder)
+    source = source or corpus_source(options, encoder)
     folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
     reuse = bool(source.reuse)
@@ -221,13 +209,13 @@ def encode(
             reuse=source.reuse,
             max_failed=max_failed(staged, options.max_reject_rate, reuse=reuse),
         )
-        failed = failed_documents(
+        keep, reasons = failed_documents(
             folder, staged, summary.failed, max_reject_rate=options.max_reject_rate, reuse=reuse
         )
-        if failed:
-            reasons = failed.reasons.items()
-            write_jsonl(folder / FAILED, ({"id": id_, "reason": why} for id_, why in reasons))
-    return Encoded(folder, staged, summary, failed)
+        if reasons:
+            listed = ({"id": id_, "reason": why} for id_, why in reasons.items())
+            write_jsonl(folder / FAILED, listed)
+    return Encoded(folder, staged, summary, keep, reasons)
 
 
 def build(
@@ -256,7 +244,7 @@ def build(
     if options.factory:
         check_factory(options.store, options.factory, dimension)
     parent = index_folder(options.indexes, options.name)
-    source = source or _corpus(options, document_encoder)
+    source = source or corpus_source(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
         if options.store == "milvus":
@@ -266,9 +254,7 @@ def build(
         encoded = encode(options, document_encoder, query_encoder, source)
         version = _new_version(parent, encoded.folder.name)
         with _unpublished(options, version) as folder:
-            keep = encoded.failed.keep if encoded.failed else None
-            vector_of, fields = write_version(encoded.folder, folder, keep)
-            fields = encoded.staged.filter_fields if fields is None else fields
+            vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
             reader = DocumentReader(folder / documents.FILE_NAME)
             vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
             text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
@@ -308,7 +294,10 @@ def build(
                 search_parameters=choice.parameters,
                 count=len(vectors),
                 filter_fields=fields,
-                files={path.name: _record(path) for path in sorted(folder.iterdir())},
+                files={
+                    path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+                    for path in sorted(folder.iterdir())
+                },
                 corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
                 recall=RecallReport(
                     k=RECALL_K,
@@ -339,19 +328,25 @@ def build(
     return manifest, encoded
 
 
-def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
+def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
+    """Returns the corpus that options name.
+
+    Raises:
+        CareError: If it cannot be read, or not be cut by the tokens of the encoder.
+    """
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     checksum = corpus_checksum(files)
 
     def stage_files(folder: Path) -> StagedCorpus:
         return stage(
-            files,
-            checksum,
+            read_chunks(files, chunker),
             folder,
+            files=[file.name for file in files],
+            checksum=checksum,
+            chunked=chunker is not None,
             max_reject_rate=options.max_reject_rate,
             progress=options.progress,
-            chunker=chunker,
         )
 
     return Source(checksum, stage_files)
@@ -366,7 +361,7 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
         options.dtype,
         options.shard_size,
         options.batch_size,
-        options.chunking.model_dump() if options.chunking else None,
+        options.chunking and options.chunking.model_dump(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -400,7 +395,7 @@ def _check_space(
 
 def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int) -> CorpusRecord:
     staged, summary = encoded.staged, encoded.summary
-    changed = staged.update and encoded.failed
+    changed = staged.update and encoded.reasons
     return CorpusRecord(
         checksum=sha256_file(folder / documents.FILE_NAME) if changed else staged.checksum,
         files=staged.files,
@@ -494,7 +489,3 @@ def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
         finally:
             with suppress(CareError, OSError):  # what stays is what the next build or prune removes
                 remove_hidden(folder, options.stores)
-
-
-def _record(path: Path) -> FileRecord:
-    return FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))

@@ -17,9 +17,8 @@ from core.files import exclusive, sha256_file, writing_in
 from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
 from core.types import Document
 from core.versions import current_version, index_folder
-from indexer.build import BuildOptions, Encoded, Source, build
-from indexer.chunking import Chunker
-from indexer.corpus import Place, corpus_checksum, corpus_files
+from indexer.build import BuildOptions, Encoded, Source, build, corpus_source
+from indexer.corpus import Place
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
@@ -88,7 +87,6 @@ def update(
         raise CorpusError("nothing to update: name --add or --delete", code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
-    builds = options.builds / options.name
     if options.chunking not in (None, base.chunking):
         raise CareError(
             f"the documents of index '{base.name}' are cut in other chunks: build the index from "
@@ -96,14 +94,10 @@ def update(
             code="other_chunking",
         )
     options = replace(options, chunking=base.chunking)
-    chunker = Chunker(document_encoder, base.chunking) if base.chunking else None
     deleted = _read_ids(changes.delete) if changes.delete else []
-    with _added(options, builds, changes.add, chunker) as added:
-        merged = _Merged(
-            DocumentReader(folder / documents.FILE_NAME),
-            added.documents if added else None,
-            deleted,
-        )
+    with _added(replace(options, corpus=changes.add or ""), document_encoder) as added:
+        new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
+        merged = _Merged(DocumentReader(folder / documents.FILE_NAME), new, deleted)
         if merged.missing and not changes.missing_ok:
             raise CorpusError(
                 f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
@@ -119,7 +113,7 @@ def update(
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-            stage=lambda target: _stage(target, options, base, merged, added, chunker),
+            stage=lambda target: _stage(target, options, base, merged, added),
             reuse=None
             if changes.encode_all
             else version_vectors(folder, base, options.builds, options.stores),
@@ -132,38 +126,24 @@ def update(
 class _Added:
     """What is added, staged like a corpus in a folder of its own."""
 
-    files: list[Path]
     folder: Path
     staged: StagedCorpus
 
-    @property
-    def documents(self) -> DocumentReader:
-        return DocumentReader(self.folder / documents.FILE_NAME)
-
 
 @contextmanager
-def _added(
-    options: BuildOptions, builds: Path, corpus: str | None, chunker: Chunker | None
-) -> Iterator[_Added | None]:
-    if not corpus:
+def _added(options: BuildOptions, encoder: Encoder) -> Iterator[_Added | None]:
+    if not options.corpus:
         yield None
         return
-    files = corpus_files(corpus)
-    checksum = corpus_checksum(files)
-    facts = [checksum, options.chunking and options.chunking.model_dump()]
-    folder = builds / f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    source = corpus_source(options, encoder)
+    facts = [source.checksum, options.chunking and options.chunking.model_dump()]
+    name = f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    folder = options.builds / options.name / name
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         with writing_in(folder):
-            staged = stage(
-                files,
-                checksum,
-                folder,
-                max_reject_rate=options.max_reject_rate,
-                progress=options.progress,
-                chunker=chunker,
-            )
-        yield _Added(files, folder, staged)
+            staged = source.stage(folder)
+        yield _Added(folder, staged)
         # An update that fails or is killed finds it again.
         shutil.rmtree(folder)
 
@@ -173,7 +153,7 @@ class _Merged:
 
     Args:
         old: The documents of the active version.
-        new: Documents that are added or replace old ones, or None.
+        new: Documents that are added or replace old ones.
         deleted: Ids of documents that are left out.
 
     Raises:
@@ -181,11 +161,10 @@ class _Merged:
     """
 
     def __init__(
-        self, old: DocumentReader, new: DocumentReader | None, deleted: Sequence[str]
+        self, old: DocumentReader, new: DocumentReader | tuple[()], deleted: Sequence[str]
     ) -> None:
-        self._old = old
-        self._new: DocumentReader | Sequence[Document] = () if new is None else new
-        self._row_of = {_own_id(d): row for row, d in enumerate(new or ()) if d.chunk == 0}
+        self._old, self._new = old, new
+        self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
             raise CorpusError(
@@ -246,24 +225,21 @@ def _stage(
     base: IndexManifest,
     merged: _Merged,
     added: _Added | None,
-    chunker: Chunker | None,
 ) -> StagedCorpus:
+    new_files = added.staged.files if added else []
     staged = stage(
-        added.files if added else [],
-        "",
+        ((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
         folder,
+        files=list(dict.fromkeys([*base.corpus.files, *new_files])),
+        checksum="",
+        chunked=base.chunking is not None,
         max_reject_rate=options.max_reject_rate,
         progress=options.progress,
-        chunker=chunker,
-        chunks=(
-            (Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)
-        ),
     )
     if added:
         shutil.copyfile(added.folder / REJECTS, folder / REJECTS)
     facts = {
         "checksum": sha256_file(folder / documents.FILE_NAME),
-        "files": list(dict.fromkeys([*base.corpus.files, *staged.files])),
         "rejected": added.staged.rejected if added else 0,
         "update": UpdateRecord(
             base=base.version,
