@@ -105,6 +105,13 @@ class Chunker:
         ]
 
 
+def cut(record: Document | Reject, chunker: Chunker | None) -> list[Document] | Reject:
+    """Returns the chunks of a document or, without a chunker, itself alone; a reject as it is."""
+    if isinstance(record, Reject):
+        return record
+    return chunker.cut(record) if chunker else [record]
+
+
 def token_starts(offsets: Iterable[Span]) -> list[int]:
     """Returns where each token of a text begins, ascending; those of one character where it does.
 

@@ -6,8 +6,9 @@ many rows it has, and is sampled by them. A small corpus is read whole.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from core.errors import CorpusError
 from core.text import document_text
 from core.types import Document
 from indexer.build import BuildOptions
-from indexer.chunking import Chunker
+from indexer.chunking import Chunker, cut
 from indexer.corpus import (
     MAX_CHUNKED_TEXT_CHARS,
     MAX_TEXT_CHARS,
@@ -67,11 +68,9 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Blocks of records of the files of one kind, which have `units` bytes or rows in all.
+    """Blocks of the files of one kind, which have `units` bytes of JSONL or rows of Parquet.
 
-    Attributes:
-        units: Bytes of JSONL, or rows of Parquet.
-        blocks: The size of each block in these units, and its records, which follow each other.
+    A block is its size in these units, and its records, which follow each other.
     """
 
     units: int
@@ -85,13 +84,7 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast documents are encoded.
-
-    Attributes:
-        tokens: Tokens per second of a device.
-        device: What a device is, in a word.
-        source: Where the number comes from, in words.
-    """
+    """How many tokens a device encodes per second; what a device is and who says so, in words."""
 
     tokens: float
     device: str
@@ -110,13 +103,11 @@ class Estimate:
         rows: Documents or, if they are cut, their chunks.
         tokens: Tokens to encode if no text repeats.
         truncated: Share of the rows' texts that are cut at the encoder's length.
-        store: Where the vectors are kept.
-        factory: The index type.
+        store, factory: Where the vectors are kept, and the index type.
         shards: Shards in the build folder.
         documents_file: `documents.arrow`, in the build folder and in the version.
         vectors_file: `vectors.faiss`, or what Milvus keeps of it.
-        memory: Peak without the encoder.
-        memory_of: The phase that it is the peak of.
+        memory, memory_of: Peak without the encoder, and the phase that it is the peak of.
     """
 
     is_whole: bool
@@ -151,21 +142,16 @@ class Sample:
         self._chunker = chunker
         limit = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
         self._strata = sample(corpus_files(options.corpus), limit)
-        self._rows = [
-            [[row for record in records for row in self._cut(record)] for _, records in part.blocks]
-            for part in self._strata
-        ]
+        self._rows = [[self._cut(block) for _, block in part.blocks] for part in self._strata]
         self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
         if not self.texts:
             raise CorpusError(
                 f"{options.corpus}: no record of the sample can be indexed", code="empty_corpus"
             )
 
-    def _cut(self, record: Document | Reject) -> list[Document]:
-        if isinstance(record, Reject):
-            return []
-        rows = self._chunker.cut(record) if self._chunker else [record]
-        return [] if isinstance(rows, Reject) else rows
+    def _cut(self, block: Iterable[Document | Reject]) -> list[Document]:
+        found = (cut(record, self._chunker) for record in block)
+        return [row for rows in found if not isinstance(rows, Reject) for row in rows]
 
     @property
     def texts(self) -> list[str]:
@@ -174,10 +160,6 @@ class Sample:
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
         """Estimates what a build would take.
-
-        Args:
-            count: Counts the tokens of texts.
-            dimension: Dimensions of the vectors.
 
         Raises:
             CareError: If the factory asked for cannot hold as many vectors.
@@ -214,10 +196,8 @@ class Sample:
     ) -> tuple[str, float]:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
-        index = float(vectors_file)
-        if self._options.store == "milvus":
-            index = 0.0
-        elif factory.startswith("IVF"):
+        index = 0.0 if self._options.store == "milvus" else float(vectors_file)
+        if index and factory.startswith("IVF"):
             # Lists grow by doubling, and are trained on a sample.
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
@@ -233,9 +213,7 @@ class Sample:
 def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     """Reads a sample of at most 4 MiB of JSONL and 4096 rows of Parquet, or some more.
 
-    Args:
-        files: The corpus files.
-        max_chars: The longest text that is a document.
+    A text of more than `max_chars` is no document.
 
     Raises:
         CorpusError: If a file cannot be read.
@@ -286,7 +264,7 @@ def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int,
         texts: The texts of a sample.
         batch_size: Texts in a batch.
         devices: GPUs that the encoder uses, or 1 for the processor or a server.
-        name: The encoder's name and dtype.
+        name: What the encoder is called in the rate's source.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
     chosen = [texts[int(i)] for i in np.linspace(0, len(texts) - 1, number)]
@@ -370,24 +348,22 @@ def _stored_bytes(row: Document) -> int:
 
 def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
     sizes = [file.stat().st_size for file in files]
-    ends = np.cumsum(sizes, dtype=np.int64)
-    units = int(ends[-1]) if files else 0
+    bases = list(accumulate(sizes, initial=0))
+    units = bases[-1]
     if units <= _BLOCKS * _BLOCK_BYTES:
-        starts = np.arange(0, units, _BLOCK_BYTES)
+        starts = list(range(0, units, _BLOCK_BYTES))
     else:
-        starts = np.arange(_BLOCKS) * units // _BLOCKS
+        starts = [block * units // _BLOCKS for block in range(_BLOCKS)]
     blocks = []
     for start in starts:
-        end = min(int(start) + _BLOCK_BYTES, units)
+        end = min(start + _BLOCK_BYTES, units)
         records: list[Document | Reject] = []
         # A block may lie in several files.
-        for at in range(int(np.searchsorted(ends, start, side="right")), len(files)):
-            base = int(ends[at]) - sizes[at]
-            if base >= end:
-                break
-            part = max(int(start) - base, 0), min(end - base, sizes[at])
-            records += read_part(files[at], *part, max_chars)
-        blocks.append((end - int(start), records))
+        for file, size, base in zip(files, sizes, bases, strict=False):
+            first, last = max(start - base, 0), min(end - base, size)
+            if first < last:
+                records += read_part(file, first, last, max_chars)
+        blocks.append((end - start, records))
     return Stratum(units, blocks)
 
 

@@ -29,7 +29,7 @@ from core.progress import progress_bar
 from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
-from indexer.chunking import Chunker
+from indexer.chunking import Chunker, cut
 from indexer.corpus import (
     MAX_CHUNKED_TEXT_CHARS,
     MAX_TEXT_CHARS,
@@ -213,17 +213,13 @@ def write_version(
 
 
 def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
-    """Yields the documents of files, cut if there is a chunker.
+    """Returns the documents of files with their places, cut if there is a chunker.
 
     Raises:
         CorpusError: If a file cannot be read at all.
     """
     max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
-    for place, record in read_corpus(files, max_chars):
-        if isinstance(record, Reject):
-            yield place, record
-        else:
-            yield place, chunker.cut(record) if chunker else [record]
+    return ((place, cut(record, chunker)) for place, record in read_corpus(files, max_chars))
 
 
 class _Ids:

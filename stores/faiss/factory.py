@@ -3,6 +3,8 @@
 import math
 import re
 
+import faiss
+
 from core.errors import CareError
 
 # Vectors for each inverted list, and for each centroid of a product quantiser, below which
@@ -34,8 +36,6 @@ _ID_BYTES = 8
 _LINK_BYTES = 4
 # Of each vector in a graph: where its links begin, and its level.
 _NODE_BYTES = 8 + 4
-# 4-bit codes lie in blocks of as many rows; a list's last block is half empty on average.
-_BLOCK_ROWS = 32
 
 
 def default_factory(count: int, dimension: int) -> str:
@@ -116,27 +116,20 @@ def index_bytes(factory: str, count: int, dimension: int) -> int:
         count: Vectors.
         dimension: Their dimensions.
     """
-    head, *parts = factory.split(",")
-    if head == "Flat":
-        return count * _code_bytes("Flat", dimension)
-    if head.startswith("HNSW"):
-        links = int(head.removeprefix("HNSW"))
+    index = faiss.index_factory(dimension, factory)
+    refined = 0
+    if isinstance(index, faiss.IndexRefine):
+        refined = count * index.refine_index.sa_code_size()
+        index = faiss.downcast_index(index.base_index)
+    if isinstance(index, faiss.IndexHNSW):
+        links = index.hnsw.nb_neighbors(1)
         # 2 M links on the lowest level; one vector in M^l reaches level l and has M there.
         graph = _LINK_BYTES * (2 * links + links / (links - 1)) + _NODE_BYTES
-        return round(count * (graph + _code_bytes(parts[0] if parts else "Flat", dimension)))
-    lists = int(head.removeprefix("IVF"))
-    rows = count + lists * _BLOCK_ROWS // 2 if parts[0].endswith("x4fs") else count
-    size = rows * _code_bytes(parts[0], dimension) + count * _ID_BYTES
-    size += lists * _code_bytes("Flat", dimension)
-    if parts[0].startswith("PQ"):
-        size += (16 if parts[0].endswith("x4fs") else 256) * _code_bytes("Flat", dimension)
-    if match := re.fullmatch(r"R(?:efine\()?(\w+?)\)?", parts[1] if len(parts) > 1 else ""):
-        size += count * _code_bytes(match[1], dimension)
-    return size
-
-
-def _code_bytes(code: str, dimension: int) -> int:
-    if match := re.fullmatch(r"PQ(\d+)x(8|4fs)", code):
-        parts = int(match[1])
-        return parts if match[2] == "8" else (parts + 1) // 2
-    return {"Flat": 4, "SQfp16": 2, "SQ8": 1}[code] * dimension
+        return int(count * (graph + index.storage.sa_code_size()))
+    if not isinstance(index, faiss.IndexIVF):
+        return int(count * index.sa_code_size())
+    # 4-bit codes lie in blocks of rows; a list's last one is half empty on average.
+    filler = index.nlist * index.bbs // 2 if isinstance(index, faiss.IndexIVFFastScan) else 0
+    codes = (count + filler) * index.code_size + count * _ID_BYTES
+    centroids = index.nlist + (index.pq.ksub if hasattr(index, "pq") else 0)
+    return int(refined + codes + centroids * 4 * dimension)
