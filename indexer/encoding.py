@@ -98,8 +98,7 @@ class EncodingSummary:
         new_texts: Texts that were encoded.
         resumed_texts: Texts of shards that existed.
         reused_texts: Texts whose vectors were known.
-        tokens: Tokens that were encoded.
-        truncated: Texts that were longer than the encoder reads.
+        tokens, truncated: As of a shard.
         seconds: Wall time of the pass.
         encoder_seconds: The part of it in which at least one call of the encoder was running.
         failed: Of texts that cannot be encoded, by their number, the reasons.
@@ -113,7 +112,7 @@ class EncodingSummary:
     truncated: int
     seconds: float
     encoder_seconds: float
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str]
 
 
 def encode_corpus(
@@ -138,7 +137,7 @@ def encode_corpus(
         executor: Runs the encoder.
         shard_size: Texts in a shard.
         progress: Whether to show a bar.
-        reuse: Finds vectors that need not be computed again, or None.
+        reuse: Finds vectors that need not be computed again.
         max_failed: Texts that the encoder may fail at.
 
     Raises:
@@ -182,7 +181,17 @@ def encode_corpus(
             new_texts += len(shard.new) - len(shard.failed)
             if writing:
                 records.append(writing.result())
-            writing = pool.submit(_write, folder, shard)
+            writing = pool.submit(
+                write_shard,
+                folder,
+                shard.number,
+                shard.vectors,
+                shard.ids,
+                tokens=shard.tokens,
+                truncated=shard.truncated,
+                reused=len(shard.texts) - len(shard.new),
+                failed=shard.failed,
+            )
         if writing:
             records.append(writing.result())
     return EncodingSummary(
@@ -220,19 +229,6 @@ def _read(
         yield Shard(start // shard_size, [d.id for d in found], texts, vectors, new)
 
 
-def _write(folder: Path, shard: Shard) -> ShardRecord:
-    return write_shard(
-        folder,
-        shard.number,
-        shard.vectors,
-        shard.ids,
-        tokens=shard.tokens,
-        truncated=shard.truncated,
-        reused=len(shard.texts) - len(shard.new),
-        failed=shard.failed,
-    )
-
-
 @dataclass(slots=True)
 class _Batch:
     """Rows of a shard that are encoded together, none if the shard has no new ones."""
@@ -245,14 +241,10 @@ class _Batch:
 
 
 class LocalExecutor:
-    """Encodes in this process, batch by batch.
+    """Encodes in this process, in batches of `batch_size` texts.
 
     A batch at which the encoder fails is encoded again and, if it fails again, without the texts
     that it fails at. Encoders that ask for it get several calls at once.
-
-    Args:
-        encoder: Encodes the texts.
-        batch_size: Texts in a batch.
     """
 
     def __init__(self, encoder: Encoder, batch_size: int) -> None:
@@ -360,11 +352,9 @@ def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
 
 
 def ahead(items: Iterator[T], pool: Threads) -> Iterator[T]:
-    """Yields items, none of them None, each of which is made while the one before is in use.
+    """Yields items, none of them None, each of which `pool` makes while the one before is in use.
 
-    Args:
-        items: Makes them; an error of it is raised at its item's turn.
-        pool: What makes them; the items of one iterator are made one at a time.
+    The items are made one at a time; an error is raised at its item's turn.
     """
     coming = pool.submit(next, items, None)
     while (item := coming.result()) is not None:

@@ -34,7 +34,7 @@ def choose_parameters(
         vectors: All document vectors, for the exact search that recall is measured against.
         queries: float32 [q, dimension], held-out query vectors.
         target: The mean recall@10 wanted.
-        hint: What to choose if no combination reaches it.
+        hint: What to choose, other than Flat, if no combination reaches it.
     """
     k = min(RECALL_K, len(vectors))
     kth_scores = exact_search(queries, vectors.chunks(_CHUNK_ROWS), k)[0][:, -1]

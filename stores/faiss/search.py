@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Protocol
 
 import faiss
 import numpy as np
@@ -63,18 +62,6 @@ def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
     )
 
 
-class _Approximate(Protocol):
-    """How an index finds neighbours without looking at all documents; shared by threads."""
-
-    def cost(self, fetch: int) -> float:
-        """Returns how many documents a search for the `fetch` nearest looks at."""
-        ...
-
-    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        """Finds the `fetch` nearest of all, or fewer."""
-        ...
-
-
 class FaissVectors:
     """The vectors of one index version.
 
@@ -94,7 +81,7 @@ class FaissVectors:
         self._index = read_index(path)
         self.count: int = self._index.ntotal
         self.dimension: int = self._index.d
-        self._approximate: _Approximate | None = None
+        self._approximate: _Graph | _Lists | None = None
         self._storage = self._index
         self._storage_lists = 0
         lists = faiss.try_extract_index_ivf(self._index)
@@ -154,18 +141,14 @@ class FaissVectors:
 
 
 class _Graph:
-    """A graph, searched with a beam.
-
-    Args:
-        index: The graph.
-        ef_search: Candidates to keep at the depth that recall was measured at.
-    """
+    """A graph, searched with a beam; `ef_search` candidates at the depth of measured recall."""
 
     def __init__(self, index: faiss.IndexHNSW, ef_search: int) -> None:
         self._index = index
         self._ef_search = ef_search
 
     def cost(self, fetch: int) -> float:
+        """Returns how many documents a search for the `fetch` nearest looks at."""
         return float(self._index.hnsw.nb_neighbors(0) * self._beam(fetch))
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
@@ -199,8 +182,7 @@ class _Lists:
         return self._number + scanned + REFINED_TO_SCANNED * self._k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        chosen = {"nprobe": self._probed(fetch), "k_factor": self._k_factor}
-        parameters = search_parameters(chosen)
+        parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self._k_factor})
         return _first(self._index.search(query[None], fetch, params=parameters))
 
     def _probed(self, fetch: int) -> int:

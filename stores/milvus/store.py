@@ -17,7 +17,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
-from stores.base import NewVectors, SearchChoice, StoreError, StoreName, check_vectors
+from stores.base import NewVectors, SearchChoice, StoreError, VectorStore, check_vectors
 from stores.milvus import names
 from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR
 from stores.milvus.vectors import MILVUS_ERRORS, Guard, MilvusVectors, error_name, search_many
@@ -38,7 +38,7 @@ _GRPC_OPTIONS = {
 _ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
 
 
-class MilvusStore:
+class MilvusStore(VectorStore):
     """Vectors in a collection for each version; an alias points to the active one's.
 
     Args:
@@ -49,8 +49,6 @@ class MilvusStore:
     Raises:
         StoreError: If it does not answer.
     """
-
-    name: StoreName = "milvus"
 
     def __init__(self, uri: str, token: str, timeout: float) -> None:
         # It logs each error that it raises, with its traceback; its messages quote addresses.
