@@ -40,17 +40,12 @@ _DEFAULTS = BuildOptions(corpus="", name="")
 # What a server's encoder takes at once: enough for all connections, few enough to see progress.
 _SERVER_TEXTS = 1024
 # Options that only some backends, or an executor, take.
-_ONLY_WITH = {
-    "dtype": ("backend", ("transformers", "vllm")),
-    "replicas": ("backend", ("vllm",)),
-    "tensor_parallel": ("backend", ("vllm",)),
-    "base_url": ("backend", ("openai",)),
-    "model": ("backend", ("openai",)),
-    "concurrency": ("backend", ("openai",)),
-    "truncate": ("backend", ("openai",)),
-    "ray_address": ("executor", ("ray",)),
-    "ray_actors": ("executor", ("ray",)),
-}
+_ONLY_WITH = (
+    ("backend", ("transformers", "vllm"), ("dtype",)),
+    ("backend", ("vllm",), ("replicas", "tensor_parallel")),
+    ("backend", ("openai",), ("base_url", "model", "concurrency", "truncate")),
+    ("executor", ("ray",), ("ray_address", "ray_actors")),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -210,10 +205,11 @@ def _pair(options: argparse.Namespace) -> Pair:
     pair = load_pair(options.pair)
     options.backend = resolve_backend(pair.document, options.backend)
     options.batch_size = options.batch_size or default_batch_size(options.backend)
-    for name, (what, able) in _ONLY_WITH.items():
+    for what, able, names in _ONLY_WITH:
         chosen = getattr(options, what)
-        if getattr(options, name) != options.default_of(name) and chosen not in able:
-            flag = f"--{name.replace('_', '-')}"
+        given = [name for name in names if getattr(options, name) != options.default_of(name)]
+        if given and chosen not in able:
+            flag = f"--{given[0].replace('_', '-')}"
             raise CareError(
                 f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}",
                 code="option_not_taken",

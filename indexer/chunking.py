@@ -4,7 +4,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from core.encoders import Encoder, OffsetTokenizer
@@ -32,12 +32,8 @@ class NoRoomError(ValueError):
 class Chunker:
     """Cuts documents that are longer than a chunk may be.
 
-    Args:
-        encoder: The document encoder, whose tokens are counted.
-        chunking: The length of chunks and their overlap.
-
     Raises:
-        CareError: If the encoder cannot count tokens or reads fewer than a chunk may have,
+        CareError: If the document encoder cannot count tokens or reads fewer than a chunk may have,
             or chunks would be nothing but overlap.
     """
 
@@ -160,43 +156,37 @@ def chunk_spans(
     whole = count(0, len(text))
     if whole <= limit:
         return [(0, len(text))]
-    cutter = _Cutter(text, count, starts, limit, overlap, whole - len(starts))
+    cutter = _Cutter(text, count, starts, limit, overlap, room=limit - whole + len(starts))
     spans: list[Span] = [(0, 0)]
     while spans[-1][1] < len(text):
         spans.append(cutter.after(*spans[-1]))
     return spans[1:]
 
 
+@dataclass
 class _Cutter:
     """Finds one chunk after the other; see `chunk_spans`."""
 
-    def __init__(
-        self,
-        text: str,
-        count: Callable[[int, int], int],
-        starts: Sequence[int],
-        limit: int,
-        overlap: int,
-        beside: int,
-    ) -> None:
-        self._text = text
-        self._count = count
-        self._starts = starts
-        self._limit = limit
-        self._overlap = overlap
-        self._room = limit - beside
-        self._first = _visible(text, 0)
-        ends = (match.end() for match in _SENTENCE_END.finditer(text))
-        self._sentence_ends = [*self._cuts(ends), len(text)]
+    text: str
+    count: Callable[[int, int], int]
+    starts: Sequence[int]
+    limit: int
+    overlap: int
+    room: int
+
+    def __post_init__(self) -> None:
+        self.first = _visible(self.text, 0)
+        ends = (match.end() for match in _SENTENCE_END.finditer(self.text))
+        self.sentence_ends = [*self._cuts(ends), len(self.text)]
 
     def after(self, start: int, end: int) -> Span:
         """Returns the chunk that follows the chunk [start, end)."""
         for begin in self._overlaps(start, end):
-            if stop := self._whole_sentences(begin, end, self._room):
+            if stop := self._whole_sentences(begin, end, self.room):
                 return begin, stop
         stop = (
-            self._whole_sentences(end, end, self._room)
-            or self._whole_sentences(end, end, self._room + _SLACK)
+            self._whole_sentences(end, end, self.room)
+            or self._whole_sentences(end, end, self.room + _SLACK)
             or self._tokens(end)
             or self._characters(end)
         )
@@ -206,41 +196,41 @@ class _Cutter:
 
     def _overlaps(self, start: int, end: int) -> list[int]:
         """Returns where the sentences begin that may be repeated behind [start, end)."""
-        ends, starts = self._sentence_ends, self._starts
+        ends, starts = self.sentence_ends, self.starts
         at = bisect_left(ends, end)
-        if not self._overlap or ends[at] != end:
+        if not self.overlap or ends[at] != end:
             return []
-        earliest = bisect_left(starts, end) - self._overlap
+        earliest = bisect_left(starts, end) - self.overlap
         sentences = ends[bisect_right(ends, start) : at]
         return [begin for begin in sentences if bisect_left(starts, begin) >= earliest]
 
     def _whole_sentences(self, begin: int, past: int, room: int) -> int:
         """Returns the last sentence end beyond `past` that fits, or 0."""
-        ends = self._sentence_ends
+        ends = self.sentence_ends
         low, high = bisect_right(ends, past), bisect_right(ends, self._reach(begin, room))
         return self._last_that_fits(begin, ends[low:high])
 
     def _tokens(self, begin: int) -> int:
         """Returns the last end of a token that fits, or 0."""
-        first = bisect_right(self._starts, begin)
-        last = bisect_right(self._starts, self._reach(begin, self._room))
-        return self._last_that_fits(begin, self._cuts(self._starts[first:last]))
+        first = bisect_right(self.starts, begin)
+        last = bisect_right(self.starts, self._reach(begin, self.room))
+        return self._last_that_fits(begin, self._cuts(self.starts[first:last]))
 
     def _characters(self, begin: int) -> int:
         """Returns the last end of a character that fits, or 0: estimates can be far off."""
-        near, length = begin + self._limit, len(self._text)
+        near, length = begin + self.limit, len(self.text)
         end = [length] if near >= length else []
         return self._last_that_fits(begin, self._cuts(range(begin + 1, near + 1)) + end)
 
     def _reach(self, begin: int, room: int) -> int:
         """Returns up to where `room` tokens from `begin` on go."""
-        token = bisect_left(self._starts, begin) + max(room, 0)
-        return self._starts[token] if token < len(self._starts) else len(self._text)
+        token = bisect_left(self.starts, begin) + max(room, 0)
+        return self.starts[token] if token < len(self.starts) else len(self.text)
 
     def _last_that_fits(self, begin: int, ends: Sequence[int]) -> int:
         low, high, middle = -1, len(ends), len(ends) - 1
         while high - low > 1:
-            if self._count(begin, ends[middle]) <= self._limit:
+            if self.count(begin, ends[middle]) <= self.limit:
                 low = middle
             else:
                 high = middle
@@ -254,10 +244,10 @@ class _Cutter:
         for place in places:
             if place < at:
                 continue  # there is nothing to see from here to the last one
-            at = _visible(self._text, place)
+            at = _visible(self.text, place)
             if (
-                self._first < at < len(self._text)
-                and not unicodedata.category(self._text[at]).startswith("M")
+                self.first < at < len(self.text)
+                and not unicodedata.category(self.text[at]).startswith("M")
                 and cuts[-1:] != [at]
             ):
                 cuts.append(at)

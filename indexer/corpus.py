@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -125,12 +126,7 @@ def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Docu
             # The line of the byte before belongs to the part before.
             file.seek(start - 1)
             _skip_line(file)
-        while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_line(file)
-                yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
-            elif line.strip():
-                yield _parse_line(line, max_chars, first=at == 0)
+        yield from filter(None, _parse_lines(file, end, max_chars))
 
 
 def read_rows(
@@ -152,15 +148,19 @@ def _parse_row(row: Any, max_chars: int) -> Document | Reject:
 
 def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            number += 1
-            place = Place(str(path), number)
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_line(file)
-                yield place, Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
-            elif line.strip():
-                yield place, _parse_line(line, max_chars, first=number == 1)
+        for number, record in enumerate(_parse_lines(file, math.inf, max_chars), start=1):
+            if record:
+                yield Place(str(path), number), record
+
+
+def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Document | Reject | None]:
+    """Yields the records of the lines that begin before byte `end`; None for blank ones."""
+    while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
+        else:
+            yield _parse_line(line, max_chars, first=at == 0) if line.strip() else None
 
 
 def _skip_line(file: BinaryIO) -> None:

@@ -27,14 +27,7 @@ from stores.registry import FILES, VectorStores, default_factory
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update changes.
-
-    Attributes:
-        add: A corpus of documents with new ids or, to replace documents, with theirs.
-        delete: A file with the ids of documents to leave out, one a line.
-        missing_ok: Whether ids to delete may be missing from the index.
-        encode_all: Whether to encode again what the active version holds.
-    """
+    """What an update changes: options of the command, whose help says more."""
 
     add: str | None = None
     delete: Path | None = None
@@ -46,7 +39,6 @@ def active_manifest(indexes: Path, name: str, stores: VectorStores = FILES) -> I
     """Returns the active version's manifest, after the version is verified.
 
     Raises:
-        CareError: If its vectors are in a store that cannot be reached.
         IndexVersionError: If there is no active version or it is damaged.
     """
     return verify_version(index_folder(indexes, name) / current_version(indexes, name), stores)
@@ -75,7 +67,7 @@ def update(
         changes: What to change.
         base: The active version.
         document_encoder: Encodes the texts that the base does not hold.
-        query_encoder: Encodes the held-out queries and the canaries, as the service will.
+        query_encoder: As for `build`.
 
     Returns:
         What `build` returns, or None if the changes change nothing.
@@ -97,7 +89,8 @@ def update(
     deleted = _read_ids(changes.delete) if changes.delete else []
     with _added(replace(options, corpus=changes.add or ""), document_encoder) as added:
         new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
-        merged = _Merged(DocumentReader(folder / documents.FILE_NAME), new, deleted)
+        old = DocumentReader(folder / documents.FILE_NAME)
+        merged = _Merged(base.version, old, new, deleted)
         if merged.missing and not changes.missing_ok:
             raise CorpusError(
                 f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
@@ -108,7 +101,7 @@ def update(
                 id=merged.missing[0],
                 count=len(merged.missing),
             )
-        if merged.is_unchanged:
+        if not merged.record.added + merged.record.replaced + merged.record.deleted:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
@@ -151,17 +144,18 @@ def _added(options: BuildOptions, encoder: Encoder) -> Iterator[_Added | None]:
 class _Merged:
     """Old documents with changes, in order; iterating reads the chunks of one after the other.
 
-    Args:
-        old: The documents of the active version.
-        new: Documents that are added or replace old ones.
-        deleted: Ids of documents that are left out.
+    New documents are added or replace old ones, those whose ids are `deleted` are left out.
 
     Raises:
         CorpusError: If an id is both added and deleted, or no document is left.
     """
 
     def __init__(
-        self, old: DocumentReader, new: DocumentReader | tuple[()], deleted: Sequence[str]
+        self,
+        base: str,
+        old: DocumentReader,
+        new: DocumentReader | tuple[()],
+        deleted: Sequence[str],
     ) -> None:
         self._old, self._new = old, new
         self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
@@ -175,27 +169,24 @@ class _Merged:
             )
         found = set()
         self._met = set()
-        self.replaced = self.unchanged = 0
+        replaced = unchanged = 0
         for id_, chunks in groupby(old, _own_id):
             if id_ in self._deleted:
                 found.add(id_)
             elif id_ in self._row_of:
                 self._met.add(id_)
                 same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
-                self.unchanged += same
-                self.replaced += not same
+                unchanged += same
+                replaced += not same
             else:
-                self.unchanged += 1
+                unchanged += 1
         self.missing = [id_ for id_ in self._deleted if id_ not in found]
-        self.added = len(self._row_of) - len(self._met)
-        self.deleted = len(found)
-        if not self.added + self.replaced + self.unchanged:
+        added = len(self._row_of) - len(self._met)
+        if not added + replaced + unchanged:
             raise CorpusError("the update would leave no document", code="empty_corpus")
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether all is as it was."""
-        return not self.added + self.replaced + self.deleted
+        self.record = UpdateRecord(
+            base=base, added=added, replaced=replaced, deleted=len(found), unchanged=unchanged
+        )
 
     def __iter__(self) -> Iterator[list[Document]]:
         for id_, chunks in groupby(self._old, _own_id):
@@ -241,13 +232,7 @@ def _stage(
     facts = {
         "checksum": sha256_file(folder / documents.FILE_NAME),
         "rejected": added.staged.rejected if added else 0,
-        "update": UpdateRecord(
-            base=base.version,
-            added=merged.added,
-            replaced=merged.replaced,
-            deleted=merged.deleted,
-            unchanged=merged.unchanged,
-        ),
+        "update": merged.record,
     }
     staged = staged.model_copy(update=facts)
     write_staged(folder, staged)

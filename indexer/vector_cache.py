@@ -49,13 +49,7 @@ class VectorCache:
 def version_vectors(
     folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
 ) -> VectorCache:
-    """Returns the vectors of a version: from its index or, if that is lossy, from its build.
-
-    Args:
-        folder: The version.
-        manifest: Its manifest.
-        builds: The build folders of all indexes.
-        stores: Where vectors are kept.
+    """Returns the vectors of the version in `folder`: from its index, or from its build if lossy.
 
     Raises:
         IndexVersionError: If they are gone, or the text rules have changed since.

@@ -1,6 +1,7 @@
 """Searching a memory-mapped FAISS index, with and without a filter."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
@@ -140,56 +141,55 @@ class FaissVectors:
         return _first(self._storage.search(query[None], k, params=parameters))
 
 
+@dataclass(frozen=True, slots=True)
 class _Graph:
     """A graph, searched with a beam; `ef_search` candidates at the depth of measured recall."""
 
-    def __init__(self, index: faiss.IndexHNSW, ef_search: int) -> None:
-        self._index = index
-        self._ef_search = ef_search
+    index: faiss.IndexHNSW
+    ef_search: int
 
     def cost(self, fetch: int) -> float:
         """Returns how many documents a search for the `fetch` nearest looks at."""
-        return float(self._index.hnsw.nb_neighbors(0) * self._beam(fetch))
+        return float(self.index.hnsw.nb_neighbors(0) * self._beam(fetch))
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = search_parameters({"efSearch": self._beam(fetch)})
-        return _first(self._index.search(query[None], fetch, params=parameters))
+        return _first(self.index.search(query[None], fetch, params=parameters))
 
     def _beam(self, fetch: int) -> int:
         # The depth that recall was measured at is 10; a deeper answer needs a wider search.
-        return max(self._ef_search, _BEAM * fetch)
+        return max(self.ef_search, _BEAM * fetch)
 
 
+@dataclass(frozen=True, slots=True)
 class _Lists:
     """Inverted lists, refined or not.
 
-    Args:
+    Attributes:
         index: The index.
         number: How many lists it has.
         probes: Lists to scan at the depth that recall was measured at.
         k_factor: Candidates to refine for each that is fetched, or 0 without refinement.
     """
 
-    def __init__(self, index: faiss.Index, number: int, probes: int, k_factor: int) -> None:
-        self._index = index
-        self._total: int = index.ntotal
-        self._number = number
-        self._probes = probes
-        self._k_factor = k_factor
+    index: faiss.Index
+    number: int
+    probes: int
+    k_factor: int
 
     def cost(self, fetch: int) -> float:
-        scanned = self._probed(fetch) * self._total / self._number
-        return self._number + scanned + REFINED_TO_SCANNED * self._k_factor * fetch
+        scanned = self._probed(fetch) * self.index.ntotal / self.number
+        return self.number + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self._k_factor})
-        return _first(self._index.search(query[None], fetch, params=parameters))
+        parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self.k_factor})
+        return _first(self.index.search(query[None], fetch, params=parameters))
 
     def _probed(self, fetch: int) -> int:
         deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
-        filled = _BEAM * fetch * self._number / self._total
-        wanted: float = max(self._probes * deeper, filled)
-        return min(self._number, math.ceil(wanted))
+        filled = _BEAM * fetch * self.number / self.index.ntotal
+        wanted: float = max(self.probes * deeper, filled)
+        return min(self.number, math.ceil(wanted))
 
 
 def _selector(rows: RowArray, total: int) -> faiss.IDSelector:
