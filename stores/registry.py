@@ -53,11 +53,7 @@ class MilvusAddress:
 
 
 class VectorStores:
-    """All stores that versions may keep their vectors in; Milvus is connected to on first use.
-
-    Args:
-        milvus: Where Milvus is, or None if no version keeps its vectors there.
-    """
+    """All stores that versions may keep their vectors in; Milvus is connected to on first use."""
 
     def __init__(self, milvus: MilvusAddress | None = None) -> None:
         self._address = milvus

@@ -50,12 +50,7 @@ def default_factory(count: int, dimension: int) -> str:
 
 
 def check_factory(factory: str, dimension: int, count: int | None = None) -> None:
-    """Checks a factory string before any work is done.
-
-    Args:
-        factory: The string.
-        dimension: Dimensions of the vectors.
-        count: How many there are, or None while that is not known.
+    """Checks a factory string before any work is done; `count` is None while not known.
 
     Raises:
         CareError: If the index type is not one that this project builds and searches, or these
@@ -109,13 +104,7 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
 
 
 def index_bytes(factory: str, count: int, dimension: int) -> int:
-    """Returns the size of `vectors.faiss` [bytes], to within a few percent.
-
-    Args:
-        factory: A factory string that `check_factory` accepts.
-        count: Vectors.
-        dimension: Their dimensions.
-    """
+    """Returns the size of `vectors.faiss` [bytes], to within a few percent."""
     index = faiss.index_factory(dimension, factory)
     refined = 0
     if isinstance(index, faiss.IndexRefine):

@@ -44,14 +44,9 @@ def write_in_parts(
 ) -> None:
     """Writes an index of all vectors; row i has id i.
 
-    Parts lie beside the file while it is written: as much disk again as the lists take.
-
-    Args:
-        index: Trained and empty, with inverted lists, refined or not; it is empty afterwards.
-        vectors: All document vectors.
-        path: The file to write.
-        memory: What the vectors of one part may take [bytes]; 4-bit product codes are one part.
-        progress: Whether to show a bar.
+    The index is trained and empty, and empty afterwards; its inverted lists are refined or not.
+    Parts lie beside the file while it is written: as much disk again as the lists take. The
+    vectors of one take at most `memory` bytes; 4-bit product codes are one part.
 
     Raises:
         CareError: If a part cannot be written whole, for instance because the disk is full.

@@ -112,7 +112,9 @@ class FaissVectors:
         wanted = min(k, matching)
         if wanted == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        fetch = self._fetch(wanted, matching)
+        fetch = wanted
+        if matching < self.count:
+            fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
         if self._approximate is None or matching <= self._approximate.cost(fetch):
             return self._exact(query, wanted, rows)
         scores, found = self._approximate.search(query, fetch)
@@ -127,11 +129,6 @@ class FaissVectors:
         """Returns float32 [rows, dimension], as they are kept."""
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
-
-    def _fetch(self, wanted: int, matching: int) -> int:
-        if matching == self.count:
-            return wanted
-        return min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
 
     def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
         selector = None if rows is None else _selector(rows, self.count)
@@ -178,7 +175,7 @@ class _Lists:
     k_factor: int
 
     def cost(self, fetch: int) -> float:
-        scanned = self._probed(fetch) * self.index.ntotal / self.number
+        scanned: float = self._probed(fetch) * self.index.ntotal / self.number
         return self.number + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:

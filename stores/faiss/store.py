@@ -70,14 +70,8 @@ def build_index(
 ) -> None:
     """Writes an inner-product index over unit vectors; row i has id i.
 
-    Args:
-        vectors: All document vectors, read in chunks.
-        factory: A factory string that `check_factory` accepts for them.
-        path: The file to write.
-        threads: Threads of FAISS.
-        memory: What a sample to train on, and vectors in inverted lists, may take [bytes]. Flat
-            and HNSW are built with all their vectors in memory.
-        progress: Whether to show bars.
+    A sample to train on, and vectors in inverted lists, take at most `memory` bytes; Flat and HNSW
+    are built with all their vectors in memory.
 
     Raises:
         CareError: If the memory is too small, or the file cannot be written whole.

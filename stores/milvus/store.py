@@ -41,10 +41,7 @@ _ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
 class MilvusStore(VectorStore):
     """Vectors in a collection for each version; an alias points to the active one's.
 
-    Args:
-        uri: Where Milvus is.
-        token: What it asks for, or empty.
-        timeout: The longest wait for an answer to a small request or a search [s].
+    It is made of the fields of a `stores.registry.MilvusAddress`.
 
     Raises:
         StoreError: If it does not answer.
