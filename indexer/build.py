@@ -32,20 +32,21 @@ from core.manifest import (
 from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedVectors, has_shards, link_shards
-from core.text import document_text, first_sentence, normalize_text
+from core.text import first_sentence, normalize_text
 from core.types import FloatArray, RowArray
 from core.versions import MANIFEST, current_version, index_folder, read_manifest
+from indexer import versions
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Executor, LocalExecutor, Reuse, encode_corpus
 from indexer.failures import FAILURES, failed_documents, max_failed
-from indexer.staging import StagedCorpus, read_chunks, stage, unique_text_rows, write_version
-from indexer.versions import (
-    hidden_folder,
-    remove_hidden,
-    remove_incomplete,
-    switch,
-    verify_version,
+from indexer.staging import (
+    StagedCorpus,
+    read_chunks,
+    row_texts,
+    stage,
+    unique_text_rows,
+    write_version,
 )
 from stores.base import NewVectors, SearchChoice, StoreName
 from stores.recall import RECALL_K
@@ -156,7 +157,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         folder = index_folder(options.indexes, options.name) / version
         if read_manifest(folder).store != options.store:
             return None
-        manifest = verify_version(folder, options.stores)
+        manifest = versions.verify_version(folder, options.stores)
     except IndexVersionError:
         return None
     factory = options.factory or default_factory(options.store, manifest.count, spec.dimension)
@@ -248,7 +249,7 @@ def build(
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
         if options.store == "milvus":
-            remove_incomplete(parent, options.stores)
+            versions.remove_incomplete(parent, options.stores)
         # A bad file of queries is found before days of encoding.
         held_out = _read_queries(options.queries) if options.queries else []
         encoded = encode(options, document_encoder, query_encoder, source)
@@ -316,7 +317,7 @@ def build(
                 chunking=options.chunking,
             )
             write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
-            verify_version(folder, options.stores)
+            versions.verify_version(folder, options.stores)
             if source.base and source.base.version != _active(options):
                 raise IndexVersionError(
                     f"index '{options.name}' has another active version than "
@@ -324,7 +325,7 @@ def build(
                     code="base_not_active",
                     version=source.base.version,
                 )
-        switch(options.indexes, options.name, version, options.stores)
+        versions.switch(options.indexes, options.name, version, options.stores)
     return manifest, encoded
 
 
@@ -386,7 +387,7 @@ def _check_space(
     rows = unique_text_rows(folder)
 
     def encoded(chosen: RowArray) -> FloatArray:
-        texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in chosen)]
+        texts = row_texts(reader, chosen)
         return np.concatenate([encoder.encode([text]).vectors for text in texts])
 
     with suppress(*FAILURES):  # encoding all finds the text at fault
@@ -460,7 +461,7 @@ def _canaries(
     reader: DocumentReader, text_rows: RowArray, vectors: Callable[[RowArray], FloatArray]
 ) -> list[Canary]:
     rows = text_rows[canary_candidates(len(text_rows))]
-    texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in rows)]
+    texts = list(row_texts(reader, rows))
     chosen = choose_canaries([len(text) for text in texts])
     return make_canaries([texts[i] for i in chosen], vectors(rows[chosen]))
 
@@ -478,7 +479,7 @@ def _new_version(parent: Path, build_key: str) -> str:
 def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
     """Yields a hidden folder that becomes the version when the block succeeds."""
     parent = index_folder(options.indexes, options.name)
-    folder = hidden_folder(parent, version)
+    folder = versions.hidden_folder(parent, version)
     with writing_in(parent):
         folder.mkdir()
         try:
@@ -488,4 +489,4 @@ def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
             sync(parent)
         finally:
             with suppress(CareError, OSError):  # what stays is what the next build or prune removes
-                remove_hidden(folder, options.stores)
+                versions.remove_hidden(folder, options.stores)

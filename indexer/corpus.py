@@ -17,8 +17,7 @@ from core.files import sha256_file
 from core.text import normalize_text
 from core.types import Document
 
-MAX_TEXT_CHARS = 100_000
-MAX_CHUNKED_TEXT_CHARS = 1_000_000
+_MAX_TEXT_CHARS, _MAX_CUT_TEXT_CHARS = 100_000, 1_000_000
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
 # A longer line is not a document; reading it whole could exhaust the memory.
@@ -51,6 +50,11 @@ class Reject:
 
 
 Record = tuple[Place, Document | Reject]
+
+
+def max_text_chars(*, cut: bool) -> int:
+    """Returns how long a text may be, where long documents are cut and where not."""
+    return _MAX_CUT_TEXT_CHARS if cut else _MAX_TEXT_CHARS
 
 
 def corpus_files(corpus: str) -> list[Path]:
@@ -98,12 +102,8 @@ def corpus_checksum(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[Record]:
-    """Yields each record of the files with its place, as a document or a reject.
-
-    Args:
-        files: The files, in order.
-        max_chars: The longest text that is a document.
+def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator[Record]:
+    """Yields each record with its place, as a document or, like too long a text, as a reject.
 
     Raises:
         CorpusError: If a file cannot be read at all.

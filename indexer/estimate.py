@@ -21,15 +21,7 @@ from core.text import document_text
 from core.types import Document
 from indexer.build import BuildOptions
 from indexer.chunking import Chunker, cut
-from indexer.corpus import (
-    MAX_CHUNKED_TEXT_CHARS,
-    MAX_TEXT_CHARS,
-    UNREADABLE,
-    Reject,
-    corpus_files,
-    read_part,
-    read_rows,
-)
+from indexer.corpus import UNREADABLE, Reject, corpus_files, max_text_chars, read_part, read_rows
 from models.encoders.factory import TokenCounter
 from stores.base import StoreName
 from stores.faiss.factory import index_bytes
@@ -140,7 +132,7 @@ class Sample:
     def __init__(self, options: BuildOptions, chunker: Chunker | None) -> None:
         self._options = options
         self._chunker = chunker
-        limit = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
+        limit = max_text_chars(cut=chunker is not None)
         self._strata = sample(corpus_files(options.corpus), limit)
         self._rows = [[self._cut(block) for _, block in part.blocks] for part in self._strata]
         self._records = sum(len(records) for part in self._strata for _, records in part.blocks)

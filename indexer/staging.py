@@ -30,13 +30,7 @@ from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
 from indexer.chunking import Chunker, cut
-from indexer.corpus import (
-    MAX_CHUNKED_TEXT_CHARS,
-    MAX_TEXT_CHARS,
-    Place,
-    Reject,
-    read_corpus,
-)
+from indexer.corpus import Place, Reject, max_text_chars, read_corpus
 from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
 
 SUMMARY = "corpus.json"
@@ -170,6 +164,13 @@ def unique_text_rows(folder: Path) -> RowArray:
     return rows
 
 
+def row_texts(reader: DocumentReader, rows: Iterable[int]) -> Iterator[str]:
+    """Yields the text that is encoded of each of some rows."""
+    for row in rows:
+        document = reader[int(row)]
+        yield document_text(document.title, document.text)
+
+
 def vector_of_row(folder: Path) -> RowArray:
     """Returns int64 [rows]: which unique text, and so which vector, is each row's."""
     rows: RowArray = np.load(folder / _VECTORS, mmap_mode="r")
@@ -218,8 +219,8 @@ def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
     Raises:
         CorpusError: If a file cannot be read at all.
     """
-    max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
-    return ((place, cut(record, chunker)) for place, record in read_corpus(files, max_chars))
+    records = read_corpus(files, max_text_chars(cut=chunker is not None))
+    return ((place, cut(record, chunker)) for place, record in records)
 
 
 class _Ids:

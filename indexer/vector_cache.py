@@ -14,10 +14,9 @@ from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors, whole_shards
-from core.text import document_text
 from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
-from indexer.staging import read_staged, unique_text_rows
+from indexer.staging import read_staged, row_texts, unique_text_rows
 from stores.registry import VectorStores
 
 # Other types keep approximations, or know no vector by its row.
@@ -58,7 +57,7 @@ def version_vectors(
         reader = DocumentReader(folder / documents.FILE_NAME)
         filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
         vectors = stores.of(folder).open(folder, manifest, filter_reader)
-        cache = VectorCache(_texts(reader, range(len(reader))), vectors.take)
+        cache = VectorCache(row_texts(reader, range(len(reader))), vectors.take)
     elif found := _build_vectors(manifest, builds):
         cache = found
     else:
@@ -93,11 +92,5 @@ def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
         encoded = np.setdiff1d(np.arange(len(rows)), list(failed))
         reader = DocumentReader(folder / documents.FILE_NAME)
         vectors = ShardedVectors(folder, size, encoded)
-        return VectorCache(_texts(reader, rows[encoded]), vectors.take)
+        return VectorCache(row_texts(reader, rows[encoded]), vectors.take)
     return None
-
-
-def _texts(reader: DocumentReader, rows: Iterable[int]) -> Iterable[str]:
-    for row in rows:
-        document = reader[int(row)]
-        yield document_text(document.title, document.text)
