@@ -180,11 +180,8 @@ def encode(
 ) -> Encoded:
     """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
 
-    Args:
-        options: What to build.
-        encoder: Encodes the documents.
-        query_encoder: Is checked, before anything is encoded, to share the space.
-        source: What to encode instead of the corpus that the options name.
+    A query encoder is only checked to share the space, before anything is encoded. A source is
+    encoded instead of the corpus that the options name.
 
     Raises:
         CareError: If the corpus or the vectors are bad, or another build works on them.
@@ -230,11 +227,8 @@ def build(
     The active version stays what it was until the new one is complete and verified. No other
     command builds or prunes versions of the index meanwhile.
 
-    Args:
-        options: What to build.
-        document_encoder: Encodes the corpus.
-        query_encoder: Encodes the held-out queries and the canaries, as the service will.
-        source: What to build from instead of the corpus that the options name.
+    The query encoder encodes the held-out queries and the canaries, as the service will. The
+    version is built from the source, if there is one, and not from the corpus of the options.
 
     Raises:
         CareError: If anything fails; nothing is published then.

@@ -38,13 +38,9 @@ class Chunker:
     """
 
     def __init__(self, encoder: Encoder, chunking: Chunking) -> None:
-        if not isinstance(encoder, OffsetTokenizer):
-            raise CareError(
-                f"chunks need a document encoder that shows its tokens: "
-                f"that of {encoder.spec.model} does not",
-                code="no_token_offsets",
-            )
         try:
+            if not isinstance(encoder, OffsetTokenizer):
+                raise CareError(f"that of {encoder.spec.model} does not")
             # Some look for their tokenizer only now.
             encoder.token_offsets("")
         except CareError as error:
@@ -130,7 +126,7 @@ def chunk_spans(
     limit: int,
     overlap: int,
 ) -> list[Span]:
-    """Cuts a text into chunks that fit; every character is in at least one.
+    """Cuts a text with a visible character into chunks that fit; no character is left out.
 
     A chunk is as many whole sentences as fit. A sentence that does not fit alone is cut
     between tokens; the rest of it is followed by the next sentences. The last whole
@@ -138,17 +134,9 @@ def chunk_spans(
     sentence that follows would not fit behind them. No chunk begins with white space, an
     invisible character or a combining mark.
 
-    Args:
-        text: A text with at least one visible character.
-        count: Tokens of a chunk that is this span of the text, with all that is read
-            beside it. It decides what fits.
-        starts: Where each token of the whole text begins, ascending: with them chunks are
-            estimated, so that few spans are counted.
-        limit: The most tokens of a chunk.
-        overlap: The most tokens that a chunk shares with the one before.
-
-    Returns:
-        Start and end of each chunk, in order.
+    What fits into `limit` tokens is decided by `count`: the tokens of a chunk that is this span of
+    the text, with all that is read beside it. Where each token of the whole text begins, ascending,
+    is in `starts`: with them chunks are estimated, so that few spans are counted.
 
     Raises:
         NoRoomError: If not even one character fits.

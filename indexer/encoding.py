@@ -131,19 +131,10 @@ def encode_corpus(
     depend on the shard alone: a resumed run computes what an uninterrupted one would have.
     Texts that `reuse` knows are not encoded. Rows of texts that cannot be encoded are zero.
 
-    Args:
-        folder: The build folder.
-        dimension: Dimensions of the vectors.
-        executor: Runs the encoder.
-        shard_size: Texts in a shard.
-        progress: Whether to show a bar.
-        reuse: Finds vectors that need not be computed again.
-        max_failed: Texts that the encoder may fail at.
-
     Raises:
         CareError: If the encoder fails at any text.
-        VectorError: If it fails at too many, or returns vectors that are not finite and of
-            unit norm.
+        VectorError: If it fails at more than `max_failed`, or returns vectors that are not finite
+            and of unit norm.
     """
     started = time.perf_counter()
     records = whole_shards(folder)

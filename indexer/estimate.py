@@ -121,10 +121,6 @@ class Estimate:
 class Sample:
     """A sample of the corpus that options name; nothing is written.
 
-    Args:
-        options: The build.
-        chunker: Cuts long documents, or None to keep them whole.
-
     Raises:
         CorpusError: If the corpus cannot be read or the sample holds no document.
     """
@@ -227,9 +223,7 @@ def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
     Techniques, 3rd edition, 1977, equations 6.1 and 6.13); evenly spaced blocks are taken as
     random ones. Of a corpus that was read whole it is the sum.
 
-    Args:
-        strata: The blocks.
-        counts: Of each stratum float64 [blocks, values].
+    The counts are, of each stratum, float64 [blocks, values].
     """
     sums, variances = np.zeros(counts[0].shape[1]), np.zeros(counts[0].shape[1])
     for stratum, y in zip(strata, counts, strict=True):
@@ -249,14 +243,8 @@ def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
 def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int, name: str) -> Rate:
     """Encodes some evenly spaced texts, in batches of like length, and times it.
 
-    The first batch, which warms the encoder up, is timed only if it is the only one.
-
-    Args:
-        encoder: Encodes the documents.
-        texts: The texts of a sample.
-        batch_size: Texts in a batch.
-        devices: GPUs that the encoder uses, or 1 for the processor or a server.
-        name: What the encoder is called in the rate's source.
+    The first batch, which warms the encoder up, is timed only if it is the only one. The rate is
+    that of one of the GPUs that are used, its `devices`, of which a processor or a server is one.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
     chosen = [texts[int(i)] for i in np.linspace(0, len(texts) - 1, number)]

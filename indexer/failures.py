@@ -133,12 +133,7 @@ def failed_documents(
 ) -> tuple[NDArray[np.bool_] | None, dict[str, str]]:
     """Finds the documents to leave out; if one chunk cannot be encoded, none is indexed.
 
-    Args:
-        folder: The build folder.
-        staged: What the first pass found.
-        failed: By the number of the text, why it cannot be encoded.
-        max_reject_rate: The share of records that may be left out.
-        reuse: As for `max_failed`.
+    Why a text `failed` is said by its number; the other arguments are those of `max_failed`.
 
     Returns:
         bool [staged rows], which rows are indexed, or None for all; and why not, by document id.

@@ -197,20 +197,20 @@ def _ended(error: RayError) -> ProviderError:
     return ProviderError(f"Ray ended the encoding: {reason}", code="ray_failed")
 
 
-@dataclass
 class _Actor:
     """What runs in an actor: the local executor, on one shard after the other."""
 
-    make_encoder: Callable[[], Encoder]
-    batch_size: int
-    encoder: Encoder | None = None
+    def __init__(self, make_encoder: Callable[[], Encoder], batch_size: int) -> None:
+        self._make_encoder = make_encoder
+        self._batch_size = batch_size
+        self._encoder: Encoder | None = None
 
     def encode(self, shard: Shard) -> tuple[Shard, float] | dict[str, Any]:
         """Encodes a shard; an error is returned, which Ray would wrap in its own."""
         try:
             # Here and not when the actor starts: an actor that dies of it counts as an attempt.
-            self.encoder = self.encoder or self.make_encoder()
-            local = LocalExecutor(self.encoder, self.batch_size)
+            self._encoder = self._encoder or self._make_encoder()
+            local = LocalExecutor(self._encoder, self._batch_size)
             # What Ray hands over cannot be written to.
             shard.vectors = shard.vectors.copy()
             (made,) = local.encode(iter([shard]), lambda *_: None)

@@ -68,14 +68,8 @@ def stage(
 ) -> StagedCorpus:
     """Checks a corpus and writes its documents by rows, or reads what an earlier run wrote.
 
-    Args:
-        chunks: The documents, in order.
-        folder: The build folder.
-        files: Names of the files that they come from.
-        checksum: Their checksum.
-        chunked: Whether long documents are cut.
-        max_reject_rate: The share of records that may be left out.
-        progress: Whether to show a bar.
+    The documents, some of them cut if they are `chunked`, come from files of these names and this
+    checksum. At most the share `max_reject_rate` of them may be left out.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -180,13 +174,9 @@ def vector_of_row(folder: Path) -> RowArray:
 def write_version(
     folder: Path, target: Path, staged: StagedCorpus, keep: NDArray[np.bool_] | None
 ) -> tuple[RowArray, dict[str, int]]:
-    """Writes the documents and filters of a version.
+    """Writes the documents and filters of a version from a build folder into its own, `target`.
 
-    Args:
-        folder: The build folder.
-        target: The version's folder.
-        staged: What the first pass found.
-        keep: bool [staged rows], which rows are indexed, or None for all.
+    Indexed are the rows to `keep`, bool [staged rows], or if that is None all.
 
     Returns:
         int64 [rows], which unique text, and so which vector, is each row's; and the number of

@@ -57,17 +57,11 @@ def update(
     document_encoder: Encoder,
     query_encoder: Encoder,
 ) -> tuple[IndexManifest, Encoded] | None:
-    """Builds the base with changes as a new version, verifies it and makes it the active one.
+    """Builds the active version, `base`, with changes as a new one, verifies and activates it.
 
     Documents keep their order, replaced ones their place; new ones follow in the order of
-    their files. The version is what a build from a corpus in this order would yield.
-
-    Args:
-        options: How to build; the corpus that they name is not read.
-        changes: What to change.
-        base: The active version.
-        document_encoder: Encodes the texts that the base does not hold.
-        query_encoder: As for `build`.
+    their files. The version is what a build from a corpus in this order would yield. The corpus
+    that the options name is not read.
 
     Returns:
         What `build` returns, or None if the changes change nothing.
