@@ -18,7 +18,7 @@ from core.canaries import canary_candidates, check_canaries, choose_canaries, ma
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, IndexVersionError
-from core.files import exclusive, sha256_file, sync, write_text, writing_in
+from core.files import exclusive, publish, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.manifest import (
     SCHEMA_VERSION,
@@ -247,8 +247,7 @@ def build(
         # A bad file of queries is found before days of encoding.
         held_out = _read_queries(options.queries) if options.queries else []
         encoded = encode(options, document_encoder, query_encoder, source)
-        version = _new_version(parent, encoded.folder.name)
-        with _unpublished(options, version) as folder:
+        with _new_version(options, parent, encoded.folder.name) as (version, folder):
             vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
             reader = DocumentReader(folder / documents.FILE_NAME)
             vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
@@ -440,7 +439,7 @@ def _read_queries(path: Path) -> list[str]:
             )
         texts.append(record.text)
     if not texts:
-        raise CorpusError(f"{path} holds no queries", code="no_queries", path=path)
+        raise CorpusError.at(path, "holds no queries", "no_queries")
     return texts
 
 
@@ -460,27 +459,20 @@ def _canaries(
     return make_canaries([texts[i] for i in chosen], vectors(rows[chosen]))
 
 
-def _new_version(parent: Path, build_key: str) -> str:
+@contextmanager
+def _new_version(options: BuildOptions, parent: Path, build_key: str) -> Iterator[tuple[str, Path]]:
+    """Yields an id and a hidden folder that becomes the version when the block succeeds."""
     version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:8]}"
     if (parent / version).exists():
         raise CareError(
             f"index '{parent.name}' already has a version '{version}'", code="version_exists"
         )
-    return version
-
-
-@contextmanager
-def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
-    """Yields a hidden folder that becomes the version when the block succeeds."""
-    parent = index_folder(options.indexes, options.name)
     folder = versions.hidden_folder(parent, version)
     with writing_in(parent):
         folder.mkdir()
         try:
-            yield folder
-            sync(folder)
-            folder.rename(parent / version)
-            sync(parent)
+            yield version, folder
+            publish(folder, parent / version)
         finally:
             with suppress(CareError, OSError):  # what stays is what the next build or prune removes
                 versions.remove_hidden(folder, options.stores)

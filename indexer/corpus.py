@@ -80,9 +80,7 @@ def corpus_files(corpus: str) -> list[Path]:
         )
     for file in files:
         if file.suffix not in _SUFFIXES:
-            raise CorpusError(
-                f"{file} is neither .jsonl nor .parquet", code="unsupported_format", path=file
-            )
+            raise CorpusError.at(file, "is neither .jsonl nor .parquet", "unsupported_format")
     return files
 
 
@@ -114,9 +112,7 @@ def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator
             yield from read(file, max_chars)
         except UNREADABLE as error:
             reason = " ".join(str(error).split())
-            raise CorpusError(
-                f"{file} cannot be read: {reason}", code="unreadable", path=file
-            ) from error
+            raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
 
 
 def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:

@@ -94,7 +94,6 @@ class EncodingSummary:
     """What the second pass did; all but new texts and seconds counts resumed shards too.
 
     Attributes:
-        texts: Different texts of the corpus.
         new_texts: Texts that were encoded.
         resumed_texts: Texts of shards that existed.
         reused_texts: Texts whose vectors were known.
@@ -104,7 +103,6 @@ class EncodingSummary:
         failed: Of texts that cannot be encoded, by their number, the reasons.
     """
 
-    texts: int
     new_texts: int
     resumed_texts: int
     reused_texts: int
@@ -139,7 +137,7 @@ def encode_corpus(
     started = time.perf_counter()
     records = whole_shards(folder)
     resumed = sum(record.rows for record in records)
-    count = len(unique_text_rows(folder))
+    total = len(unique_text_rows(folder))
     new_texts = tokens = 0
 
     def report(shard: Shard, texts: int, more_tokens: int) -> None:
@@ -163,7 +161,7 @@ def encode_corpus(
     with (
         # One reads shards, one writes them.
         ThreadPoolExecutor(2) as pool,
-        progress_bar("encode", show=progress, total=count, initial=resumed) as bar,
+        progress_bar("encode", show=progress, total=total, initial=resumed) as bar,
     ):
         writing: Future[ShardRecord] | None = None
         shards = ahead(_read(folder, resumed, shard_size, dimension, reuse), pool)
@@ -186,7 +184,6 @@ def encode_corpus(
         if writing:
             records.append(writing.result())
     return EncodingSummary(
-        texts=count,
         new_texts=new_texts,
         resumed_texts=resumed,
         reused_texts=sum(record.reused for record in records),

@@ -238,7 +238,7 @@ def _read_ids(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig") as file:
             return [line.rstrip("\n") for line in file if line.strip()]
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8", code="not_utf8", path=path) from error
+        raise CorpusError.at(path, "is not UTF-8", "not_utf8") from error
 
 
 def _check_encoder(

@@ -42,11 +42,8 @@ def verify_version(folder: Path, stores: VectorStores = FILES) -> IndexManifest:
     verify_files(folder, manifest)
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        raise IndexVersionError(
-            f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}",
-            code="wrong_count",
-            path=folder,
-        )
+        reason = f"holds {len(reader)} documents; the manifest counts {manifest.count}"
+        raise IndexVersionError.at(folder, reason, "wrong_count")
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     stores.of(folder).open(folder, manifest, filter_reader)
     return manifest

@@ -108,7 +108,7 @@ class Vectors(Protocol):
         ...
 
 
-def check_vectors(vectors: Vectors, manifest: IndexManifest, place: object) -> None:
+def check_vectors(vectors: Vectors, manifest: IndexManifest, place: Path | str) -> None:
     """Checks that the vectors in a file or collection are those that a manifest describes.
 
     Raises:
@@ -117,12 +117,8 @@ def check_vectors(vectors: Vectors, manifest: IndexManifest, place: object) -> N
     found = vectors.count, vectors.dimension
     expected = manifest.count, manifest.encoder.dimension
     if found != expected:
-        raise IndexVersionError(
-            f"{place} holds {found[0]} × {found[1]} vectors; the manifest says "
-            f"{expected[0]} × {expected[1]}",
-            code="wrong_vectors",
-            path=place,
-        )
+        sizes = f"{found[0]} × {found[1]} vectors; the manifest says {expected[0]} × {expected[1]}"
+        raise IndexVersionError.at(place, f"holds {sizes}", "wrong_vectors")
     canaries = canary_vectors(manifest.canaries)
     if canaries.shape[1] != vectors.dimension:
         raise IndexVersionError(

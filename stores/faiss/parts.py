@@ -141,9 +141,8 @@ def write_file(index: faiss.Index, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        raise CareError(
-            f"{path} cannot be written: is the disk full?", code="input_output", path=path
-        ) from error
+        reason = "cannot be written: is the disk full?"
+        raise CareError.at(path, reason, "input_output") from error
 
 
 def _around(

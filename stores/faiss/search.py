@@ -44,9 +44,8 @@ def read_index(path: Path) -> faiss.Index:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        raise IndexVersionError(
-            f"{path} is not a readable FAISS index", code="unreadable_vectors", path=path
-        ) from error
+        reason = "is not a readable FAISS index"
+        raise IndexVersionError.at(path, reason, "unreadable_vectors") from error
 
 
 def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
