@@ -210,11 +210,8 @@ def _pair(options: argparse.Namespace) -> Pair:
         given = [name for name in names if getattr(options, name) != options.default_of(name)]
         if given and chosen not in able:
             flag = f"--{given[0].replace('_', '-')}"
-            raise CareError(
-                f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}",
-                code="option_not_taken",
-                option=flag,
-            )
+            message = f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}"
+            raise CareError(message, code="option_not_taken", option=flag)
     return pair
 
 
@@ -232,11 +229,8 @@ def _documents(
     try:
         from indexer.ray_executor import RayExecutor, RemoteEncoder
     except ModuleNotFoundError as error:
-        raise ProviderError(
-            f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'",
-            code="not_installed",
-            package=error.name,
-        ) from error
+        message = f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        raise ProviderError(message, code="not_installed", package=error.name) from error
     on_gpus = pair.document.format != "onnx" and options.backend != "openai"
     settings = _options(options)
     executor = RayExecutor(

@@ -44,10 +44,8 @@ class Chunker:
             # Some look for their tokenizer only now.
             encoder.token_offsets("")
         except CareError as error:
-            raise CareError(
-                f"chunks need a document encoder that shows its tokens: {error}",
-                code="no_token_offsets",
-            ) from error
+            message = f"chunks need a document encoder that shows its tokens: {error}"
+            raise CareError(message, code="no_token_offsets") from error
         if chunking.tokens > encoder.spec.max_length:
             raise CareError(
                 f"chunks of {chunking.tokens} tokens are longer than the "

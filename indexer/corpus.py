@@ -73,11 +73,8 @@ def corpus_files(corpus: str) -> list[Path]:
     else:
         files = sorted(p for p in _glob(corpus) if p.is_file())
     if not files:
-        raise CorpusError(
-            f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet",
-            code="corpus_missing",
-            path=corpus,
-        )
+        message = f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet"
+        raise CorpusError(message, code="corpus_missing", path=corpus)
     for file in files:
         if file.suffix not in _SUFFIXES:
             raise CorpusError.at(file, "is neither .jsonl nor .parquet", "unsupported_format")

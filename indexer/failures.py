@@ -156,21 +156,15 @@ def failed_documents(
     if len(reasons) > max_failed(staged, max_reject_rate, reuse=reuse):
         left_out = staged.rejected + len(reasons)
         total = _records(staged, reuse=reuse)
-        raise CorpusError(
+        message = (
             f"{left_out} of {total} records are rejected ({left_out / total:.1%}, allowed "
             f"{max_reject_rate:.1%}); the first that cannot be encoded is document '{id_}': "
-            f"{reason}",
-            code="too_many_rejects",
-            rejected=left_out,
-            total=total,
-            id=id_,
+            f"{reason}"
         )
+        raise CorpusError(message, code="too_many_rejects", rejected=left_out, total=total, id=id_)
     if len(reasons) == staged.documents:
-        raise CorpusError(
-            f"no document can be encoded; the first is '{id_}': {reason}",
-            code="nothing_encoded",
-            id=id_,
-        )
+        message = f"no document can be encoded; the first is '{id_}': {reason}"
+        raise CorpusError(message, code="nothing_encoded", id=id_)
     return keep, reasons
 
 

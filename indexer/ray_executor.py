@@ -135,11 +135,8 @@ def connected(address: str, processors: int) -> Generator[None]:
         _check(address)
         _init(address, **(alone if address == LOCAL else {}))
     except (OSError, RuntimeError, ValueError) as error:
-        raise ProviderError(
-            f"no Ray cluster can be used at '{address}': {error}",
-            code="ray_unavailable",
-            address=address,
-        ) from error
+        message = f"no Ray cluster can be used at '{address}': {error}"
+        raise ProviderError(message, code="ray_unavailable", address=address) from error
     try:
         yield
     finally:

@@ -112,14 +112,12 @@ def stage(
         if not (total := rejected + accepted):
             raise CorpusError("the corpus is empty", code="empty_corpus")
         if rejected / total > max_reject_rate or not accepted:
-            raise CorpusError(
+            message = (
                 f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
                 f"{max_reject_rate:.1%}); the first is {first_reject}; all are listed in "
-                f"{folder / REJECTS}",
-                code="too_many_rejects",
-                rejected=rejected,
-                total=total,
+                f"{folder / REJECTS}"
             )
+            raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total)
         ids.check(folder)
         equal = first_equal(texts.array(), folder)
         first_rows = first_places(equal, folder)
@@ -244,14 +242,11 @@ class _Ids:
         _, cut_before, place_before = self._describe(digests[before], places[before], reader)
         if cut or cut_before:
             own, chunk = (place_before, place) if cut else (place, place_before)
-            raise CorpusError(
+            message = (
                 f"{own}: _id '{id_}' is also the id of a chunk of "
-                f"'{cut or cut_before}' ({chunk}): change one of them",
-                code="id_is_a_chunk",
-                path=own.file,
-                line=own.line,
-                id=id_,
+                f"'{cut or cut_before}' ({chunk}): change one of them"
             )
+            raise CorpusError(message, code="id_is_a_chunk", path=own.file, line=own.line, id=id_)
         raise CorpusError(
             f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}",
             code="duplicate_id",

@@ -155,12 +155,8 @@ class _Merged:
         self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
-            raise CorpusError(
-                f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}",
-                code="added_and_deleted",
-                id=both[0],
-                count=len(both),
-            )
+            message = f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}"
+            raise CorpusError(message, code="added_and_deleted", id=both[0], count=len(both))
         found = set()
         self._met = set()
         replaced = unchanged = 0
@@ -256,11 +252,9 @@ def _check_encoder(
         )
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
     if not changes.encode_all and UNKNOWN not in before and before != now:
-        raise EmbeddingSpaceError(
+        message = (
             f"index '{base.name}' was encoded by {' '.join(before)} and this update would use "
             f"{' '.join(now)}: its vectors would be of two kinds; use --backend {before[0]} "
-            f"--dtype {before[1]}, or encode all documents again (--encode-all)",
-            code="other_precision",
-            before=before,
-            now=now,
+            f"--dtype {before[1]}, or encode all documents again (--encode-all)"
         )
+        raise EmbeddingSpaceError(message, code="other_precision", before=before, now=now)

@@ -85,11 +85,8 @@ def rollback(root: Path, name: str, stores: VectorStores = FILES) -> str:
     current = current_version(root, name)
     older = [version for version in list_versions(root, name) if version < current]
     if not older:
-        raise IndexVersionError(
-            f"index '{name}' has no version before {current}",
-            code="no_older_version",
-            version=current,
-        )
+        message = f"index '{name}' has no version before {current}"
+        raise IndexVersionError(message, code="no_older_version", version=current)
     activate(root, name, older[-1], stores)
     return older[-1]
 

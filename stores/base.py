@@ -130,11 +130,8 @@ def check_vectors(vectors: Vectors, manifest: IndexManifest, place: Path | str) 
     depth = min(_CANARY_DEPTH, vectors.count)
     best = np.array([vectors.search(canary, depth)[0][0] for canary in canaries])
     if float((best >= _MIN_CANARY_SCORE).mean()) < MIN_FOUND:
-        raise IndexVersionError(
-            f"the canaries of {manifest.version} are not among the vectors of {place}",
-            code="foreign_vectors",
-            path=place,
-        )
+        message = f"the canaries of {manifest.version} are not among the vectors of {place}"
+        raise IndexVersionError(message, code="foreign_vectors", path=place)
 
 
 class VectorStore(ABC):

@@ -55,11 +55,8 @@ def version_of(collection: str) -> str:
     """
     match = _COLLECTION.fullmatch(collection)
     if not match:
-        raise IndexVersionError(
-            f"Milvus: '{collection}' is not the collection of an index version",
-            code="foreign_collection",
-            collection=collection,
-        )
+        message = f"Milvus: '{collection}' is not the collection of an index version"
+        raise IndexVersionError(message, code="foreign_collection", collection=collection)
     return _unescape(match["version"])
 
 
@@ -97,11 +94,8 @@ def default_factory(count: int) -> str:
 def check_factory(factory: str) -> None:
     """Raises CareError if a factory string is neither Flat nor a graph."""
     if factory != "Flat" and not _GRAPH.fullmatch(factory):
-        raise CareError(
-            f"factory '{factory}' is not built in Milvus: use Flat or HNSW32",
-            code="unsupported_factory",
-            factory=factory,
-        )
+        message = f"factory '{factory}' is not built in Milvus: use Flat or HNSW32"
+        raise CareError(message, code="unsupported_factory", factory=factory)
 
 
 def index_parameters(factory: str) -> tuple[str, dict[str, int]]:

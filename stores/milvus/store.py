@@ -65,11 +65,8 @@ class MilvusStore(VectorStore):
         alias = names.alias_name(name)
         with _asking("describe the alias"):
             if not self._client.has_collection(alias, timeout=self._timeout):
-                raise IndexVersionError(
-                    f"Milvus has no alias '{alias}': build the index with --store milvus",
-                    code="no_active_version",
-                    alias=alias,
-                )
+                message = f"Milvus has no alias '{alias}': build the index with --store milvus"
+                raise IndexVersionError(message, code="no_active_version", alias=alias)
             found = self._client.describe_alias(alias, timeout=self._timeout)
         return names.version_of(found["collection_name"])
 
@@ -124,11 +121,8 @@ class MilvusStore(VectorStore):
         """Loads the version's collection, if it is not loaded."""
         collection = names.read_collection(folder)
         if collection is None:
-            raise IndexVersionError(
-                f"the vectors of {folder} are not in Milvus: unset CARE_STORE",
-                code="wrong_store",
-                path=folder,
-            )
+            message = f"the vectors of {folder} are not in Milvus: unset CARE_STORE"
+            raise IndexVersionError(message, code="wrong_store", path=folder)
         with _asking("open a collection"):
             if not self._client.has_collection(collection, timeout=self._timeout):
                 raise IndexVersionError(

@@ -110,11 +110,8 @@ class MilvusVectors:
         for part in _parts(rows):
             by_row = dict(zip(*self._read(part), strict=True))
             if missing := [row for row in part if row not in by_row]:
-                raise IndexVersionError(
-                    f"Milvus: '{self._collection}' has no row {missing[0]}",
-                    code="row_missing",
-                    row=missing[0],
-                )
+                message = f"Milvus: '{self._collection}' has no row {missing[0]}"
+                raise IndexVersionError(message, code="row_missing", row=missing[0])
             vectors[at : at + len(part)] = [by_row[row] for row in part]
             at += len(part)
         return vectors
