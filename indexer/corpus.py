@@ -106,7 +106,9 @@ def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator
     for file in files:
         try:
             read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
-            yield from read(file, max_chars)
+            for number, record in enumerate(read(file, max_chars), start=1):
+                if record:
+                    yield Place(str(file), number), record
         except UNREADABLE as error:
             reason = " ".join(str(error).split())
             raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
@@ -139,11 +141,9 @@ def _parse_row(row: Any, max_chars: int) -> Document | Reject:
         return Reject(str(fault))
 
 
-def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
+def _read_jsonl(path: Path, max_chars: int) -> Iterator[Document | Reject | None]:
     with path.open("rb") as file:
-        for number, record in enumerate(_parse_lines(file, math.inf, max_chars), start=1):
-            if record:
-                yield Place(str(path), number), record
+        yield from _parse_lines(file, math.inf, max_chars)
 
 
 def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Document | Reject | None]:
@@ -178,13 +178,11 @@ def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Rejec
         return Reject("the line is not JSON: a number has too many digits")
 
 
-def _read_parquet(path: Path, max_chars: int) -> Iterator[Record]:
-    number = 0
-    # Others can be large, or hold what Python has no value for.
+def _read_parquet(path: Path, max_chars: int) -> Iterator[Document | Reject]:
+    # Other columns can be large, or hold what Python has no value for.
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS, columns=_COLUMNS):
         for row in batch.to_pylist():
-            number += 1
-            yield Place(str(path), number), _parse_row(row, max_chars)
+            yield _parse_row(row, max_chars)
 
 
 class _RecordError(ValueError):
@@ -225,11 +223,9 @@ def _id(record: dict[str, Any]) -> str:
 
 
 def _string(record: dict[str, Any], field: str, default: str | None = None) -> str:
-    value = record.get(field)
+    value = default if record.get(field) is None else record[field]
     if value is None:
-        if default is None:
-            raise _RecordError(f"{field} is missing")
-        return default
+        raise _RecordError(f"{field} is missing")
     if not isinstance(value, str):
         raise _RecordError(f"{field} is not a string")
     return _encodable(field, value)
