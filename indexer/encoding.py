@@ -11,9 +11,10 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,8 +225,9 @@ class _Batch:
     shard: Shard
     rows: list[int]
     texts: list[str]
-    tokens: Sequence[Any] | None
+    work: Callable[[], Encoding]
     is_last: bool
+    future: Future[Encoding] | None = None
 
 
 class LocalExecutor:
@@ -240,7 +242,7 @@ class LocalExecutor:
         self._pipelined = encoder if isinstance(encoder, PipelinedEncoder) else None
         self._calls = self._pipelined.concurrent_calls if self._pipelined else 1
         self._batch_size = batch_size
-        self._isolator = Isolator(self._encode)
+        self._isolator = Isolator(lambda texts: self._run(partial(encoder.encode, texts)))
         self._clock = WorkClock()
 
     @property
@@ -252,10 +254,11 @@ class LocalExecutor:
         """Yields the shards in order, encoded; reports after each batch."""
         # One tokenises, the others call the encoder.
         with ThreadPoolExecutor(1 + self._calls) as pool:
-            pending: deque[tuple[_Batch, Future[Encoding] | None]] = deque()
-            batches = ahead(self._batches(shards), pool)
-            for batch in batches:
-                pending.append((batch, self._start(batch, pool)))
+            pending: deque[_Batch] = deque()
+            for batch in ahead(self._batches(shards), pool):
+                if batch.rows:
+                    batch.future = self._start(batch.work, pool)
+                pending.append(batch)
                 if len(pending) == self._calls:
                     yield from self._end(pending, report)
             while pending:
@@ -267,35 +270,38 @@ class LocalExecutor:
             for at in range(0, len(shard.new), size) or (0,):
                 rows = shard.new[at : at + size]
                 texts = [shard.texts[row] for row in rows]
-                tokens = self._pipelined.tokenize(texts) if self._pipelined and texts else None
-                yield _Batch(shard, rows, texts, tokens, at + size >= len(shard.new))
+                work = partial(self._encoder.encode, texts)
+                if self._pipelined and texts:
+                    tokens = self._pipelined.tokenize(texts)
+                    work = partial(self._pipelined.encode_tokens, tokens)
+                yield _Batch(shard, rows, texts, work, at + size >= len(shard.new))
 
-    def _start(self, batch: _Batch, pool: Threads) -> "Future[Encoding] | None":
-        if not batch.rows:
-            return None
+    def _start(self, work: Callable[[], Encoding], pool: Threads) -> Future[Encoding]:
         if self._calls > 1:
-            return pool.submit(self._encode_batch, batch)
+            return pool.submit(self._run, work)
         # In this thread, which an interrupt reaches.
         done: Future[Encoding] = Future()
         try:
-            done.set_result(self._encode_batch(batch))
+            done.set_result(self._run(work))
         except FAILURES as error:
             done.set_exception(error)
         return done
 
-    def _end(
-        self, pending: "deque[tuple[_Batch, Future[Encoding] | None]]", report: Report
-    ) -> Iterator[Shard]:
+    def _run(self, work: Callable[[], Encoding]) -> Encoding:
+        with self._clock.running():
+            return work()
+
+    def _end(self, pending: deque[_Batch], report: Report) -> Iterator[Shard]:
         """Waits for the first batch and yields its shard if that is complete."""
-        batch, future = pending.popleft()
+        batch = pending.popleft()
         shard = batch.shard
-        if future:
+        if batch.future:
             try:
-                found = Isolated([(list(range(len(batch.texts))), future.result())])
+                found = Isolated([(list(range(len(batch.texts))), batch.future.result())])
                 self._isolator.succeeded()
             except FAILURES as error:
                 # Another call could be what fails.
-                wait([other for _, other in pending if other])
+                wait([other.future for other in pending if other.future])
                 found = self._isolator.encode(batch.texts, error)
             before = shard.tokens
             for positions, encoding in found.parts:
@@ -308,16 +314,6 @@ class LocalExecutor:
             report(shard, len(batch.rows), shard.tokens - before)
         if batch.is_last:
             yield shard
-
-    def _encode_batch(self, batch: _Batch) -> Encoding:
-        if batch.tokens is None or not self._pipelined:
-            return self._encode(batch.texts)
-        with self._clock.running():
-            return self._pipelined.encode_tokens(batch.tokens)
-
-    def _encode(self, texts: Sequence[str]) -> Encoding:
-        with self._clock.running():
-            return self._encoder.encode(texts)
 
 
 def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
