@@ -260,8 +260,7 @@ def _build(options: argparse.Namespace) -> None:
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
     manifest, encoded = build(
-        *_documents(pair, options, cut=bool(options.chunk_tokens)),
-        _query_encoder(pair, options),
+        *_documents(pair, options, cut=bool(options.chunk_tokens)), _query_encoder(pair, options)
     )
     _print_encoded(encoded, pair)
     _print_version(manifest)
@@ -416,11 +415,7 @@ def _rollback(options: argparse.Namespace) -> None:
 
 def _prune(options: argparse.Namespace) -> None:
     deleted = prune(
-        options.indexes,
-        options.index,
-        options.builds,
-        keep=options.keep,
-        stores=_stores(options),
+        options.indexes, options.index, options.builds, keep=options.keep, stores=_stores(options)
     )
     for version in deleted:
         print(f"deleted {version}")

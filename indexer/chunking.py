@@ -117,12 +117,7 @@ def token_starts(offsets: Iterable[Span]) -> list[int]:
 
 
 def chunk_spans(
-    text: str,
-    count: Callable[[int, int], int],
-    starts: Sequence[int],
-    *,
-    limit: int,
-    overlap: int,
+    text: str, count: Callable[[int, int], int], starts: Sequence[int], *, limit: int, overlap: int
 ) -> list[Span]:
     """Cuts a text with a visible character into chunks that fit; no character is left out.
 

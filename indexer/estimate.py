@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ class Estimate:
         shards: Shards in the build folder.
         documents_file: `documents.arrow`, in the build folder and in the version.
         vectors_file: `vectors.faiss`, or what Milvus keeps of it.
-        memory, memory_of: Peak without the encoder, and the phase that it is the peak of.
+        memory: Peak of each phase without the encoder.
     """
 
     is_whole: bool
@@ -114,8 +115,7 @@ class Estimate:
     shards: float
     documents_file: float
     vectors_file: float
-    memory: float
-    memory_of: str
+    memory: dict[str, float]
 
 
 class Sample:
@@ -161,7 +161,6 @@ class Sample:
         check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
-        memory_of, memory = self._memory(factory, number, dimension, vectors_file, text.value)
         return Estimate(
             is_whole=all(part.is_whole for part in self._strata),
             sampled=int(sampled[0]),
@@ -175,13 +174,12 @@ class Sample:
             shards=4.0 * number * dimension,
             documents_file=text.value + row_bytes * number,
             vectors_file=vectors_file,
-            memory=memory,
-            memory_of=memory_of,
+            memory=self._memory(factory, number, dimension, vectors_file, text.value),
         )
 
     def _memory(
         self, factory: str, rows: int, dimension: int, vectors_file: int, text_bytes: float
-    ) -> tuple[str, float]:
+    ) -> dict[str, float]:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
         index = 0.0 if self._options.store == "milvus" else float(vectors_file)
@@ -189,13 +187,11 @@ class Sample:
             # Lists grow by doubling, and are trained on a sample.
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
-        phases = {
-            "staging": _STAGING_BYTES,
-            "encoding": _SHARDS * shard,
-            "building the index": index,
+        return {
+            "staging": _BASE_BYTES + _STAGING_BYTES,
+            "encoding": _BASE_BYTES + _SHARDS * shard,
+            "building the index": _BASE_BYTES + index,
         }
-        phase = max(phases, key=phases.__getitem__)
-        return phase, _BASE_BYTES + phases[phase]
 
 
 def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
@@ -274,6 +270,7 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
     hours = tokens.value / rate.tokens / 3600
     spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
     builds = estimate.shards + estimate.documents_file
+    phase, memory = max(estimate.memory.items(), key=itemgetter(1))
     documents = f"documents.arrow {_size(estimate.documents_file)}"
     vectors = f"{_size(estimate.vectors_file)} ({estimate.factory})"
     if estimate.store == "milvus":
@@ -290,8 +287,7 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
         f"{rate.device}, {rate.source}",
         f"disk    builds {_size(builds)}: shards {_size(estimate.shards)}, {documents}",
         f"        version {version}",
-        f"memory  {_size(estimate.memory)} at its peak, {estimate.memory_of}, "
-        "and what the encoder takes",
+        f"memory  {_size(memory)} at its peak, {phase}, and what the encoder takes",
         "        nothing is written; texts that repeat are encoded once, filters are not counted",
     ]
 

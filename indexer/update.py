@@ -201,11 +201,7 @@ def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
 
 
 def _stage(
-    folder: Path,
-    options: BuildOptions,
-    base: IndexManifest,
-    merged: _Merged,
-    added: _Added | None,
+    folder: Path, options: BuildOptions, base: IndexManifest, merged: _Merged, added: _Added | None
 ) -> StagedCorpus:
     new_files = added.staged.files if added else []
     staged = stage(

@@ -13,12 +13,7 @@ from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from stores.base import NewVectors, SearchChoice, VectorStore, check_vectors
 from stores.faiss.parts import write_file, write_in_parts
-from stores.faiss.search import (
-    REFINED_TO_SCANNED,
-    FaissVectors,
-    read_index,
-    search_parameters,
-)
+from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, search_parameters
 from stores.faiss.training import trained_index
 from stores.milvus.names import read_collection
 from stores.recall import RECALL_K, Parameters, choose_parameters
@@ -60,13 +55,7 @@ class FaissStore(VectorStore):
 
 
 def build_index(
-    vectors: ShardedVectors,
-    factory: str,
-    path: Path,
-    *,
-    threads: int,
-    memory: int,
-    progress: bool,
+    vectors: ShardedVectors, factory: str, path: Path, *, threads: int, memory: int, progress: bool
 ) -> None:
     """Writes an inner-product index over unit vectors; row i has id i.
 
