@@ -67,14 +67,12 @@ class BuildOptions:
     """What the user asks for: options of the command, whose help says more, and its defaults.
 
     Attributes:
-        builds: Where builds keep what a resumed one reads.
         recall: The recall@10 that search parameters must reach, or None for 0.99 or, if no
             parameters reach it, the best there is, with a warning.
         queries: A JSONL file of held-out queries, or None to take first sentences.
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
-        store: Where the vectors of the new version are kept.
         stores: All stores that versions of the index may use.
         executor: Runs the document encoder, or None to run it here.
     """
@@ -119,12 +117,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus that is staged and encoded.
+    """A corpus that is staged and encoded in a build folder.
 
     Attributes:
-        folder: The build folder.
-        staged: What the first pass found.
-        summary: What the encoder did.
         keep: bool [staged rows], which rows are indexed, or None for all.
         reasons: Why documents cannot be encoded, by id.
     """

@@ -43,7 +43,6 @@ class RayExecutor:
 
     Attributes:
         make_encoder: Makes the document encoder, once in each actor.
-        batch_size: Texts in a batch.
         address: The cluster's, or "local" for one that is started here and ends with the call.
         actors: How many encode at once.
         threads: Processors of an actor without GPUs.

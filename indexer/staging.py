@@ -180,11 +180,10 @@ def write_version(
         int64 [rows], which unique text, and so which vector, is each row's; and the number of
         values of each metadata field.
     """
-    paths = [target / documents.FILE_NAME, target / filters.FILE_NAME]
     vector_of, fields = vector_of_row(folder), staged.filter_fields
     if keep is None:
-        for path in paths:
-            shutil.copyfile(folder / path.name, path)
+        for name in (documents.FILE_NAME, filters.FILE_NAME):
+            shutil.copyfile(folder / name, target / name)
     else:
         vector_of = vector_of[keep]
         reader = DocumentReader(folder / documents.FILE_NAME)
@@ -196,8 +195,6 @@ def write_version(
                 by_value.add(row, document.metadata)
                 writer.write(document)
         fields = by_value.fields()
-    for path in paths:
-        sync(path)
     return vector_of, fields
 
 

@@ -37,8 +37,7 @@ class SearchChoice:
     """Search parameters and the recall that was measured.
 
     Attributes:
-        parameters: The parameters.
-        recall: Their mean recall@10.
+        recall: The mean recall@10.
         tried: Recall@10 of each combination that was tried.
         hint: What to choose for a higher recall, if the one asked for was not reached; or "".
     """
@@ -55,13 +54,10 @@ class NewVectors:
 
     Attributes:
         folder: Its hidden folder, which holds its documents and filters already.
-        vectors: All document vectors.
-        filters: The rows of each metadata value.
         factory: The index type, which `check_factory` accepts for these vectors.
         queries: float32 [q, dimension], held-out query vectors.
         recall: The recall@10 that search parameters should reach.
         memory: What inverted lists in work, or a sample to train on, may take [bytes].
-        progress: Whether to show bars.
     """
 
     index: str

@@ -22,7 +22,6 @@ import faiss
 import numpy as np
 
 from core.errors import CareError
-from core.files import sync
 from core.progress import progress_bar
 from core.shards import ShardedVectors
 from stores.faiss.training import assigning_on_gpus
@@ -77,7 +76,6 @@ def write_in_parts(
                 parts.write(out, len(vectors))
                 _write_codes(out, refine, codes, len(vectors))
                 out.write(tail)
-    sync(path)
 
 
 class _Parts:

@@ -69,9 +69,8 @@ class FaissVectors:
     `Refine(SQ8)` or in `HNSW32,SQ8` the 8-bit codes. Product codes are never what is answered
     with: they only choose what is refined.
 
-    Args:
-        path: The FAISS file, which stays mapped as long as this object lives.
-        parameters: `efSearch`, or `nprobe` and `k_factor`, for ten hits; empty for Flat.
+    The file stays mapped as long as this object lives. The parameters are `efSearch`, or `nprobe`
+    and `k_factor`, for ten hits; empty for Flat.
 
     Raises:
         IndexVersionError: If the file cannot be read.
@@ -159,13 +158,9 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Inverted lists, refined or not.
+    """Inverted lists, of which `probes` are scanned at the depth that recall was measured at.
 
-    Attributes:
-        index: The index.
-        number: How many lists it has.
-        probes: Lists to scan at the depth that recall was measured at.
-        k_factor: Candidates to refine for each that is fetched, or 0 without refinement.
+    For each vector that is fetched, `k_factor` candidates are refined, or without refinement 0.
     """
 
     index: faiss.Index

@@ -5,7 +5,6 @@ from pathlib import Path
 import faiss
 
 from core.errors import IndexVersionError
-from core.files import sync
 from core.filters import FilterReader
 from core.manifest import VECTORS_FILE, IndexManifest
 from core.progress import progress_bar
@@ -75,7 +74,6 @@ def build_index(
             index.add(chunk)
             bar.update(len(chunk))
     write_file(index, path)
-    sync(path)
 
 
 def choose_search(

@@ -45,18 +45,10 @@ _READ_ROWS = 1024
 
 
 class MilvusVectors:
-    """The collection of one version.
+    """The collection of one version, which is loaded.
 
-    Calls that serve a query go through a breaker: after three failures in a row all but one a
-    second fail at once.
-
-    Args:
-        client: The connection.
-        collection: The collection's name; it is loaded.
-        manifest: The version's description.
-        filters: Its filters.
-        timeout: The longest wait for one call [s].
-        guard: What calls go through; one for each connection.
+    Calls that serve a query wait for `timeout` seconds at most and go through the guard of their
+    connection, a breaker: after three failures in a row all but one a second fail at once.
     """
 
     def __init__(
