@@ -245,10 +245,6 @@ def _documents(
     return replace(settings, executor=executor), encoder
 
 
-def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
-    return query_encoder(pair, EncoderOptions(options.backend, options.threads))
-
-
 def _build(options: argparse.Namespace) -> None:
     pair = _pair(options)
     if options.dry_run:
@@ -259,9 +255,8 @@ def _build(options: argparse.Namespace) -> None:
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
-    manifest, encoded = build(
-        *_documents(pair, options, cut=bool(options.chunk_tokens)), _query_encoder(pair, options)
-    )
+    how, encoder = _documents(pair, options, cut=bool(options.chunk_tokens))
+    manifest, encoded = build(how, encoder, query_encoder(pair, _encoder_options(options)))
     _print_encoded(encoded, pair)
     _print_version(manifest)
     if new := encoded.summary.new_texts:
@@ -304,7 +299,7 @@ def _update(options: argparse.Namespace) -> None:
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
         encoder,
-        _query_encoder(pair, options),
+        query_encoder(pair, _encoder_options(options)),
     )
     if not updated:
         print(f"active  {options.indexes / base.name / base.version}: nothing changes")
