@@ -25,10 +25,6 @@ _SENTENCE_END = re.compile(
 _SLACK = 8
 
 
-class NoRoomError(ValueError):
-    """Not even one character of a text fits into a chunk."""
-
-
 class Chunker:
     """Cuts documents that are longer than a chunk may be.
 
@@ -78,9 +74,8 @@ class Chunker:
             return [replace(document, parent=document.id)]
         starts = token_starts(self._tokenizer.token_offsets(text))
         limit, overlap = self._chunking.tokens, self._chunking.overlap
-        try:
-            spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
-        except NoRoomError:
+        spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
+        if not spans:
             return Reject(f"beside its title no text fits into {limit} tokens")
         return [
             replace(
@@ -131,8 +126,8 @@ def chunk_spans(
     the text, with all that is read beside it. Where each token of the whole text begins, ascending,
     is in `starts`: with them chunks are estimated, so that few spans are counted.
 
-    Raises:
-        NoRoomError: If not even one character fits.
+    Returns:
+        Start and end of each chunk, in order; none if not even one character fits.
     """
     whole = count(0, len(text))
     if whole <= limit:
@@ -141,6 +136,8 @@ def chunk_spans(
     spans: list[Span] = [(0, 0)]
     while spans[-1][1] < len(text):
         spans.append(cutter.after(*spans[-1]))
+        if not spans[-1][1]:
+            return []
     return spans[1:]
 
 
@@ -161,7 +158,7 @@ class _Cutter:
         self.sentence_ends = [*self._cuts(ends), len(self.text)]
 
     def after(self, start: int, end: int) -> Span:
-        """Returns the chunk that follows the chunk [start, end)."""
+        """Returns the chunk that follows the chunk [start, end); if none fits it ends at 0."""
         for begin in self._overlaps(start, end):
             if stop := self._whole_sentences(begin, end, self.room):
                 return begin, stop
@@ -171,8 +168,6 @@ class _Cutter:
             or self._tokens(end)
             or self._characters(end)
         )
-        if not stop:
-            raise NoRoomError
         return end, stop
 
     def _overlaps(self, start: int, end: int) -> list[int]:

@@ -103,11 +103,11 @@ class RayExecutor:
                 idle.append(actor)
 
 
+@dataclass(frozen=True)
 class RemoteEncoder:
     """The spec of a document encoder that only actors load; it encodes nothing itself."""
 
-    def __init__(self, spec: EncoderSpec) -> None:
-        self.spec = spec
+    spec: EncoderSpec
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes nothing: the executor does, on other machines.
