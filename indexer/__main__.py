@@ -327,22 +327,22 @@ def _encode(options: argparse.Namespace) -> None:
 
 def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     staged, summary = encoded.staged, encoded.summary
-    new = summary.new_texts
+    new, failed = summary.new_texts, len(encoded.reasons)
     chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
     print(
-        f"corpus  {encoded.documents:,} documents{chunks}, "
+        f"corpus  {staged.documents - failed:,} documents{chunks}, "
         f"{staged.unique_texts:,} different texts, "
-        f"{summary.tokens:,} tokens; {encoded.rejected:,} rejected, "
+        f"{summary.tokens:,} tokens; {staged.rejected + failed:,} rejected, "
         f"{summary.truncated:,} cut at the encoder's length"
     )
     if summary.truncated and not staged.chunks:
         print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
         print(f"        rejects are listed in {encoded.folder / REJECTS}")
-    if encoded.reasons:
+    if failed:
         id_, reason = next(iter(encoded.reasons.items()))
         print(
-            f"        {len(encoded.reasons):,} documents cannot be encoded, first '{id_}': "
+            f"        {failed:,} documents cannot be encoded, first '{id_}': "
             f"{reason}; all are listed in {encoded.folder / FAILED}"
         )
     if summary.resumed_texts:

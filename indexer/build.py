@@ -130,16 +130,6 @@ class Encoded:
     keep: NDArray[np.bool_] | None
     reasons: dict[str, str]
 
-    @property
-    def documents(self) -> int:
-        """Documents that are indexed."""
-        return self.staged.documents - len(self.reasons)
-
-    @property
-    def rejected(self) -> int:
-        """Records and documents that were left out."""
-        return self.staged.rejected + len(self.reasons)
-
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
     """Returns the active version if a build would only repeat it, else None.
@@ -388,9 +378,9 @@ def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int)
     return CorpusRecord(
         checksum=sha256_file(folder / documents.FILE_NAME) if changed else staged.checksum,
         files=staged.files,
-        documents=encoded.documents,
+        documents=staged.documents - len(encoded.reasons),
         unique_texts=unique_texts,
-        rejected=encoded.rejected,
+        rejected=staged.rejected + len(encoded.reasons),
         truncated=summary.truncated,
         tokens=summary.tokens,
         reused_texts=summary.reused_texts,

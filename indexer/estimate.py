@@ -69,11 +69,6 @@ class Stratum:
     units: int
     blocks: list[tuple[int, list[Document | Reject]]]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it was read."""
-        return sum(size for size, _ in self.blocks) >= self.units
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -155,6 +150,7 @@ class Sample:
         counts = [np.array([_counted(rows, count) for rows in blocks]) for blocks in self._rows]
         documents, rows, tokens, _, text = totals(self._strata, counts)
         sampled = np.sum([part.sum(axis=0) for part in counts], axis=0)
+        unread = [part.units - sum(size for size, _ in part.blocks) for part in self._strata]
         number = round(rows.value)
         store = self._options.store
         factory = self._options.factory or default_factory(store, number, dimension)
@@ -162,7 +158,7 @@ class Sample:
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
         return Estimate(
-            is_whole=all(part.is_whole for part in self._strata),
+            is_whole=max(unread) <= 0,
             sampled=int(sampled[0]),
             rejected=self._records - int(sampled[0]),
             documents=documents,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from core.errors import IndexVersionError
 from core.types import Filter, FloatArray, RowArray
@@ -117,7 +116,8 @@ class FaissVectors:
             return self._exact(query, wanted, rows)
         scores, found = self._approximate.search(query, fetch)
         if rows is not None:
-            passes = _contains(rows, found)
+            at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
+            passes = rows[at] == found
             scores, found = scores[passes], found[passes]
         if len(found) < wanted:
             return self._exact(query, wanted, rows)
@@ -129,7 +129,11 @@ class FaissVectors:
         return vectors
 
     def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
-        selector = None if rows is None else _selector(rows, self.count)
+        selector = None
+        if rows is not None:
+            mask = np.zeros(self.count, dtype=bool)
+            mask[rows] = True
+            selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         parameters = faiss.SearchParameters(sel=selector)
         if self._storage_lists:
             parameters = faiss.SearchParametersIVF(sel=selector, nprobe=self._storage_lists)
@@ -183,19 +187,7 @@ class _Lists:
         return min(self.number, math.ceil(wanted))
 
 
-def _selector(rows: RowArray, total: int) -> faiss.IDSelector:
-    mask = np.zeros(total, dtype=bool)
-    mask[rows] = True
-    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
-
-
 def _first(result: tuple[FloatArray, RowArray]) -> ScoredRows:
     scores, rows = result[0][0], result[1][0]
     real = rows >= 0
     return scores[real], rows[real]
-
-
-def _contains(rows: RowArray, found: RowArray) -> NDArray[np.bool_]:
-    at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
-    passes: NDArray[np.bool_] = rows[at] == found
-    return passes
