@@ -42,22 +42,16 @@ class Chunker:
         except CareError as error:
             message = f"chunks need a document encoder that shows its tokens: {error}"
             raise CareError(message, code="no_token_offsets") from error
-        if chunking.tokens > encoder.spec.max_length:
-            raise CareError(
-                f"chunks of {chunking.tokens} tokens are longer than the "
-                f"{encoder.spec.max_length} that {encoder.spec.model} reads",
-                code="chunks_too_long",
-                tokens=chunking.tokens,
-                max_length=encoder.spec.max_length,
+        tokens, overlap = chunking.tokens, chunking.overlap
+        model, most = encoder.spec.model, encoder.spec.max_length
+        if tokens > most:
+            message = f"chunks of {tokens} tokens are longer than the {most} that {model} reads"
+            raise CareError(message, code="chunks_too_long", tokens=tokens, max_length=most)
+        if overlap >= tokens:
+            message = (
+                f"an overlap of {overlap} tokens leaves no room for text in chunks of {tokens}"
             )
-        if chunking.overlap >= chunking.tokens:
-            raise CareError(
-                f"an overlap of {chunking.overlap} tokens leaves no room for text in chunks "
-                f"of {chunking.tokens}",
-                code="overlap_too_long",
-                tokens=chunking.tokens,
-                overlap=chunking.overlap,
-            )
+            raise CareError(message, code="overlap_too_long", tokens=tokens, overlap=overlap)
         self._tokenizer: OffsetTokenizer = encoder
         self._chunking = chunking
 

@@ -150,13 +150,13 @@ def encode_corpus(
         failed = len(shard.failed) + sum(len(record.failed) for record in records)
         if shard.failed and failed > max_failed:
             row, reason = list(shard.failed.items())[-1]
+            id_, allowed = shard.ids[row], max(max_failed, 0)
+            message = (
+                f"document '{id_}': {reason}; texts that cannot be encoded: {failed}, "
+                f"allowed {allowed} (--max-reject-rate)"
+            )
             raise VectorError(
-                f"document '{shard.ids[row]}': {reason}; texts that cannot be encoded: {failed}, "
-                f"allowed {max(max_failed, 0)} (--max-reject-rate)",
-                code="too_many_failures",
-                id=shard.ids[row],
-                count=failed,
-                allowed=max(max_failed, 0),
+                message, code="too_many_failures", id=id_, count=failed, allowed=allowed
             )
 
     with (
@@ -327,12 +327,9 @@ def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     norms = np.linalg.norm(vectors, axis=1)
     bad = ~(np.abs(norms - 1) < 1e-3)
     if bad.any():
-        raise VectorError(
-            f"the encoder returned a vector of norm {norms[bad.argmax()]} "
-            f"for document '{ids[int(bad.argmax())]}'",
-            code="not_unit_norm",
-            id=ids[int(bad.argmax())],
-        )
+        row = int(bad.argmax())
+        message = f"the encoder returned a vector of norm {norms[row]} for document '{ids[row]}'"
+        raise VectorError(message, code="not_unit_norm", id=ids[row])
 
 
 def ahead(items: Iterator[T], pool: Threads) -> Iterator[T]:

@@ -86,15 +86,12 @@ def update(
         old = DocumentReader(folder / documents.FILE_NAME)
         merged = _Merged(base.version, old, new, deleted)
         if merged.missing and not changes.missing_ok:
-            raise CorpusError(
-                f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
-                f"'{base.name}'; ids without a document: {len(merged.missing)} (--missing-ok "
-                "ignores them)",
-                code="unknown_id",
-                path=changes.delete,
-                id=merged.missing[0],
-                count=len(merged.missing),
+            id_, count = merged.missing[0], len(merged.missing)
+            message = (
+                f"{changes.delete}: there is no document '{id_}' in index '{base.name}'; ids "
+                f"without a document: {count} (--missing-ok ignores them)"
             )
+            raise CorpusError(message, code="unknown_id", path=changes.delete, id=id_, count=count)
         if not merged.record.added + merged.record.replaced + merged.record.deleted:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]

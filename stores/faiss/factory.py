@@ -79,28 +79,17 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
     if count is None:
         return
     lists = int(match["lists"])
-    if count < ROWS_PER_LIST * lists:
-        most = count // ROWS_PER_LIST
-        raise CareError(
-            f"factory '{factory}' needs {ROWS_PER_LIST * lists:,} vectors to train its {lists} "
-            f"lists; there are {count:,}: use "
-            + (f"IVF{most} or fewer lists" if most else "Flat or HNSW32"),
-            code="too_few_vectors",
-            factory=factory,
-            needed=ROWS_PER_LIST * lists,
-            count=count,
-        )
     centroids = 16 if match["bits"] == "x4fs" else 256
-    if match["parts"] and count < _ROWS_PER_CENTROID * centroids:
-        raise CareError(
-            f"factory '{factory}' needs {_ROWS_PER_CENTROID * centroids:,} vectors to train its "
-            f"{centroids} centroids for each part; there are {count:,}: use IVF{lists},SQ8 "
-            "or HNSW32",
-            code="too_few_vectors",
-            factory=factory,
-            needed=_ROWS_PER_CENTROID * centroids,
-            count=count,
-        )
+    if count < (needed := ROWS_PER_LIST * lists):
+        most = count // ROWS_PER_LIST
+        fewer = f"IVF{most} or fewer lists" if most else "Flat or HNSW32"
+        reason = f"{lists} lists; there are {count:,}: use {fewer}"
+    elif match["parts"] and count < (needed := _ROWS_PER_CENTROID * centroids):
+        reason = f"{centroids} centroids for each part; there are {count:,}: use IVF{lists},SQ8 or HNSW32"
+    else:
+        return
+    message = f"factory '{factory}' needs {needed:,} vectors to train its {reason}"
+    raise CareError(message, code="too_few_vectors", factory=factory, needed=needed, count=count)
 
 
 def index_bytes(factory: str, count: int, dimension: int) -> int:
