@@ -82,13 +82,16 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
     centroids = 16 if match["bits"] == "x4fs" else 256
     if count < (needed := ROWS_PER_LIST * lists):
         most = count // ROWS_PER_LIST
-        fewer = f"IVF{most} or fewer lists" if most else "Flat or HNSW32"
-        reason = f"{lists} lists; there are {count:,}: use {fewer}"
+        what = f"{lists} lists"
+        advice = f"IVF{most} or fewer lists" if most else "Flat or HNSW32"
     elif match["parts"] and count < (needed := _ROWS_PER_CENTROID * centroids):
-        reason = f"{centroids} centroids for each part; there are {count:,}: use IVF{lists},SQ8 or HNSW32"
+        what, advice = f"{centroids} centroids for each part", f"IVF{lists},SQ8 or HNSW32"
     else:
         return
-    message = f"factory '{factory}' needs {needed:,} vectors to train its {reason}"
+    message = (
+        f"factory '{factory}' needs {needed:,} vectors to train its {what}; there are {count:,}: "
+        f"use {advice}"
+    )
     raise CareError(message, code="too_few_vectors", factory=factory, needed=needed, count=count)
 
 
