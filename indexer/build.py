@@ -390,7 +390,6 @@ def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int)
 
 
 def _active(options: BuildOptions) -> str | None:
-    """Returns the active version of the index, or None if there is none."""
     try:
         return current_version(options.indexes, options.name)
     except IndexVersionError:

@@ -58,6 +58,9 @@ class Total:
     value: float
     spread: float
 
+    def __str__(self) -> str:
+        return f"{self.value:,.0f}" + (f" ± {self.spread:,.0f}" if self.spread else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
@@ -260,12 +263,12 @@ def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int,
 
 def described(estimate: Estimate, rate: Rate) -> list[str]:
     """Returns an estimate in lines for the user."""
-    rows = f" in {_number(estimate.rows)} chunks" if estimate.rows != estimate.documents else ""
+    rows = f" in {estimate.rows} chunks" if estimate.rows != estimate.documents else ""
     read = "all of them" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
     tokens = estimate.tokens
     hours = tokens.value / rate.tokens / 3600
     spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
-    builds = estimate.shards + estimate.documents_file
+    builds = _size(estimate.shards + estimate.documents_file)
     phase, memory = max(estimate.memory.items(), key=itemgetter(1))
     documents = f"documents.arrow {_size(estimate.documents_file)}"
     vectors = f"{_size(estimate.vectors_file)} ({estimate.factory})"
@@ -275,22 +278,17 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
-        f"corpus  {_number(estimate.documents)} documents{rows}, from {read}; "
+        f"corpus  {estimate.documents} documents{rows}, from {read}; "
         f"{estimate.rejected:,} records of it would be rejected",
-        f"tokens  {_number(tokens)}: {tokens.value / estimate.rows.value:,.1f} a text; "
+        f"tokens  {tokens}: {tokens.value / estimate.rows.value:,.1f} a text; "
         f"{estimate.truncated:.1%} of texts are cut at the encoder's length",
         f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s a "
         f"{rate.device}, {rate.source}",
-        f"disk    builds {_size(builds)}: shards {_size(estimate.shards)}, {documents}",
+        f"disk    builds {builds}: shards {_size(estimate.shards)}, {documents}",
         f"        version {version}",
         f"memory  {_size(memory)} at its peak, {phase}, and what the encoder takes",
         "        nothing is written; texts that repeat are encoded once, filters are not counted",
     ]
-
-
-def _number(estimate: Total) -> str:
-    spread = f" ± {estimate.spread:,.0f}" if estimate.spread else ""
-    return f"{estimate.value:,.0f}{spread}"
 
 
 def _size(size: float) -> str:

@@ -110,11 +110,7 @@ class RemoteEncoder:
     spec: EncoderSpec
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes nothing: the executor does, on other machines.
-
-        Raises:
-            ProviderError: Always.
-        """
+        """Raises ProviderError: the executor encodes, on other machines."""
         raise ProviderError("the document encoder is loaded by Ray's actors alone")
 
 

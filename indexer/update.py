@@ -136,9 +136,6 @@ class _Merged:
     """Old documents with changes, in order; iterating reads the chunks of one after the other.
 
     New documents are added or replace old ones, those whose ids are `deleted` are left out.
-
-    Raises:
-        CorpusError: If an id is both added and deleted, or no document is left.
     """
 
     def __init__(

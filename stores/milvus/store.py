@@ -190,11 +190,7 @@ def _schema(dimension: int) -> object:
 
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
-    """Turns any error of the client into one that says what Milvus did not do.
-
-    Raises:
-        StoreError: In its place; it does not quote the address, which may hold a password.
-    """
+    """Turns errors of the client into a StoreError, without the address: it may hold a password."""
     try:
         yield
     except MILVUS_ERRORS as error:
