@@ -140,7 +140,7 @@ class FaissVectors:
         return _first(self._storage.search(query[None], k, params=parameters))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Graph:
     """A graph, searched with a beam; `ef_search` candidates at the depth of measured recall."""
 
@@ -160,7 +160,7 @@ class _Graph:
         return max(self.ef_search, _BEAM * fetch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Lists:
     """Inverted lists, of which `probes` are scanned at the depth that recall was measured at.
 
