@@ -91,10 +91,8 @@ def _glob(pattern: str) -> Iterator[Path]:
 
 def corpus_checksum(files: list[Path]) -> str:
     """Returns the SHA-256 over the contents of all files in order."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(bytes.fromhex(sha256_file(file)))
-    return digest.hexdigest()
+    digests = (bytes.fromhex(sha256_file(file)) for file in files)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator[Record]:

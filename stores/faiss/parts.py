@@ -14,6 +14,7 @@ and nothing of refinement, nor more memory to be searched than to be built.
 
 import shutil
 import struct
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -88,14 +89,13 @@ class _Parts:
         row_bytes = _SLACK * (index.code_size + _ID_BYTES)
         # 4-bit codes lie in blocks of rows, which cannot be joined.
         whole = isinstance(index, faiss.IndexIVFFastScan)
-        self._rows = None if whole else max(1, memory // row_bytes)
+        self._rows = sys.maxsize if whole else max(1, memory // row_bytes)
 
     def add(self, start: int, chunk: np.ndarray) -> None:
         """Adds successive rows, float32 [n, dimension], the first of which is `start`."""
-        step = self._rows or len(chunk)
-        for at in range(0, len(chunk), step):
-            piece = chunk[at : at + step]
-            if self._rows and self._index.ntotal + len(piece) > self._rows:
+        for at in range(0, len(chunk), self._rows):
+            piece = chunk[at : at + self._rows]
+            if self._index.ntotal + len(piece) > self._rows:
                 self.end()
             ids = np.arange(start + at, start + at + len(piece))
             self._index.add_with_ids(piece, ids)
