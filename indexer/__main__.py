@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -33,21 +34,18 @@ from models.encoders.factory import (
 from models.pairs import DEFAULT_PAIR, load_pair
 from stores.registry import STORES, MilvusAddress, VectorStores
 
+_Run = Callable[[argparse.Namespace], None]
+
 _DEFAULTS = BuildOptions(corpus="", name="")
 # What a server's encoder takes at once: enough for all connections, few enough to see progress.
 _SERVER_TEXTS = 1024
 # Options that only some backends, or an executor, take.
-_ONLY_WITH = {
-    "dtype": ("backend", ("transformers", "vllm")),
-    "replicas": ("backend", ("vllm",)),
-    "tensor_parallel": ("backend", ("vllm",)),
-    "base_url": ("backend", ("openai",)),
-    "model": ("backend", ("openai",)),
-    "concurrency": ("backend", ("openai",)),
-    "truncate": ("backend", ("openai",)),
-    "ray_address": ("executor", ("ray",)),
-    "ray_actors": ("executor", ("ray",)),
-}
+_ONLY_WITH = (
+    ("backend", ("transformers", "vllm"), ("dtype",)),
+    ("backend", ("vllm",), ("replicas", "tensor_parallel")),
+    ("backend", ("openai",), ("base_url", "model", "concurrency", "truncate")),
+    ("executor", ("ray",), ("ray_address", "ray_actors")),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,31 +58,40 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m indexer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, text in (
-        ("build", _build, "encode a corpus, build an index, verify and publish it"),
-        ("encode", _encode, "encode a corpus into shards, and stop there"),
-    ):
-        command = commands.add_parser(
+
+    def command(name: str, run: _Run, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
             name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
-        command.add_argument(
+        added.set_defaults(run=run)
+        return added
+
+    build_ = command("build", _build, "encode a corpus, build an index, verify and publish it")
+    encode_ = command("encode", _encode, "encode a corpus into shards, and stop there")
+    for each in (build_, encode_):
+        each.add_argument(
             "--corpus", required=True, help="a JSONL or Parquet file, a folder, or a glob"
         )
-        _add_build_options(command)
-        if name == "build":
-            command.add_argument(
-                "--reuse", action="store_true", help="keep an active version that is up to date"
-            )
-            command.add_argument(
-                "--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing"
-            )
-            command.add_argument(
-                "--tokens-per-second",
-                type=positive_float,
-                help="what a GPU encodes, for --dry-run (default: a short trial)",
-            )
-        command.set_defaults(run=run)
-    _add_update(commands)
+        _add_build_options(each)
+    add = build_.add_argument
+    add("--reuse", action="store_true", help="keep an active version that is up to date")
+    add("--dry-run", action="store_true", help="estimate tokens, time, disk; write nothing")
+    add(
+        "--tokens-per-second",
+        type=positive_float,
+        help="what a GPU encodes, for --dry-run (default: a short trial)",
+    )
+    update_ = command(
+        "update", _update, "make a new version from the active one, encoding only what is new"
+    )
+    add = update_.add_argument
+    add("--add", help="a corpus: new ids are added, known ones replaced")
+    add("--delete", type=Path, help="a file of ids to leave out, one a line")
+    add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
+    add("--encode-all", action="store_true", help="encode again what has a vector")
+    _add_build_options(update_)
+    # Without these options the new version is built as the active one was.
+    update_.set_defaults(corpus="", store=None, backend=None, dtype=None)
     for name, run, text in (
         ("list", _list, "list the versions of an index, or of all"),
         ("verify", _verify, "check a version through and through"),
@@ -93,40 +100,17 @@ def _parser() -> argparse.ArgumentParser:
         ("prune", _prune, "delete old versions and their shards"),
         ("migrate", _migrate, "rewrite manifests in the current schema; nothing is encoded"),
     ):
-        command = commands.add_parser(
-            name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
-        command.add_argument("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
-        command.add_argument("--index", required=name != "list", help="name of the index")
+        add = (added := command(name, run, text)).add_argument
+        add("--indexes", type=Path, default=_DEFAULTS.indexes, help="their folder")
+        add("--index", required=name != "list", help="name of the index")
         if name not in ("list", "migrate"):
-            _add_milvus(command)
+            _add_milvus(added)
         if name in ("verify", "activate"):
-            command.add_argument("--version", required=name == "activate", help="id of a version")
+            add("--version", required=name == "activate", help="id of a version")
         if name == "prune":
-            command.add_argument(
-                "--keep", type=whole_number, default=3, help="newest versions to keep"
-            )
-            command.add_argument(
-                "--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept"
-            )
-        command.set_defaults(run=run)
+            add("--keep", type=whole_number, default=3, help="newest versions to keep")
+            add("--builds", type=Path, default=_DEFAULTS.builds, help="where their shards are kept")
     return parser
-
-
-def _add_update(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = commands.add_parser(
-        "update",
-        help="make a new version from the active one, encoding only what is new",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = command.add_argument
-    add("--add", help="a corpus: new ids are added, known ones replaced")
-    add("--delete", type=Path, help="a file of ids to leave out, one a line")
-    add("--missing-ok", action="store_true", help="pass over ids to delete that are not there")
-    add("--encode-all", action="store_true", help="encode again what has a vector")
-    _add_build_options(command)
-    # Without these options the new version is built as the active one was.
-    command.set_defaults(run=_update, corpus="", store=None, backend=None, dtype=None)
 
 
 def _add_build_options(command: argparse.ArgumentParser) -> None:
@@ -199,35 +183,21 @@ def _stores(options: argparse.Namespace) -> VectorStores:
     return VectorStores(MilvusAddress(uri, token) if uri else None)
 
 
-def _chunking(options: argparse.Namespace) -> Chunking | None:
-    if options.chunk_tokens:
-        return Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
-    if options.chunk_overlap:
-        raise CareError("--chunk-overlap needs --chunk-tokens", code="option_not_taken")
-    return None
-
-
 def _options(options: argparse.Namespace) -> BuildOptions:
-    return BuildOptions(
-        corpus=options.corpus,
-        name=options.index,
-        indexes=options.indexes,
-        builds=options.builds,
-        factory=options.factory,
-        recall=options.recall,
-        queries=options.queries,
-        max_reject_rate=options.max_reject_rate,
-        shard_size=options.shard_size,
+    if options.chunk_overlap and not options.chunk_tokens:
+        raise CareError("--chunk-overlap needs --chunk-tokens", code="option_not_taken")
+    taken = {
+        field.name: getattr(options, field.name)
+        for field in fields(BuildOptions)
+        if hasattr(options, field.name)
+    }
+    taken |= {"name": options.index, "stores": _stores(options), "executor": None}
+    if options.chunk_tokens:
+        taken["chunking"] = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
+    if options.backend == "openai":
         # A server forms its own batches: a build goes on where another size of requests ended.
-        batch_size=_SERVER_TEXTS if options.backend == "openai" else options.batch_size,
-        threads=options.threads,
-        chunking=_chunking(options),
-        memory_gib=options.memory_gib,
-        store=options.store,
-        stores=_stores(options),
-        backend=options.backend,
-        dtype=options.dtype,
-    )
+        taken["batch_size"] = _SERVER_TEXTS
+    return BuildOptions(**taken)
 
 
 def _pair(options: argparse.Namespace) -> Pair:
@@ -235,21 +205,18 @@ def _pair(options: argparse.Namespace) -> Pair:
     pair = load_pair(options.pair)
     options.backend = resolve_backend(pair.document, options.backend)
     options.batch_size = options.batch_size or default_batch_size(options.backend)
-    for name, (what, able) in _ONLY_WITH.items():
+    for what, able, names in _ONLY_WITH:
         chosen = getattr(options, what)
-        if getattr(options, name) != options.default_of(name) and chosen not in able:
-            flag = f"--{name.replace('_', '-')}"
-            raise CareError(
-                f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}",
-                code="option_not_taken",
-                option=flag,
-            )
+        given = [name for name in names if getattr(options, name) != options.default_of(name)]
+        if given and chosen not in able:
+            flag = f"--{given[0].replace('_', '-')}"
+            message = f"{flag} needs --{what} {' or '.join(able)}; here it is {chosen}"
+            raise CareError(message, code="option_not_taken", option=flag)
     return pair
 
 
 def _encoder_options(options: argparse.Namespace) -> EncoderOptions:
-    names = (field.name for field in fields(EncoderOptions))
-    return EncoderOptions(**{n: getattr(options, n) for n in names})
+    return EncoderOptions(**{f.name: getattr(options, f.name) for f in fields(EncoderOptions)})
 
 
 def _documents(
@@ -262,11 +229,8 @@ def _documents(
     try:
         from indexer.ray_executor import RayExecutor, RemoteEncoder
     except ModuleNotFoundError as error:
-        raise ProviderError(
-            f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'",
-            code="not_installed",
-            package=error.name,
-        ) from error
+        message = f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        raise ProviderError(message, code="not_installed", package=error.name) from error
     on_gpus = pair.document.format != "onnx" and options.backend != "openai"
     settings = _options(options)
     executor = RayExecutor(
@@ -281,10 +245,6 @@ def _documents(
     return replace(settings, executor=executor), encoder
 
 
-def _query_encoder(pair: Pair, options: argparse.Namespace) -> Encoder:
-    return query_encoder(pair, EncoderOptions(options.backend, options.threads))
-
-
 def _build(options: argparse.Namespace) -> None:
     pair = _pair(options)
     if options.dry_run:
@@ -295,10 +255,8 @@ def _build(options: argparse.Namespace) -> None:
     if options.reuse and (current := up_to_date(_options(options), pair.document)):
         print(f"active  {options.indexes / current.name / current.version}: it is up to date")
         return
-    manifest, encoded = build(
-        *_documents(pair, options, cut=bool(options.chunk_tokens)),
-        _query_encoder(pair, options),
-    )
+    how, encoder = _documents(pair, options, cut=bool(options.chunk_tokens))
+    manifest, encoded = build(how, encoder, query_encoder(pair, _encoder_options(options)))
     _print_encoded(encoded, pair)
     _print_version(manifest)
     if new := encoded.summary.new_texts:
@@ -341,7 +299,7 @@ def _update(options: argparse.Namespace) -> None:
         Changes(options.add, options.delete, options.missing_ok, options.encode_all),
         base,
         encoder,
-        _query_encoder(pair, options),
+        query_encoder(pair, _encoder_options(options)),
     )
     if not updated:
         print(f"active  {options.indexes / base.name / base.version}: nothing changes")
@@ -369,22 +327,22 @@ def _encode(options: argparse.Namespace) -> None:
 
 def _print_encoded(encoded: Encoded, pair: Pair) -> None:
     staged, summary = encoded.staged, encoded.summary
-    new = summary.new_texts
+    new, failed = summary.new_texts, len(encoded.reasons)
     chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
     print(
-        f"corpus  {encoded.documents:,} documents{chunks}, "
+        f"corpus  {staged.documents - failed:,} documents{chunks}, "
         f"{staged.unique_texts:,} different texts, "
-        f"{summary.tokens:,} tokens; {encoded.rejected:,} rejected, "
+        f"{summary.tokens:,} tokens; {staged.rejected + failed:,} rejected, "
         f"{summary.truncated:,} cut at the encoder's length"
     )
     if summary.truncated and not staged.chunks:
         print(f"        --chunk-tokens {pair.document.max_length} would index them to their end")
     if staged.rejected:
         print(f"        rejects are listed in {encoded.folder / REJECTS}")
-    if encoded.reasons:
+    if failed:
         id_, reason = next(iter(encoded.reasons.items()))
         print(
-            f"        {len(encoded.reasons):,} documents cannot be encoded, first '{id_}': "
+            f"        {failed:,} documents cannot be encoded, first '{id_}': "
             f"{reason}; all are listed in {encoded.folder / FAILED}"
         )
     if summary.resumed_texts:
@@ -452,11 +410,7 @@ def _rollback(options: argparse.Namespace) -> None:
 
 def _prune(options: argparse.Namespace) -> None:
     deleted = prune(
-        options.indexes,
-        options.index,
-        options.builds,
-        keep=options.keep,
-        stores=_stores(options),
+        options.indexes, options.index, options.builds, keep=options.keep, stores=_stores(options)
     )
     for version in deleted:
         print(f"deleted {version}")

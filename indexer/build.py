@@ -4,20 +4,21 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core import documents, filters
 from core.canaries import canary_candidates, check_canaries, choose_canaries, make_canaries
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, IndexVersionError
-from core.files import exclusive, sha256_file, sync, write_text, writing_in
+from core.files import exclusive, publish, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.manifest import (
     SCHEMA_VERSION,
@@ -31,20 +32,21 @@ from core.manifest import (
 from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedVectors, has_shards, link_shards
-from core.text import document_text, first_sentence, normalize_text
+from core.text import first_sentence, normalize_text
 from core.types import FloatArray, RowArray
 from core.versions import MANIFEST, current_version, index_folder, read_manifest
+from indexer import versions
 from indexer.chunking import Chunker
 from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
 from indexer.encoding import EncodingSummary, Executor, LocalExecutor, Reuse, encode_corpus
-from indexer.failures import FAILURES, FailedDocuments, failed_documents, max_failed
-from indexer.staging import StagedCorpus, stage, unique_text_rows, write_version
-from indexer.versions import (
-    hidden_folder,
-    remove_hidden,
-    remove_incomplete,
-    switch,
-    verify_version,
+from indexer.failures import FAILURES, failed_documents, max_failed
+from indexer.staging import (
+    StagedCorpus,
+    read_chunks,
+    row_texts,
+    stage,
+    unique_text_rows,
+    write_version,
 )
 from stores.base import NewVectors, SearchChoice, StoreName
 from stores.recall import RECALL_K
@@ -62,29 +64,17 @@ _HELD_OUT_QUERIES = 200
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the user asks for; the defaults are the command's.
+    """What the user asks for: options of the command, whose help says more, and its defaults.
 
     Attributes:
-        corpus: A file, folder or glob.
-        name: The index.
-        indexes: Where indexes are published.
-        builds: Where builds keep what a resumed one reads.
-        factory: An index type, or None to choose by size.
         recall: The recall@10 that search parameters must reach, or None for 0.99 or, if no
             parameters reach it, the best there is, with a warning.
         queries: A JSONL file of held-out queries, or None to take first sentences.
-        max_reject_rate: The share of records that may be rejected.
-        shard_size: Texts in a shard.
-        batch_size: Texts in a batch.
-        threads: Threads of the encoder and of FAISS.
         memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
         progress: Whether to show bars.
         chunking: How long documents are cut, or None to keep them whole.
-        store: Where the vectors of the new version are kept.
         stores: All stores that versions of the index may use.
         executor: Runs the document encoder, or None to run it here.
-        backend: What runs the document encoder.
-        dtype: The type that it computes in.
     """
 
     corpus: str
@@ -127,34 +117,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus that is staged and encoded.
+    """A corpus that is staged and encoded in a build folder.
 
     Attributes:
-        folder: The build folder.
-        staged: What the first pass found.
-        summary: What the encoder did.
-        failed: Documents that cannot be encoded, or None.
+        keep: bool [staged rows], which rows are indexed, or None for all.
+        reasons: Why documents cannot be encoded, by id.
     """
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
-    failed: FailedDocuments | None
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """Why documents were left out, by id."""
-        return self.failed.reasons if self.failed else {}
-
-    @property
-    def documents(self) -> int:
-        """Documents that are indexed."""
-        return self.staged.documents - len(self.reasons)
-
-    @property
-    def rejected(self) -> int:
-        """Records and documents that were left out."""
-        return self.staged.rejected + len(self.reasons)
+    keep: NDArray[np.bool_] | None
+    reasons: dict[str, str]
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
@@ -168,7 +142,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         folder = index_folder(options.indexes, options.name) / version
         if read_manifest(folder).store != options.store:
             return None
-        manifest = verify_version(folder, options.stores)
+        manifest = versions.verify_version(folder, options.stores)
     except IndexVersionError:
         return None
     factory = options.factory or default_factory(options.store, manifest.count, spec.dimension)
@@ -191,18 +165,15 @@ def encode(
 ) -> Encoded:
     """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
 
-    Args:
-        options: What to build.
-        encoder: Encodes the documents.
-        query_encoder: Is checked to share the space, before anything is encoded, if it is given.
-        source: What to encode instead of the corpus that the options name.
+    A query encoder is only checked to share the space, before anything is encoded. A source is
+    encoded instead of the corpus that the options name.
 
     Raises:
         CareError: If the corpus or the vectors are bad, or another build works on them.
         EmbeddingSpaceError: If the query encoder does not share the space.
     """
     index_folder(options.indexes, options.name)
-    source = source or _corpus(options, encoder)
+    source = source or corpus_source(options, encoder)
     folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
     reuse = bool(source.reuse)
@@ -221,13 +192,13 @@ def encode(
             reuse=source.reuse,
             max_failed=max_failed(staged, options.max_reject_rate, reuse=reuse),
         )
-        failed = failed_documents(
+        keep, reasons = failed_documents(
             folder, staged, summary.failed, max_reject_rate=options.max_reject_rate, reuse=reuse
         )
-        if failed:
-            reasons = failed.reasons.items()
-            write_jsonl(folder / FAILED, ({"id": id_, "reason": why} for id_, why in reasons))
-    return Encoded(folder, staged, summary, failed)
+        if reasons:
+            listed = ({"id": id_, "reason": why} for id_, why in reasons.items())
+            write_jsonl(folder / FAILED, listed)
+    return Encoded(folder, staged, summary, keep, reasons)
 
 
 def build(
@@ -241,11 +212,8 @@ def build(
     The active version stays what it was until the new one is complete and verified. No other
     command builds or prunes versions of the index meanwhile.
 
-    Args:
-        options: What to build.
-        document_encoder: Encodes the corpus.
-        query_encoder: Encodes the held-out queries and the canaries, as the service will.
-        source: What to build from instead of the corpus that the options name.
+    The query encoder encodes the held-out queries and the canaries, as the service will. The
+    version is built from the source, if there is one, and not from the corpus of the options.
 
     Raises:
         CareError: If anything fails; nothing is published then.
@@ -256,19 +224,16 @@ def build(
     if options.factory:
         check_factory(options.store, options.factory, dimension)
     parent = index_folder(options.indexes, options.name)
-    source = source or _corpus(options, document_encoder)
+    source = source or corpus_source(options, document_encoder)
     parent.mkdir(parents=True, exist_ok=True)
     with exclusive(parent):
         if options.store == "milvus":
-            remove_incomplete(parent, options.stores)
+            versions.remove_incomplete(parent, options.stores)
         # A bad file of queries is found before days of encoding.
         held_out = _read_queries(options.queries) if options.queries else []
         encoded = encode(options, document_encoder, query_encoder, source)
-        version = _new_version(parent, encoded.folder.name)
-        with _unpublished(options, version) as folder:
-            keep = encoded.failed.keep if encoded.failed else None
-            vector_of, fields = write_version(encoded.folder, folder, keep)
-            fields = encoded.staged.filter_fields if fields is None else fields
+        with _new_version(options, parent, encoded.folder.name) as (version, folder):
+            vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
             reader = DocumentReader(folder / documents.FILE_NAME)
             vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
             text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
@@ -308,7 +273,10 @@ def build(
                 search_parameters=choice.parameters,
                 count=len(vectors),
                 filter_fields=fields,
-                files={path.name: _record(path) for path in sorted(folder.iterdir())},
+                files={
+                    path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+                    for path in sorted(folder.iterdir())
+                },
                 corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
                 recall=RecallReport(
                     k=RECALL_K,
@@ -327,7 +295,7 @@ def build(
                 chunking=options.chunking,
             )
             write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
-            verify_version(folder, options.stores)
+            versions.verify_version(folder, options.stores)
             if source.base and source.base.version != _active(options):
                 raise IndexVersionError(
                     f"index '{options.name}' has another active version than "
@@ -335,23 +303,29 @@ def build(
                     code="base_not_active",
                     version=source.base.version,
                 )
-        switch(options.indexes, options.name, version, options.stores)
+        versions.switch(options.indexes, options.name, version, options.stores)
     return manifest, encoded
 
 
-def _corpus(options: BuildOptions, encoder: Encoder) -> Source:
+def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
+    """Returns the corpus that options name.
+
+    Raises:
+        CareError: If it cannot be read, or not be cut by the tokens of the encoder.
+    """
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     checksum = corpus_checksum(files)
 
     def stage_files(folder: Path) -> StagedCorpus:
         return stage(
-            files,
-            checksum,
+            read_chunks(files, chunker),
             folder,
+            files=[file.name for file in files],
+            checksum=checksum,
+            chunked=chunker is not None,
             max_reject_rate=options.max_reject_rate,
             progress=options.progress,
-            chunker=chunker,
         )
 
     return Source(checksum, stage_files)
@@ -366,7 +340,7 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
         options.dtype,
         options.shard_size,
         options.batch_size,
-        options.chunking.model_dump() if options.chunking else None,
+        options.chunking and options.chunking.model_dump(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -391,7 +365,7 @@ def _check_space(
     rows = unique_text_rows(folder)
 
     def encoded(chosen: RowArray) -> FloatArray:
-        texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in chosen)]
+        texts = row_texts(reader, chosen)
         return np.concatenate([encoder.encode([text]).vectors for text in texts])
 
     with suppress(*FAILURES):  # encoding all finds the text at fault
@@ -400,13 +374,13 @@ def _check_space(
 
 def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int) -> CorpusRecord:
     staged, summary = encoded.staged, encoded.summary
-    changed = staged.update and encoded.failed
+    changed = staged.update and encoded.reasons
     return CorpusRecord(
         checksum=sha256_file(folder / documents.FILE_NAME) if changed else staged.checksum,
         files=staged.files,
-        documents=encoded.documents,
+        documents=staged.documents - len(encoded.reasons),
         unique_texts=unique_texts,
-        rejected=encoded.rejected,
+        rejected=staged.rejected + len(encoded.reasons),
         truncated=summary.truncated,
         tokens=summary.tokens,
         reused_texts=summary.reused_texts,
@@ -416,7 +390,6 @@ def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int)
 
 
 def _active(options: BuildOptions) -> str | None:
-    """Returns the active version of the index, or None if there is none."""
     try:
         return current_version(options.indexes, options.name)
     except IndexVersionError:
@@ -450,7 +423,7 @@ def _read_queries(path: Path) -> list[str]:
             )
         texts.append(record.text)
     if not texts:
-        raise CorpusError(f"{path} holds no queries", code="no_queries", path=path)
+        raise CorpusError.at(path, "holds no queries", "no_queries")
     return texts
 
 
@@ -465,36 +438,25 @@ def _canaries(
     reader: DocumentReader, text_rows: RowArray, vectors: Callable[[RowArray], FloatArray]
 ) -> list[Canary]:
     rows = text_rows[canary_candidates(len(text_rows))]
-    texts = [document_text(d.title, d.text) for d in (reader[int(row)] for row in rows)]
+    texts = list(row_texts(reader, rows))
     chosen = choose_canaries([len(text) for text in texts])
     return make_canaries([texts[i] for i in chosen], vectors(rows[chosen]))
 
 
-def _new_version(parent: Path, build_key: str) -> str:
+@contextmanager
+def _new_version(options: BuildOptions, parent: Path, build_key: str) -> Iterator[tuple[str, Path]]:
+    """Yields an id and a hidden folder that becomes the version when the block succeeds."""
     version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:8]}"
     if (parent / version).exists():
         raise CareError(
             f"index '{parent.name}' already has a version '{version}'", code="version_exists"
         )
-    return version
-
-
-@contextmanager
-def _unpublished(options: BuildOptions, version: str) -> Iterator[Path]:
-    """Yields a hidden folder that becomes the version when the block succeeds."""
-    parent = index_folder(options.indexes, options.name)
-    folder = hidden_folder(parent, version)
+    folder = versions.hidden_folder(parent, version)
     with writing_in(parent):
         folder.mkdir()
         try:
-            yield folder
-            sync(folder)
-            folder.rename(parent / version)
-            sync(parent)
+            yield version, folder
+            publish(folder, parent / version)
         finally:
             with suppress(CareError, OSError):  # what stays is what the next build or prune removes
-                remove_hidden(folder, options.stores)
-
-
-def _record(path: Path) -> FileRecord:
-    return FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+                versions.remove_hidden(folder, options.stores)

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from core.encoders import Encoder, OffsetTokenizer
@@ -25,53 +25,33 @@ _SENTENCE_END = re.compile(
 _SLACK = 8
 
 
-class NoRoomError(ValueError):
-    """Not even one character of a text fits into a chunk."""
-
-
 class Chunker:
     """Cuts documents that are longer than a chunk may be.
 
-    Args:
-        encoder: The document encoder, whose tokens are counted.
-        chunking: The length of chunks and their overlap.
-
     Raises:
-        CareError: If the encoder cannot count tokens or reads fewer than a chunk may have,
+        CareError: If the document encoder cannot count tokens or reads fewer than a chunk may have,
             or chunks would be nothing but overlap.
     """
 
     def __init__(self, encoder: Encoder, chunking: Chunking) -> None:
-        if not isinstance(encoder, OffsetTokenizer):
-            raise CareError(
-                f"chunks need a document encoder that shows its tokens: "
-                f"that of {encoder.spec.model} does not",
-                code="no_token_offsets",
-            )
         try:
+            if not isinstance(encoder, OffsetTokenizer):
+                raise CareError(f"that of {encoder.spec.model} does not")
             # Some look for their tokenizer only now.
             encoder.token_offsets("")
         except CareError as error:
-            raise CareError(
-                f"chunks need a document encoder that shows its tokens: {error}",
-                code="no_token_offsets",
-            ) from error
-        if chunking.tokens > encoder.spec.max_length:
-            raise CareError(
-                f"chunks of {chunking.tokens} tokens are longer than the "
-                f"{encoder.spec.max_length} that {encoder.spec.model} reads",
-                code="chunks_too_long",
-                tokens=chunking.tokens,
-                max_length=encoder.spec.max_length,
+            message = f"chunks need a document encoder that shows its tokens: {error}"
+            raise CareError(message, code="no_token_offsets") from error
+        tokens, overlap = chunking.tokens, chunking.overlap
+        model, most = encoder.spec.model, encoder.spec.max_length
+        if tokens > most:
+            message = f"chunks of {tokens} tokens are longer than the {most} that {model} reads"
+            raise CareError(message, code="chunks_too_long", tokens=tokens, max_length=most)
+        if overlap >= tokens:
+            message = (
+                f"an overlap of {overlap} tokens leaves no room for text in chunks of {tokens}"
             )
-        if chunking.overlap >= chunking.tokens:
-            raise CareError(
-                f"an overlap of {chunking.overlap} tokens leaves no room for text in chunks "
-                f"of {chunking.tokens}",
-                code="overlap_too_long",
-                tokens=chunking.tokens,
-                overlap=chunking.overlap,
-            )
+            raise CareError(message, code="overlap_too_long", tokens=tokens, overlap=overlap)
         self._tokenizer: OffsetTokenizer = encoder
         self._chunking = chunking
 
@@ -88,9 +68,8 @@ class Chunker:
             return [replace(document, parent=document.id)]
         starts = token_starts(self._tokenizer.token_offsets(text))
         limit, overlap = self._chunking.tokens, self._chunking.overlap
-        try:
-            spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
-        except NoRoomError:
+        spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
+        if not spans:
             return Reject(f"beside its title no text fits into {limit} tokens")
         return [
             replace(
@@ -103,6 +82,13 @@ class Chunker:
             )
             for position, (start, end) in enumerate(spans)
         ]
+
+
+def cut(record: Document | Reject, chunker: Chunker | None) -> list[Document] | Reject:
+    """Returns the chunks of a document or, without a chunker, itself alone; a reject as it is."""
+    if isinstance(record, Reject):
+        return record
+    return chunker.cut(record) if chunker else [record]
 
 
 def token_starts(offsets: Iterable[Span]) -> list[int]:
@@ -120,14 +106,9 @@ def token_starts(offsets: Iterable[Span]) -> list[int]:
 
 
 def chunk_spans(
-    text: str,
-    count: Callable[[int, int], int],
-    starts: Sequence[int],
-    *,
-    limit: int,
-    overlap: int,
+    text: str, count: Callable[[int, int], int], starts: Sequence[int], *, limit: int, overlap: int
 ) -> list[Span]:
-    """Cuts a text into chunks that fit; every character is in at least one.
+    """Cuts a text with a visible character into chunks that fit; no character is left out.
 
     A chunk is as many whole sentences as fit. A sentence that does not fit alone is cut
     between tokens; the rest of it is followed by the next sentences. The last whole
@@ -135,105 +116,91 @@ def chunk_spans(
     sentence that follows would not fit behind them. No chunk begins with white space, an
     invisible character or a combining mark.
 
-    Args:
-        text: A text with at least one visible character.
-        count: Tokens of a chunk that is this span of the text, with all that is read
-            beside it. It decides what fits.
-        starts: Where each token of the whole text begins, ascending: with them chunks are
-            estimated, so that few spans are counted.
-        limit: The most tokens of a chunk.
-        overlap: The most tokens that a chunk shares with the one before.
+    What fits into `limit` tokens is decided by `count`: the tokens of a chunk that is this span of
+    the text, with all that is read beside it. Where each token of the whole text begins, ascending,
+    is in `starts`: with them chunks are estimated, so that few spans are counted.
 
     Returns:
-        Start and end of each chunk, in order.
-
-    Raises:
-        NoRoomError: If not even one character fits.
+        Start and end of each chunk, in order; none if not even one character fits.
     """
     whole = count(0, len(text))
     if whole <= limit:
         return [(0, len(text))]
-    cutter = _Cutter(text, count, starts, limit, overlap, whole - len(starts))
+    cutter = _Cutter(text, count, starts, limit, overlap, room=limit - whole + len(starts))
     spans: list[Span] = [(0, 0)]
     while spans[-1][1] < len(text):
         spans.append(cutter.after(*spans[-1]))
+        if not spans[-1][1]:
+            return []
     return spans[1:]
 
 
+@dataclass
 class _Cutter:
     """Finds one chunk after the other; see `chunk_spans`."""
 
-    def __init__(
-        self,
-        text: str,
-        count: Callable[[int, int], int],
-        starts: Sequence[int],
-        limit: int,
-        overlap: int,
-        beside: int,
-    ) -> None:
-        self._text = text
-        self._count = count
-        self._starts = starts
-        self._limit = limit
-        self._overlap = overlap
-        self._room = limit - beside
-        self._first = _visible(text, 0)
-        ends = (match.end() for match in _SENTENCE_END.finditer(text))
-        self._sentence_ends = [*self._cuts(ends), len(text)]
+    text: str
+    count: Callable[[int, int], int]
+    starts: Sequence[int]
+    limit: int
+    overlap: int
+    room: int
+
+    def __post_init__(self) -> None:
+        self.first = _visible(self.text, 0)
+        ends = (match.end() for match in _SENTENCE_END.finditer(self.text))
+        self.sentence_ends = [*self._cuts(ends), len(self.text)]
 
     def after(self, start: int, end: int) -> Span:
-        """Returns the chunk that follows the chunk [start, end)."""
+        """Returns the chunk that follows the chunk [start, end); if none fits it ends at 0."""
         for begin in self._overlaps(start, end):
-            if stop := self._whole_sentences(begin, end, self._room):
+            if stop := self._whole_sentences(begin, end, self.room):
                 return begin, stop
         stop = (
-            self._whole_sentences(end, end, self._room)
-            or self._whole_sentences(end, end, self._room + _SLACK)
+            self._whole_sentences(end, end, self.room)
+            or self._whole_sentences(end, end, self.room + _SLACK)
             or self._tokens(end)
             or self._characters(end)
         )
-        if not stop:
-            raise NoRoomError
         return end, stop
 
     def _overlaps(self, start: int, end: int) -> list[int]:
         """Returns where the sentences begin that may be repeated behind [start, end)."""
-        ends, starts = self._sentence_ends, self._starts
+        ends, starts = self.sentence_ends, self.starts
         at = bisect_left(ends, end)
-        if not self._overlap or ends[at] != end:
+        if not self.overlap or ends[at] != end:
             return []
-        earliest = bisect_left(starts, end) - self._overlap
+        earliest = bisect_left(starts, end) - self.overlap
         sentences = ends[bisect_right(ends, start) : at]
         return [begin for begin in sentences if bisect_left(starts, begin) >= earliest]
 
     def _whole_sentences(self, begin: int, past: int, room: int) -> int:
         """Returns the last sentence end beyond `past` that fits, or 0."""
-        ends = self._sentence_ends
+        ends = self.sentence_ends
         low, high = bisect_right(ends, past), bisect_right(ends, self._reach(begin, room))
         return self._last_that_fits(begin, ends[low:high])
 
     def _tokens(self, begin: int) -> int:
         """Returns the last end of a token that fits, or 0."""
-        first = bisect_right(self._starts, begin)
-        last = bisect_right(self._starts, self._reach(begin, self._room))
-        return self._last_that_fits(begin, self._cuts(self._starts[first:last]))
+        first = bisect_right(self.starts, begin)
+        last = bisect_right(self.starts, self._reach(begin, self.room))
+        return self._last_that_fits(begin, self._cuts(self.starts[first:last]))
 
     def _characters(self, begin: int) -> int:
         """Returns the last end of a character that fits, or 0: estimates can be far off."""
-        near, length = begin + self._limit, len(self._text)
+        near, length = begin + self.limit, len(self.text)
         end = [length] if near >= length else []
         return self._last_that_fits(begin, self._cuts(range(begin + 1, near + 1)) + end)
 
     def _reach(self, begin: int, room: int) -> int:
         """Returns up to where `room` tokens from `begin` on go."""
-        token = bisect_left(self._starts, begin) + max(room, 0)
-        return self._starts[token] if token < len(self._starts) else len(self._text)
+        token = bisect_left(self.starts, begin) + max(room, 0)
+        return self.starts[token] if token < len(self.starts) else len(self.text)
 
     def _last_that_fits(self, begin: int, ends: Sequence[int]) -> int:
         low, high, middle = -1, len(ends), len(ends) - 1
         while high - low > 1:
-            if self._count(begin, ends[middle]) <= self._limit:
+            if self.count(begin, ends[middle]) <= self.limit:
                 low = middle
             else:
                 high = middle
@@ -247,10 +214,10 @@ class _Cutter:
         for place in places:
             if place < at:
                 continue  # there is nothing to see from here to the last one
-            at = _visible(self._text, place)
+            at = _visible(self.text, place)
             if (
-                self._first < at < len(self._text)
-                and not unicodedata.category(self._text[at]).startswith("M")
+                self.first < at < len(self.text)
+                and not unicodedata.category(self.text[at]).startswith("M")
                 and cuts[-1:] != [at]
             ):
                 cuts.append(at)

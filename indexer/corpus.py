@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,8 +17,7 @@ from core.files import sha256_file
 from core.text import normalize_text
 from core.types import Document
 
-MAX_TEXT_CHARS = 100_000
-MAX_CHUNKED_TEXT_CHARS = 1_000_000
+_MAX_TEXT_CHARS, _MAX_CUT_TEXT_CHARS = 100_000, 1_000_000
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
 # A longer line is not a document; reading it whole could exhaust the memory.
@@ -52,6 +52,11 @@ class Reject:
 Record = tuple[Place, Document | Reject]
 
 
+def max_text_chars(*, cut: bool) -> int:
+    """Returns how long a text may be, where long documents are cut and where not."""
+    return _MAX_CUT_TEXT_CHARS if cut else _MAX_TEXT_CHARS
+
+
 def corpus_files(corpus: str) -> list[Path]:
     """Returns the files that a path, a folder or a glob names, sorted.
 
@@ -68,16 +73,11 @@ def corpus_files(corpus: str) -> list[Path]:
     else:
         files = sorted(p for p in _glob(corpus) if p.is_file())
     if not files:
-        raise CorpusError(
-            f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet",
-            code="corpus_missing",
-            path=corpus,
-        )
+        message = f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet"
+        raise CorpusError(message, code="corpus_missing", path=corpus)
     for file in files:
         if file.suffix not in _SUFFIXES:
-            raise CorpusError(
-                f"{file} is neither .jsonl nor .parquet", code="unsupported_format", path=file
-            )
+            raise CorpusError.at(file, "is neither .jsonl nor .parquet", "unsupported_format")
     return files
 
 
@@ -91,18 +91,12 @@ def _glob(pattern: str) -> Iterator[Path]:
 
 def corpus_checksum(files: list[Path]) -> str:
     """Returns the SHA-256 over the contents of all files in order."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(bytes.fromhex(sha256_file(file)))
-    return digest.hexdigest()
+    digests = (bytes.fromhex(sha256_file(file)) for file in files)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[Record]:
-    """Yields each record of the files with its place, as a document or a reject.
-
-    Args:
-        files: The files, in order.
-        max_chars: The longest text that is a document.
+def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator[Record]:
+    """Yields each record with its place, as a document or, like too long a text, as a reject.
 
     Raises:
         CorpusError: If a file cannot be read at all.
@@ -110,12 +104,12 @@ def read_corpus(files: list[Path], max_chars: int = MAX_TEXT_CHARS) -> Iterator[
     for file in files:
         try:
             read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
-            yield from read(file, max_chars)
+            for number, record in enumerate(read(file, max_chars), start=1):
+                if record:
+                    yield Place(str(file), number), record
         except UNREADABLE as error:
             reason = " ".join(str(error).split())
-            raise CorpusError(
-                f"{file} cannot be read: {reason}", code="unreadable", path=file
-            ) from error
+            raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
 
 
 def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:
@@ -125,12 +119,7 @@ def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Docu
             # The line of the byte before belongs to the part before.
             file.seek(start - 1)
             _skip_line(file)
-        while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_line(file)
-                yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
-            elif line.strip():
-                yield _parse_line(line, max_chars, first=at == 0)
+        yield from filter(None, _parse_lines(file, end, max_chars))
 
 
 def read_rows(
@@ -150,17 +139,19 @@ def _parse_row(row: Any, max_chars: int) -> Document | Reject:
         return Reject(str(fault))
 
 
-def _read_jsonl(path: Path, max_chars: int) -> Iterator[Record]:
+def _read_jsonl(path: Path, max_chars: int) -> Iterator[Document | Reject | None]:
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            number += 1
-            place = Place(str(path), number)
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_line(file)
-                yield place, Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
-            elif line.strip():
-                yield place, _parse_line(line, max_chars, first=number == 1)
+        yield from _parse_lines(file, math.inf, max_chars)
+
+
+def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Document | Reject | None]:
+    """Yields the records of the lines that begin before byte `end`; None for blank ones."""
+    while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield Reject(f"the line is longer than {MAX_LINE_BYTES} bytes")
+        else:
+            yield _parse_line(line, max_chars, first=at == 0) if line.strip() else None
 
 
 def _skip_line(file: BinaryIO) -> None:
@@ -185,13 +176,11 @@ def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Rejec
         return Reject("the line is not JSON: a number has too many digits")
 
 
-def _read_parquet(path: Path, max_chars: int) -> Iterator[Record]:
-    number = 0
-    # Others can be large, or hold what Python has no value for.
+def _read_parquet(path: Path, max_chars: int) -> Iterator[Document | Reject]:
+    # Other columns can be large, or hold what Python has no value for.
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS, columns=_COLUMNS):
         for row in batch.to_pylist():
-            number += 1
-            yield Place(str(path), number), _parse_row(row, max_chars)
+            yield _parse_row(row, max_chars)
 
 
 class _RecordError(ValueError):
@@ -232,11 +221,9 @@ def _id(record: dict[str, Any]) -> str:
 
 
 def _string(record: dict[str, Any], field: str, default: str | None = None) -> str:
-    value = record.get(field)
+    value = default if record.get(field) is None else record[field]
     if value is None:
-        if default is None:
-            raise _RecordError(f"{field} is missing")
-        return default
+        raise _RecordError(f"{field} is missing")
     if not isinstance(value, str):
         raise _RecordError(f"{field} is not a string")
     return _encodable(field, value)

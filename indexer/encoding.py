@@ -11,9 +11,10 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,18 +95,15 @@ class EncodingSummary:
     """What the second pass did; all but new texts and seconds counts resumed shards too.
 
     Attributes:
-        texts: Different texts of the corpus.
         new_texts: Texts that were encoded.
         resumed_texts: Texts of shards that existed.
         reused_texts: Texts whose vectors were known.
-        tokens: Tokens that were encoded.
-        truncated: Texts that were longer than the encoder reads.
+        tokens, truncated: As of a shard.
         seconds: Wall time of the pass.
         encoder_seconds: The part of it in which at least one call of the encoder was running.
         failed: Of texts that cannot be encoded, by their number, the reasons.
     """
 
-    texts: int
     new_texts: int
     resumed_texts: int
     reused_texts: int
@@ -113,7 +111,7 @@ class EncodingSummary:
     truncated: int
     seconds: float
     encoder_seconds: float
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str]
 
 
 def encode_corpus(
@@ -132,24 +130,15 @@ def encode_corpus(
     depend on the shard alone: a resumed run computes what an uninterrupted one would have.
     Texts that `reuse` knows are not encoded. Rows of texts that cannot be encoded are zero.
 
-    Args:
-        folder: The build folder.
-        dimension: Dimensions of the vectors.
-        executor: Runs the encoder.
-        shard_size: Texts in a shard.
-        progress: Whether to show a bar.
-        reuse: Finds vectors that need not be computed again, or None.
-        max_failed: Texts that the encoder may fail at.
-
     Raises:
         CareError: If the encoder fails at any text.
-        VectorError: If it fails at too many, or returns vectors that are not finite and of
-            unit norm.
+        VectorError: If it fails at more than `max_failed`, or returns vectors that are not finite
+            and of unit norm.
     """
     started = time.perf_counter()
     records = whole_shards(folder)
     resumed = sum(record.rows for record in records)
-    count = len(unique_text_rows(folder))
+    total = len(unique_text_rows(folder))
     new_texts = tokens = 0
 
     def report(shard: Shard, texts: int, more_tokens: int) -> None:
@@ -161,19 +150,19 @@ def encode_corpus(
         failed = len(shard.failed) + sum(len(record.failed) for record in records)
         if shard.failed and failed > max_failed:
             row, reason = list(shard.failed.items())[-1]
+            id_, allowed = shard.ids[row], max(max_failed, 0)
+            message = (
+                f"document '{id_}': {reason}; texts that cannot be encoded: {failed}, "
+                f"allowed {allowed} (--max-reject-rate)"
+            )
             raise VectorError(
-                f"document '{shard.ids[row]}': {reason}; texts that cannot be encoded: {failed}, "
-                f"allowed {max(max_failed, 0)} (--max-reject-rate)",
-                code="too_many_failures",
-                id=shard.ids[row],
-                count=failed,
-                allowed=max(max_failed, 0),
+                message, code="too_many_failures", id=id_, count=failed, allowed=allowed
             )
 
     with (
         # One reads shards, one writes them.
         ThreadPoolExecutor(2) as pool,
-        progress_bar("encode", show=progress, total=count, initial=resumed) as bar,
+        progress_bar("encode", show=progress, total=total, initial=resumed) as bar,
     ):
         writing: Future[ShardRecord] | None = None
         shards = ahead(_read(folder, resumed, shard_size, dimension, reuse), pool)
@@ -182,11 +171,20 @@ def encode_corpus(
             new_texts += len(shard.new) - len(shard.failed)
             if writing:
                 records.append(writing.result())
-            writing = pool.submit(_write, folder, shard)
+            writing = pool.submit(
+                write_shard,
+                folder,
+                shard.number,
+                shard.vectors,
+                shard.ids,
+                tokens=shard.tokens,
+                truncated=shard.truncated,
+                reused=len(shard.texts) - len(shard.new),
+                failed=shard.failed,
+            )
         if writing:
             records.append(writing.result())
     return EncodingSummary(
-        texts=count,
         new_texts=new_texts,
         resumed_texts=resumed,
         reused_texts=sum(record.reused for record in records),
@@ -220,19 +218,6 @@ def _read(
         yield Shard(start // shard_size, [d.id for d in found], texts, vectors, new)
 
 
-def _write(folder: Path, shard: Shard) -> ShardRecord:
-    return write_shard(
-        folder,
-        shard.number,
-        shard.vectors,
-        shard.ids,
-        tokens=shard.tokens,
-        truncated=shard.truncated,
-        reused=len(shard.texts) - len(shard.new),
-        failed=shard.failed,
-    )
-
-
 @dataclass(slots=True)
 class _Batch:
     """Rows of a shard that are encoded together, none if the shard has no new ones."""
@@ -240,19 +225,16 @@ class _Batch:
     shard: Shard
     rows: list[int]
     texts: list[str]
-    tokens: Sequence[Any] | None
+    work: Callable[[], Encoding]
     is_last: bool
+    future: Future[Encoding] | None = None
 
 
 class LocalExecutor:
-    """Encodes in this process, batch by batch.
+    """Encodes in this process, in batches of `batch_size` texts.
 
     A batch at which the encoder fails is encoded again and, if it fails again, without the texts
     that it fails at. Encoders that ask for it get several calls at once.
-
-    Args:
-        encoder: Encodes the texts.
-        batch_size: Texts in a batch.
     """
 
     def __init__(self, encoder: Encoder, batch_size: int) -> None:
@@ -260,7 +242,7 @@ class LocalExecutor:
         self._pipelined = encoder if isinstance(encoder, PipelinedEncoder) else None
         self._calls = self._pipelined.concurrent_calls if self._pipelined else 1
         self._batch_size = batch_size
-        self._isolator = Isolator(self._encode)
+        self._isolator = Isolator(lambda texts: self._run(partial(encoder.encode, texts)))
         self._clock = WorkClock()
 
     @property
@@ -272,10 +254,11 @@ class LocalExecutor:
         """Yields the shards in order, encoded; reports after each batch."""
         # One tokenises, the others call the encoder.
         with ThreadPoolExecutor(1 + self._calls) as pool:
-            pending: deque[tuple[_Batch, Future[Encoding] | None]] = deque()
-            batches = ahead(self._batches(shards), pool)
-            for batch in batches:
-                pending.append((batch, self._start(batch, pool)))
+            pending: deque[_Batch] = deque()
+            for batch in ahead(self._batches(shards), pool):
+                if batch.rows:
+                    batch.future = self._start(batch.work, pool)
+                pending.append(batch)
                 if len(pending) == self._calls:
                     yield from self._end(pending, report)
             while pending:
@@ -287,35 +270,38 @@ class LocalExecutor:
             for at in range(0, len(shard.new), size) or (0,):
                 rows = shard.new[at : at + size]
                 texts = [shard.texts[row] for row in rows]
-                tokens = self._pipelined.tokenize(texts) if self._pipelined and texts else None
-                yield _Batch(shard, rows, texts, tokens, at + size >= len(shard.new))
+                work = partial(self._encoder.encode, texts)
+                if self._pipelined and texts:
+                    tokens = self._pipelined.tokenize(texts)
+                    work = partial(self._pipelined.encode_tokens, tokens)
+                yield _Batch(shard, rows, texts, work, at + size >= len(shard.new))
 
-    def _start(self, batch: _Batch, pool: Threads) -> "Future[Encoding] | None":
-        if not batch.rows:
-            return None
+    def _start(self, work: Callable[[], Encoding], pool: Threads) -> Future[Encoding]:
         if self._calls > 1:
-            return pool.submit(self._encode_batch, batch)
+            return pool.submit(self._run, work)
         # In this thread, which an interrupt reaches.
         done: Future[Encoding] = Future()
         try:
-            done.set_result(self._encode_batch(batch))
+            done.set_result(self._run(work))
         except FAILURES as error:
             done.set_exception(error)
         return done
 
-    def _end(
-        self, pending: "deque[tuple[_Batch, Future[Encoding] | None]]", report: Report
-    ) -> Iterator[Shard]:
+    def _run(self, work: Callable[[], Encoding]) -> Encoding:
+        with self._clock.running():
+            return work()
+
+    def _end(self, pending: deque[_Batch], report: Report) -> Iterator[Shard]:
         """Waits for the first batch and yields its shard if that is complete."""
-        batch, future = pending.popleft()
+        batch = pending.popleft()
         shard = batch.shard
-        if future:
+        if batch.future:
             try:
-                found = Isolated([(list(range(len(batch.texts))), future.result())])
+                found = Isolated([(list(range(len(batch.texts))), batch.future.result())])
                 self._isolator.succeeded()
             except FAILURES as error:
                 # Another call could be what fails.
-                wait([other for _, other in pending if other])
+                wait([other.future for other in pending if other.future])
                 found = self._isolator.encode(batch.texts, error)
             before = shard.tokens
             for positions, encoding in found.parts:
@@ -329,16 +315,6 @@ class LocalExecutor:
         if batch.is_last:
             yield shard
 
-    def _encode_batch(self, batch: _Batch) -> Encoding:
-        if batch.tokens is None or not self._pipelined:
-            return self._encode(batch.texts)
-        with self._clock.running():
-            return self._pipelined.encode_tokens(batch.tokens)
-
-    def _encode(self, texts: Sequence[str]) -> Encoding:
-        with self._clock.running():
-            return self._encoder.encode(texts)
-
 
 def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     if vectors.shape != (len(ids), dimension):
@@ -351,20 +327,15 @@ def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     norms = np.linalg.norm(vectors, axis=1)
     bad = ~(np.abs(norms - 1) < 1e-3)
     if bad.any():
-        raise VectorError(
-            f"the encoder returned a vector of norm {norms[bad.argmax()]} "
-            f"for document '{ids[int(bad.argmax())]}'",
-            code="not_unit_norm",
-            id=ids[int(bad.argmax())],
-        )
+        row = int(bad.argmax())
+        message = f"the encoder returned a vector of norm {norms[row]} for document '{ids[row]}'"
+        raise VectorError(message, code="not_unit_norm", id=ids[row])
 
 
 def ahead(items: Iterator[T], pool: Threads) -> Iterator[T]:
-    """Yields items, none of them None, each of which is made while the one before is in use.
+    """Yields items, none of them None, each of which `pool` makes while the one before is in use.
 
-    Args:
-        items: Makes them; an error of it is raised at its item's turn.
-        pool: What makes them; the items of one iterator are made one at a time.
+    The items are made one at a time; an error is raised at its item's turn.
     """
     coming = pool.submit(next, items, None)
     while (item := coming.result()) is not None:

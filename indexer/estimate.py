@@ -6,8 +6,10 @@ many rows it has, and is sampled by them. A small corpus is read whole.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +21,8 @@ from core.errors import CorpusError
 from core.text import document_text
 from core.types import Document
 from indexer.build import BuildOptions
-from indexer.chunking import Chunker
-from indexer.corpus import (
-    MAX_CHUNKED_TEXT_CHARS,
-    MAX_TEXT_CHARS,
-    UNREADABLE,
-    Reject,
-    corpus_files,
-    read_part,
-    read_rows,
-)
+from indexer.chunking import Chunker, cut
+from indexer.corpus import UNREADABLE, Reject, corpus_files, max_text_chars, read_part, read_rows
 from models.encoders.factory import TokenCounter
 from stores.base import StoreName
 from stores.faiss.factory import index_bytes
@@ -64,34 +58,24 @@ class Total:
     value: float
     spread: float
 
+    def __str__(self) -> str:
+        return f"{self.value:,.0f}" + (f" ± {self.spread:,.0f}" if self.spread else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Blocks of records of the files of one kind, which have `units` bytes or rows in all.
+    """Blocks of the files of one kind, which have `units` bytes of JSONL or rows of Parquet.
 
-    Attributes:
-        units: Bytes of JSONL, or rows of Parquet.
-        blocks: The size of each block in these units, and its records, which follow each other.
+    A block is its size in these units, and its records, which follow each other.
     """
 
     units: int
     blocks: list[tuple[int, list[Document | Reject]]]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it was read."""
-        return sum(size for size, _ in self.blocks) >= self.units
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast documents are encoded.
-
-    Attributes:
-        tokens: Tokens per second of a device.
-        device: What a device is, in a word.
-        source: Where the number comes from, in words.
-    """
+    """How many tokens a device encodes per second; what a device is and who says so, in words."""
 
     tokens: float
     device: str
@@ -110,13 +94,11 @@ class Estimate:
         rows: Documents or, if they are cut, their chunks.
         tokens: Tokens to encode if no text repeats.
         truncated: Share of the rows' texts that are cut at the encoder's length.
-        store: Where the vectors are kept.
-        factory: The index type.
+        store, factory: Where the vectors are kept, and the index type.
         shards: Shards in the build folder.
         documents_file: `documents.arrow`, in the build folder and in the version.
         vectors_file: `vectors.faiss`, or what Milvus keeps of it.
-        memory: Peak without the encoder.
-        memory_of: The phase that it is the peak of.
+        memory: Peak of each phase without the encoder.
     """
 
     is_whole: bool
@@ -131,16 +113,11 @@ class Estimate:
     shards: float
     documents_file: float
     vectors_file: float
-    memory: float
-    memory_of: str
+    memory: dict[str, float]
 
 
 class Sample:
     """A sample of the corpus that options name; nothing is written.
-
-    Args:
-        options: The build.
-        chunker: Cuts long documents, or None to keep them whole.
 
     Raises:
         CorpusError: If the corpus cannot be read or the sample holds no document.
@@ -149,23 +126,18 @@ class Sample:
     def __init__(self, options: BuildOptions, chunker: Chunker | None) -> None:
         self._options = options
         self._chunker = chunker
-        limit = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
+        limit = max_text_chars(cut=chunker is not None)
         self._strata = sample(corpus_files(options.corpus), limit)
-        self._rows = [
-            [[row for record in records for row in self._cut(record)] for _, records in part.blocks]
-            for part in self._strata
-        ]
+        self._rows = [[self._cut(block) for _, block in part.blocks] for part in self._strata]
         self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
         if not self.texts:
             raise CorpusError(
                 f"{options.corpus}: no record of the sample can be indexed", code="empty_corpus"
             )
 
-    def _cut(self, record: Document | Reject) -> list[Document]:
-        if isinstance(record, Reject):
-            return []
-        rows = self._chunker.cut(record) if self._chunker else [record]
-        return [] if isinstance(rows, Reject) else rows
+    def _cut(self, block: Iterable[Document | Reject]) -> list[Document]:
+        found = (cut(record, self._chunker) for record in block)
+        return [row for rows in found if not isinstance(rows, Reject) for row in rows]
 
     @property
     def texts(self) -> list[str]:
@@ -175,25 +147,21 @@ class Sample:
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
         """Estimates what a build would take.
 
-        Args:
-            count: Counts the tokens of texts.
-            dimension: Dimensions of the vectors.
-
         Raises:
             CareError: If the factory asked for cannot hold as many vectors.
         """
         counts = [np.array([_counted(rows, count) for rows in blocks]) for blocks in self._rows]
         documents, rows, tokens, _, text = totals(self._strata, counts)
         sampled = np.sum([part.sum(axis=0) for part in counts], axis=0)
+        unread = [part.units - sum(size for size, _ in part.blocks) for part in self._strata]
         number = round(rows.value)
         store = self._options.store
         factory = self._options.factory or default_factory(store, number, dimension)
         check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
-        memory_of, memory = self._memory(factory, number, dimension, vectors_file, text.value)
         return Estimate(
-            is_whole=all(part.is_whole for part in self._strata),
+            is_whole=max(unread) <= 0,
             sampled=int(sampled[0]),
             rejected=self._records - int(sampled[0]),
             documents=documents,
@@ -205,37 +173,30 @@ class Sample:
             shards=4.0 * number * dimension,
             documents_file=text.value + row_bytes * number,
             vectors_file=vectors_file,
-            memory=memory,
-            memory_of=memory_of,
+            memory=self._memory(factory, number, dimension, vectors_file, text.value),
         )
 
     def _memory(
         self, factory: str, rows: int, dimension: int, vectors_file: int, text_bytes: float
-    ) -> tuple[str, float]:
+    ) -> dict[str, float]:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
-        index = float(vectors_file)
-        if self._options.store == "milvus":
-            index = 0.0
-        elif factory.startswith("IVF"):
+        index = 0.0 if self._options.store == "milvus" else float(vectors_file)
+        if index and factory.startswith("IVF"):
             # Lists grow by doubling, and are trained on a sample.
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
-        phases = {
-            "staging": _STAGING_BYTES,
-            "encoding": _SHARDS * shard,
-            "building the index": index,
+        return {
+            "staging": _BASE_BYTES + _STAGING_BYTES,
+            "encoding": _BASE_BYTES + _SHARDS * shard,
+            "building the index": _BASE_BYTES + index,
         }
-        phase = max(phases, key=phases.__getitem__)
-        return phase, _BASE_BYTES + phases[phase]
 
 
 def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     """Reads a sample of at most 4 MiB of JSONL and 4096 rows of Parquet, or some more.
 
-    Args:
-        files: The corpus files.
-        max_chars: The longest text that is a document.
+    A text of more than `max_chars` is no document.
 
     Raises:
         CorpusError: If a file cannot be read.
@@ -257,9 +218,7 @@ def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
     Techniques, 3rd edition, 1977, equations 6.1 and 6.13); evenly spaced blocks are taken as
     random ones. Of a corpus that was read whole it is the sum.
 
-    Args:
-        strata: The blocks.
-        counts: Of each stratum float64 [blocks, values].
+    The counts are, of each stratum, float64 [blocks, values].
     """
     sums, variances = np.zeros(counts[0].shape[1]), np.zeros(counts[0].shape[1])
     for stratum, y in zip(strata, counts, strict=True):
@@ -279,14 +238,8 @@ def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
 def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int, name: str) -> Rate:
     """Encodes some evenly spaced texts, in batches of like length, and times it.
 
-    The first batch, which warms the encoder up, is timed only if it is the only one.
-
-    Args:
-        encoder: Encodes the documents.
-        texts: The texts of a sample.
-        batch_size: Texts in a batch.
-        devices: GPUs that the encoder uses, or 1 for the processor or a server.
-        name: The encoder's name and dtype.
+    The first batch, which warms the encoder up, is timed only if it is the only one. The rate is
+    that of one of the GPUs that are used, its `devices`, of which a processor or a server is one.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
     chosen = [texts[int(i)] for i in np.linspace(0, len(texts) - 1, number)]
@@ -310,12 +263,13 @@ def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int,
 
 def described(estimate: Estimate, rate: Rate) -> list[str]:
     """Returns an estimate in lines for the user."""
-    rows = f" in {_number(estimate.rows)} chunks" if estimate.rows != estimate.documents else ""
+    rows = f" in {estimate.rows} chunks" if estimate.rows != estimate.documents else ""
     read = "all of them" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
     tokens = estimate.tokens
     hours = tokens.value / rate.tokens / 3600
     spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
-    builds = estimate.shards + estimate.documents_file
+    builds = _size(estimate.shards + estimate.documents_file)
+    phase, memory = max(estimate.memory.items(), key=itemgetter(1))
     documents = f"documents.arrow {_size(estimate.documents_file)}"
     vectors = f"{_size(estimate.vectors_file)} ({estimate.factory})"
     if estimate.store == "milvus":
@@ -324,23 +278,17 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
-        f"corpus  {_number(estimate.documents)} documents{rows}, from {read}; "
+        f"corpus  {estimate.documents} documents{rows}, from {read}; "
         f"{estimate.rejected:,} records of it would be rejected",
-        f"tokens  {_number(tokens)}: {tokens.value / estimate.rows.value:,.1f} a text; "
+        f"tokens  {tokens}: {tokens.value / estimate.rows.value:,.1f} a text; "
         f"{estimate.truncated:.1%} of texts are cut at the encoder's length",
         f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s a "
         f"{rate.device}, {rate.source}",
-        f"disk    builds {_size(builds)}: shards {_size(estimate.shards)}, {documents}",
+        f"disk    builds {builds}: shards {_size(estimate.shards)}, {documents}",
         f"        version {version}",
-        f"memory  {_size(estimate.memory)} at its peak, {estimate.memory_of}, "
-        "and what the encoder takes",
+        f"memory  {_size(memory)} at its peak, {phase}, and what the encoder takes",
         "        nothing is written; texts that repeat are encoded once, filters are not counted",
     ]
-
-
-def _number(estimate: Total) -> str:
-    spread = f" ± {estimate.spread:,.0f}" if estimate.spread else ""
-    return f"{estimate.value:,.0f}{spread}"
 
 
 def _size(size: float) -> str:
@@ -370,24 +318,22 @@ def _stored_bytes(row: Document) -> int:
 
 def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
     sizes = [file.stat().st_size for file in files]
-    ends = np.cumsum(sizes, dtype=np.int64)
-    units = int(ends[-1]) if files else 0
+    bases = list(accumulate(sizes, initial=0))
+    units = bases[-1]
     if units <= _BLOCKS * _BLOCK_BYTES:
-        starts = np.arange(0, units, _BLOCK_BYTES)
+        starts = list(range(0, units, _BLOCK_BYTES))
     else:
-        starts = np.arange(_BLOCKS) * units // _BLOCKS
+        starts = [block * units // _BLOCKS for block in range(_BLOCKS)]
     blocks = []
     for start in starts:
-        end = min(int(start) + _BLOCK_BYTES, units)
+        end = min(start + _BLOCK_BYTES, units)
         records: list[Document | Reject] = []
         # A block may lie in several files.
-        for at in range(int(np.searchsorted(ends, start, side="right")), len(files)):
-            base = int(ends[at]) - sizes[at]
-            if base >= end:
-                break
-            part = max(int(start) - base, 0), min(end - base, sizes[at])
-            records += read_part(files[at], *part, max_chars)
-        blocks.append((end - int(start), records))
+        for file, size, base in zip(files, sizes, bases, strict=False):
+            first, last = max(start - base, 0), min(end - base, size)
+            if first < last:
+                records += read_part(file, first, last, max_chars)
+        blocks.append((end - start, records))
     return Stratum(units, blocks)
 
 

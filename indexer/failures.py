@@ -32,12 +32,7 @@ _MAX_IN_A_ROW = 16
 
 @dataclass(slots=True)
 class Isolated:
-    """What became of a batch.
-
-    Attributes:
-        parts: Positions in the batch and what was encoded of them.
-        failed: Reasons by position of the texts that cannot be encoded.
-    """
+    """What became of a batch: encoded parts, and reasons of what failed, by position in it."""
 
     parts: list[tuple[list[int], Encoding]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -48,9 +43,6 @@ class Isolator:
 
     A text counts as failed if a server says so, or if the encoder failed at it alone, twice, and
     encodes another one right after: then the text is at fault and not the encoder.
-
-    Args:
-        encode: Encodes texts as one batch.
     """
 
     def __init__(self, encode: Callable[[Sequence[str]], Encoding]) -> None:
@@ -62,11 +54,7 @@ class Isolator:
         self._in_a_row = 0
 
     def encode(self, texts: Sequence[str], error: CareError) -> Isolated:
-        """Encodes a batch that failed; as a whole, if the failure was transient.
-
-        Args:
-            texts: The batch.
-            error: How it failed.
+        """Encodes a batch that failed with `error`; as a whole, if that was transient.
 
         Raises:
             CareError: If the encoder fails at any text, or at 16 texts in a row.
@@ -129,27 +117,10 @@ def _halves(positions: list[int]) -> list[list[int]]:
 def max_failed(staged: StagedCorpus, max_reject_rate: float, *, reuse: bool) -> int:
     """Returns how many documents may be left out beside the records rejected by the first pass.
 
-    Args:
-        staged: What the first pass found.
-        max_reject_rate: The share of records that may be left out.
-        reuse: Whether documents that an update left unchanged are not encoded; they do not
-            count then.
+    With `reuse` documents that an update left unchanged are not encoded, and do not count.
     """
     # What 0.29 × 100 lacks to 29 is no document.
     return int(max_reject_rate * _records(staged, reuse=reuse) + 1e-6) - staged.rejected
-
-
-@dataclass(frozen=True, slots=True)
-class FailedDocuments:
-    """Documents that are left out of an index; if one chunk cannot be encoded, none is indexed.
-
-    Attributes:
-        keep: bool [staged rows], which rows are indexed.
-        reasons: Why, by document id.
-    """
-
-    keep: NDArray[np.bool_]
-    reasons: dict[str, str]
 
 
 def failed_documents(
@@ -159,24 +130,19 @@ def failed_documents(
     *,
     max_reject_rate: float,
     reuse: bool,
-) -> FailedDocuments | None:
-    """Finds the documents of texts that cannot be encoded.
+) -> tuple[NDArray[np.bool_] | None, dict[str, str]]:
+    """Finds the documents to leave out; if one chunk cannot be encoded, none is indexed.
 
-    Args:
-        folder: The build folder.
-        staged: What the first pass found.
-        failed: By the number of the text, why it cannot be encoded.
-        max_reject_rate: The share of records that may be left out.
-        reuse: As for `max_failed`.
+    Why a text `failed` is said by its number; the other arguments are those of `max_failed`.
 
     Returns:
-        The documents, or None if there are none.
+        bool [staged rows], which rows are indexed, or None for all; and why not, by document id.
 
     Raises:
         CorpusError: If too many documents are left out, or none is left.
     """
     if not failed:
-        return None
+        return None, {}
     reader = DocumentReader(folder / documents.FILE_NAME)
     vector_of = vector_of_row(folder)
     keep = np.ones(len(reader), dtype=np.bool_)
@@ -186,26 +152,20 @@ def failed_documents(
         reasons.setdefault(document.parent or document.id, failed[int(vector_of[row])])
         first = int(row) - document.chunk
         keep[first : first + document.chunks] = False
-    left_out = staged.rejected + len(reasons)
     id_, reason = next(iter(reasons.items()))
     if len(reasons) > max_failed(staged, max_reject_rate, reuse=reuse):
+        left_out = staged.rejected + len(reasons)
         total = _records(staged, reuse=reuse)
-        raise CorpusError(
+        message = (
             f"{left_out} of {total} records are rejected ({left_out / total:.1%}, allowed "
             f"{max_reject_rate:.1%}); the first that cannot be encoded is document '{id_}': "
-            f"{reason}",
-            code="too_many_rejects",
-            rejected=left_out,
-            total=total,
-            id=id_,
+            f"{reason}"
         )
+        raise CorpusError(message, code="too_many_rejects", rejected=left_out, total=total, id=id_)
     if len(reasons) == staged.documents:
-        raise CorpusError(
-            f"no document can be encoded; the first is '{id_}': {reason}",
-            code="nothing_encoded",
-            id=id_,
-        )
-    return FailedDocuments(keep, reasons)
+        message = f"no document can be encoded; the first is '{id_}': {reason}"
+        raise CorpusError(message, code="nothing_encoded", id=id_)
+    return keep, reasons
 
 
 def _records(staged: StagedCorpus, *, reuse: bool) -> int:

@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import ray
@@ -32,6 +33,7 @@ _CONNECT_SECONDS = 10
 _log = logging.getLogger(__name__)
 
 
+@dataclass
 class RayExecutor:
     """Encodes shards on the actors of a Ray cluster.
 
@@ -39,31 +41,23 @@ class RayExecutor:
     many actors there are, and either executor resumes what the other began. Ray restarts an
     actor that dies, and its shard is encoded again.
 
-    Args:
+    Attributes:
         make_encoder: Makes the document encoder, once in each actor.
-        batch_size: Texts in a batch.
         address: The cluster's, or "local" for one that is started here and ends with the call.
         actors: How many encode at once.
         threads: Processors of an actor without GPUs.
         gpus: GPUs of an actor, if the cluster has any.
+        encoder_seconds: The mean time in which the encoder of an actor was running [s].
     """
 
-    def __init__(
-        self,
-        make_encoder: Callable[[], Encoder],
-        batch_size: int,
-        *,
-        address: str = LOCAL,
-        actors: int = 1,
-        threads: int = 1,
-        gpus: int = 0,
-    ) -> None:
-        self._arguments = make_encoder, batch_size
-        self._address = address
-        self._actors = actors
-        self._threads = threads
-        self._gpus = gpus
-        self.encoder_seconds = 0.0
+    make_encoder: Callable[[], Encoder]
+    batch_size: int
+    _: KW_ONLY
+    address: str = LOCAL
+    actors: int = 1
+    threads: int = 1
+    gpus: int = 0
+    encoder_seconds: float = field(default=0.0, init=False)
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
         """Yields the shards in order, encoded; reports after each shard.
@@ -73,21 +67,21 @@ class RayExecutor:
                 dies over a shard.
             ProviderError: If the cluster cannot be used.
         """
-        with connected(self._address, self._actors * self._threads):
-            gpus = self._gpus if ray.cluster_resources().get("GPU") else 0
+        with connected(self.address, self.actors * self.threads):
+            gpus = self.gpus if ray.cluster_resources().get("GPU") else 0
             kind = ray.remote(
-                num_cpus=1 if gpus else self._threads,
+                num_cpus=1 if gpus else self.threads,
                 num_gpus=gpus,
                 max_restarts=-1,
                 max_task_retries=_ATTEMPTS - 1,
             )(_Actor)
-            idle = [kind.remote(*self._arguments) for _ in range(self._actors)]
+            idle = [kind.remote(self.make_encoder, self.batch_size) for _ in range(self.actors)]
             running: dict[Any, tuple[Shard, Any]] = {}
             queue: deque[Shard] = deque()
             complete: set[int] = set()
             coming = next(shards, None)
             while coming or queue:
-                while coming and len(queue) < _AHEAD * self._actors and (idle or not coming.new):
+                while coming and len(queue) < _AHEAD * self.actors and (idle or not coming.new):
                     if coming.new:
                         actor = idle.pop()
                         running[actor.encode.remote(coming)] = coming, actor
@@ -103,24 +97,20 @@ class RayExecutor:
                 made, seconds = _result(ready, shard.number)
                 shard.vectors, shard.failed = made.vectors, made.failed
                 shard.tokens, shard.truncated = made.tokens, made.truncated
-                self.encoder_seconds += seconds / self._actors
+                self.encoder_seconds += seconds / self.actors
                 report(shard, len(shard.new), shard.tokens)
                 complete.add(shard.number)
                 idle.append(actor)
 
 
+@dataclass(frozen=True)
 class RemoteEncoder:
     """The spec of a document encoder that only actors load; it encodes nothing itself."""
 
-    def __init__(self, spec: EncoderSpec) -> None:
-        self.spec = spec
+    spec: EncoderSpec
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes nothing: the executor does, on other machines.
-
-        Raises:
-            ProviderError: Always.
-        """
+        """Raises ProviderError: the executor encodes, on other machines."""
         raise ProviderError("the document encoder is loaded by Ray's actors alone")
 
 
@@ -140,11 +130,8 @@ def connected(address: str, processors: int) -> Generator[None]:
         _check(address)
         _init(address, **(alone if address == LOCAL else {}))
     except (OSError, RuntimeError, ValueError) as error:
-        raise ProviderError(
-            f"no Ray cluster can be used at '{address}': {error}",
-            code="ray_unavailable",
-            address=address,
-        ) from error
+        message = f"no Ray cluster can be used at '{address}': {error}"
+        raise ProviderError(message, code="ray_unavailable", address=address) from error
     try:
         yield
     finally:

@@ -29,14 +29,8 @@ from core.progress import progress_bar
 from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
-from indexer.chunking import Chunker
-from indexer.corpus import (
-    MAX_CHUNKED_TEXT_CHARS,
-    MAX_TEXT_CHARS,
-    Place,
-    Reject,
-    read_corpus,
-)
+from indexer.chunking import Chunker, cut
+from indexer.corpus import Place, Reject, max_text_chars, read_corpus
 from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
 
 SUMMARY = "corpus.json"
@@ -63,25 +57,19 @@ class StagedCorpus(BaseModel):
 
 
 def stage(
-    files: list[Path],
-    checksum: str,
+    chunks: Iterable[Chunks],
     folder: Path,
     *,
+    files: list[str],
+    checksum: str,
+    chunked: bool,
     max_reject_rate: float,
     progress: bool,
-    chunker: Chunker | None = None,
-    chunks: Iterable[Chunks] | None = None,
 ) -> StagedCorpus:
     """Checks a corpus and writes its documents by rows, or reads what an earlier run wrote.
 
-    Args:
-        files: The corpus files, in order.
-        checksum: Their checksum.
-        folder: The build folder.
-        max_reject_rate: The share of records that may be left out.
-        progress: Whether to show a bar.
-        chunker: Cuts long documents, or None to keep them whole.
-        chunks: The documents, cut, instead of those that the files hold.
+    The documents, some of them cut if they are `chunked`, come from files of these names and this
+    checksum. At most the share `max_reject_rate` of them may be left out.
 
     Raises:
         CorpusError: If ids are duplicated, too many records are rejected, or none is left.
@@ -90,8 +78,8 @@ def stage(
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
         return earlier
 
-    accepted = rows = 0
-    rejects = _Rejects()
+    accepted = rows = rejected = 0
+    first_reject = ""
     with (
         scratch(folder, DIGEST) as texts,
         scratch(folder, DIGEST) as id_digests,
@@ -100,16 +88,17 @@ def stage(
         ids = _Ids(id_digests, id_places)
         with (
             FilterWriter(folder / filters.FILE_NAME) as by_value,
-            DocumentWriter(folder / documents.FILE_NAME, chunked=chunker is not None) as writer,
+            DocumentWriter(folder / documents.FILE_NAME, chunked=chunked) as writer,
             (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
             progress_bar("read", show=progress) as bar,
         ):
-            for place, parts in _chunks(files, chunker) if chunks is None else chunks:
+            for place, parts in chunks:
                 bar.update()
                 if isinstance(parts, Reject):
                     line = {"file": place.file, "line": place.line, "reason": parts.reason}
                     reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    rejects.add(place, parts)
+                    first_reject = first_reject or f"{place}: {parts.reason}"
+                    rejected += 1
                     continue
                 accepted += 1
                 if parts[0].id != (own := parts[0].parent or parts[0].id):
@@ -120,19 +109,28 @@ def stage(
                     texts.append(digest(document_text(document.title, document.text)))
                     writer.write(document)
                     rows += 1
-        rejects.check(accepted, folder / REJECTS, max_reject_rate)
+        if not (total := rejected + accepted):
+            raise CorpusError("the corpus is empty", code="empty_corpus")
+        if rejected / total > max_reject_rate or not accepted:
+            message = (
+                f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
+                f"{max_reject_rate:.1%}); the first is {first_reject}; all are listed in "
+                f"{folder / REJECTS}"
+            )
+            raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total)
         ids.check(folder)
         equal = first_equal(texts.array(), folder)
         first_rows = first_places(equal, folder)
-        save_rows(folder, first_rows, numbers(equal, first_rows, folder))
+        np.save(folder / _TEXTS, first_rows)
+        np.save(folder / _VECTORS, numbers(equal, first_rows, folder))
     staged = StagedCorpus(
         checksum=checksum,
-        files=[file.name for file in files],
+        files=files,
         documents=accepted,
         unique_texts=len(first_rows),
-        rejected=rejects.count,
+        rejected=rejected,
         filter_fields=by_value.fields(),
-        chunks=rows if chunker else None,
+        chunks=rows if chunked else None,
     )
     write_staged(folder, staged)
     return staged
@@ -152,16 +150,17 @@ def read_staged(folder: Path) -> StagedCorpus | None:
     return None
 
 
-def save_rows(folder: Path, first_rows: RowArray, vector_of: RowArray) -> None:
-    """Writes what `unique_text_rows` and `vector_of_row` return."""
-    np.save(folder / _TEXTS, first_rows)
-    np.save(folder / _VECTORS, vector_of)
-
-
 def unique_text_rows(folder: Path) -> RowArray:
     """Returns int64 [unique texts]: the first row that has each text."""
     rows: RowArray = np.load(folder / _TEXTS, mmap_mode="r")
     return rows
+
+
+def row_texts(reader: DocumentReader, rows: Iterable[int]) -> Iterator[str]:
+    """Yields the text that is encoded of each of some rows."""
+    for row in rows:
+        document = reader[int(row)]
+        yield document_text(document.title, document.text)
 
 
 def vector_of_row(folder: Path) -> RowArray:
@@ -171,24 +170,20 @@ def vector_of_row(folder: Path) -> RowArray:
 
 
 def write_version(
-    folder: Path, target: Path, keep: NDArray[np.bool_] | None
-) -> tuple[RowArray, dict[str, int] | None]:
-    """Writes the documents and filters of a version.
+    folder: Path, target: Path, staged: StagedCorpus, keep: NDArray[np.bool_] | None
+) -> tuple[RowArray, dict[str, int]]:
+    """Writes the documents and filters of a version from a build folder into its own, `target`.
 
-    Args:
-        folder: The build folder.
-        target: The version's folder.
-        keep: bool [staged rows], which rows are indexed, or None for all.
+    Indexed are the rows to `keep`, bool [staged rows], or if that is None all.
 
     Returns:
         int64 [rows], which unique text, and so which vector, is each row's; and the number of
-        values of each metadata field, or None if it is that of the staged corpus.
+        values of each metadata field.
     """
-    paths = [target / documents.FILE_NAME, target / filters.FILE_NAME]
-    vector_of, fields = vector_of_row(folder), None
+    vector_of, fields = vector_of_row(folder), staged.filter_fields
     if keep is None:
-        for path in paths:
-            shutil.copyfile(folder / path.name, path)
+        for name in (documents.FILE_NAME, filters.FILE_NAME):
+            shutil.copyfile(folder / name, target / name)
     else:
         vector_of = vector_of[keep]
         reader = DocumentReader(folder / documents.FILE_NAME)
@@ -200,26 +195,23 @@ def write_version(
                 by_value.add(row, document.metadata)
                 writer.write(document)
         fields = by_value.fields()
-    for path in paths:
-        sync(path)
     return vector_of, fields
 
 
-def _chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
-    max_chars = MAX_CHUNKED_TEXT_CHARS if chunker else MAX_TEXT_CHARS
-    for place, record in read_corpus(files, max_chars):
-        if isinstance(record, Reject):
-            yield place, record
-        else:
-            yield place, chunker.cut(record) if chunker else [record]
+def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
+    """Returns the documents of files with their places, cut if there is a chunker.
+
+    Raises:
+        CorpusError: If a file cannot be read at all.
+    """
+    records = read_corpus(files, max_text_chars(cut=chunker is not None))
+    return ((place, cut(record, chunker)) for place, record in records)
 
 
 class _Ids:
     """All ids that must differ: those of documents and of their chunks.
 
-    Args:
-        digests: Takes their digests.
-        places: Takes for each the number of the file, the line and the row.
+    Scratch files take their digests, and for each the number of the file, the line and the row.
     """
 
     def __init__(self, digests: Scratch, places: Scratch) -> None:
@@ -247,14 +239,11 @@ class _Ids:
         _, cut_before, place_before = self._describe(digests[before], places[before], reader)
         if cut or cut_before:
             own, chunk = (place_before, place) if cut else (place, place_before)
-            raise CorpusError(
+            message = (
                 f"{own}: _id '{id_}' is also the id of a chunk of "
-                f"'{cut or cut_before}' ({chunk}): change one of them",
-                code="id_is_a_chunk",
-                path=own.file,
-                line=own.line,
-                id=id_,
+                f"'{cut or cut_before}' ({chunk}): change one of them"
             )
+            raise CorpusError(message, code="id_is_a_chunk", path=own.file, line=own.line, id=id_)
         raise CorpusError(
             f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}",
             code="duplicate_id",
@@ -274,29 +263,3 @@ class _Ids:
         if is_chunk and own == np.array(digest(document.id), DIGEST):
             return document.id, document.parent, Place(self._files[file], line)
         return document.parent or document.id, None, Place(self._files[file], line)
-
-
-class _Rejects:
-    """How many records were left out, and the first of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first = ""
-
-    def add(self, place: Place, reject: Reject) -> None:
-        self._first = self._first or f"{place}: {reject.reason}"
-        self.count += 1
-
-    def check(self, accepted: int, file: Path, max_rate: float) -> None:
-        total = self.count + accepted
-        if not total:
-            raise CorpusError("the corpus is empty", code="empty_corpus")
-        rate = self.count / total
-        if rate > max_rate or not accepted:
-            raise CorpusError(
-                f"{self.count} of {total} records are rejected ({rate:.1%}, allowed "
-                f"{max_rate:.1%}); the first is {self._first}; all are listed in {file}",
-                code="too_many_rejects",
-                rejected=self.count,
-                total=total,
-            )

@@ -17,9 +17,8 @@ from core.files import exclusive, sha256_file, writing_in
 from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
 from core.types import Document
 from core.versions import current_version, index_folder
-from indexer.build import BuildOptions, Encoded, Source, build
-from indexer.chunking import Chunker
-from indexer.corpus import Place, corpus_checksum, corpus_files
+from indexer.build import BuildOptions, Encoded, Source, build, corpus_source
+from indexer.corpus import Place
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
@@ -28,14 +27,7 @@ from stores.registry import FILES, VectorStores, default_factory
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update changes.
-
-    Attributes:
-        add: A corpus of documents with new ids or, to replace documents, with theirs.
-        delete: A file with the ids of documents to leave out, one a line.
-        missing_ok: Whether ids to delete may be missing from the index.
-        encode_all: Whether to encode again what the active version holds.
-    """
+    """What an update changes: options of the command, whose help says more."""
 
     add: str | None = None
     delete: Path | None = None
@@ -47,7 +39,6 @@ def active_manifest(indexes: Path, name: str, stores: VectorStores = FILES) -> I
     """Returns the active version's manifest, after the version is verified.
 
     Raises:
-        CareError: If its vectors are in a store that cannot be reached.
         IndexVersionError: If there is no active version or it is damaged.
     """
     return verify_version(index_folder(indexes, name) / current_version(indexes, name), stores)
@@ -66,17 +57,11 @@ def update(
     document_encoder: Encoder,
     query_encoder: Encoder,
 ) -> tuple[IndexManifest, Encoded] | None:
-    """Builds the base with changes as a new version, verifies it and makes it the active one.
+    """Builds the active version, `base`, with changes as a new one, verifies and activates it.
 
     Documents keep their order, replaced ones their place; new ones follow in the order of
-    their files. The version is what a build from a corpus in this order would yield.
-
-    Args:
-        options: How to build; the corpus that they name is not read.
-        changes: What to change.
-        base: The active version.
-        document_encoder: Encodes the texts that the base does not hold.
-        query_encoder: Encodes the held-out queries and the canaries, as the service will.
+    their files. The version is what a build from a corpus in this order would yield. The corpus
+    that the options name is not read.
 
     Returns:
         What `build` returns, or None if the changes change nothing.
@@ -88,7 +73,6 @@ def update(
         raise CorpusError("nothing to update: name --add or --delete", code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
-    builds = options.builds / options.name
     if options.chunking not in (None, base.chunking):
         raise CareError(
             f"the documents of index '{base.name}' are cut in other chunks: build the index from "
@@ -96,30 +80,24 @@ def update(
             code="other_chunking",
         )
     options = replace(options, chunking=base.chunking)
-    chunker = Chunker(document_encoder, base.chunking) if base.chunking else None
     deleted = _read_ids(changes.delete) if changes.delete else []
-    with _added(options, builds, changes.add, chunker) as added:
-        merged = _Merged(
-            DocumentReader(folder / documents.FILE_NAME),
-            added.documents if added else None,
-            deleted,
-        )
+    with _added(replace(options, corpus=changes.add or ""), document_encoder) as added:
+        new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
+        old = DocumentReader(folder / documents.FILE_NAME)
+        merged = _Merged(base.version, old, new, deleted)
         if merged.missing and not changes.missing_ok:
-            raise CorpusError(
-                f"{changes.delete}: there is no document '{merged.missing[0]}' in index "
-                f"'{base.name}'; ids without a document: {len(merged.missing)} (--missing-ok "
-                "ignores them)",
-                code="unknown_id",
-                path=changes.delete,
-                id=merged.missing[0],
-                count=len(merged.missing),
+            id_, count = merged.missing[0], len(merged.missing)
+            message = (
+                f"{changes.delete}: there is no document '{id_}' in index '{base.name}'; ids "
+                f"without a document: {count} (--missing-ok ignores them)"
             )
-        if merged.is_unchanged:
+            raise CorpusError(message, code="unknown_id", path=changes.delete, id=id_, count=count)
+        if not merged.record.added + merged.record.replaced + merged.record.deleted:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-            stage=lambda target: _stage(target, options, base, merged, added, chunker),
+            stage=lambda target: _stage(target, options, base, merged, added),
             reuse=None
             if changes.encode_all
             else version_vectors(folder, base, options.builds, options.stores),
@@ -132,38 +110,24 @@ def update(
 class _Added:
     """What is added, staged like a corpus in a folder of its own."""
 
-    files: list[Path]
     folder: Path
     staged: StagedCorpus
 
-    @property
-    def documents(self) -> DocumentReader:
-        return DocumentReader(self.folder / documents.FILE_NAME)
-
 
 @contextmanager
-def _added(
-    options: BuildOptions, builds: Path, corpus: str | None, chunker: Chunker | None
-) -> Iterator[_Added | None]:
-    if not corpus:
+def _added(options: BuildOptions, encoder: Encoder) -> Iterator[_Added | None]:
+    if not options.corpus:
         yield None
         return
-    files = corpus_files(corpus)
-    checksum = corpus_checksum(files)
-    facts = [checksum, options.chunking and options.chunking.model_dump()]
-    folder = builds / f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    source = corpus_source(options, encoder)
+    facts = [source.checksum, options.chunking and options.chunking.model_dump()]
+    name = f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    folder = options.builds / options.name / name
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         with writing_in(folder):
-            staged = stage(
-                files,
-                checksum,
-                folder,
-                max_reject_rate=options.max_reject_rate,
-                progress=options.progress,
-                chunker=chunker,
-            )
-        yield _Added(files, folder, staged)
+            staged = source.stage(folder)
+        yield _Added(folder, staged)
         # An update that fails or is killed finds it again.
         shutil.rmtree(folder)
 
@@ -171,52 +135,42 @@ def _added(
 class _Merged:
     """Old documents with changes, in order; iterating reads the chunks of one after the other.
 
-    Args:
-        old: The documents of the active version.
-        new: Documents that are added or replace old ones, or None.
-        deleted: Ids of documents that are left out.
-
-    Raises:
-        CorpusError: If an id is both added and deleted, or no document is left.
+    New documents are added or replace old ones, those whose ids are `deleted` are left out.
     """
 
     def __init__(
-        self, old: DocumentReader, new: DocumentReader | None, deleted: Sequence[str]
+        self,
+        base: str,
+        old: DocumentReader,
+        new: DocumentReader | tuple[()],
+        deleted: Sequence[str],
     ) -> None:
-        self._old = old
-        self._new: DocumentReader | Sequence[Document] = () if new is None else new
-        self._row_of = {_own_id(d): row for row, d in enumerate(new or ()) if d.chunk == 0}
+        self._old, self._new = old, new
+        self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
-            raise CorpusError(
-                f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}",
-                code="added_and_deleted",
-                id=both[0],
-                count=len(both),
-            )
+            message = f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}"
+            raise CorpusError(message, code="added_and_deleted", id=both[0], count=len(both))
         found = set()
         self._met = set()
-        self.replaced = self.unchanged = 0
+        replaced = unchanged = 0
         for id_, chunks in groupby(old, _own_id):
             if id_ in self._deleted:
                 found.add(id_)
             elif id_ in self._row_of:
                 self._met.add(id_)
                 same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
-                self.unchanged += same
-                self.replaced += not same
+                unchanged += same
+                replaced += not same
             else:
-                self.unchanged += 1
+                unchanged += 1
         self.missing = [id_ for id_ in self._deleted if id_ not in found]
-        self.added = len(self._row_of) - len(self._met)
-        self.deleted = len(found)
-        if not self.added + self.replaced + self.unchanged:
+        added = len(self._row_of) - len(self._met)
+        if not added + replaced + unchanged:
             raise CorpusError("the update would leave no document", code="empty_corpus")
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether all is as it was."""
-        return not self.added + self.replaced + self.deleted
+        self.record = UpdateRecord(
+            base=base, added=added, replaced=replaced, deleted=len(found), unchanged=unchanged
+        )
 
     def __iter__(self) -> Iterator[list[Document]]:
         for id_, chunks in groupby(self._old, _own_id):
@@ -241,37 +195,24 @@ def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
 
 
 def _stage(
-    folder: Path,
-    options: BuildOptions,
-    base: IndexManifest,
-    merged: _Merged,
-    added: _Added | None,
-    chunker: Chunker | None,
+    folder: Path, options: BuildOptions, base: IndexManifest, merged: _Merged, added: _Added | None
 ) -> StagedCorpus:
+    new_files = added.staged.files if added else []
     staged = stage(
-        added.files if added else [],
-        "",
+        ((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
         folder,
+        files=list(dict.fromkeys([*base.corpus.files, *new_files])),
+        checksum="",
+        chunked=base.chunking is not None,
         max_reject_rate=options.max_reject_rate,
         progress=options.progress,
-        chunker=chunker,
-        chunks=(
-            (Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)
-        ),
     )
     if added:
         shutil.copyfile(added.folder / REJECTS, folder / REJECTS)
     facts = {
         "checksum": sha256_file(folder / documents.FILE_NAME),
-        "files": list(dict.fromkeys([*base.corpus.files, *staged.files])),
         "rejected": added.staged.rejected if added else 0,
-        "update": UpdateRecord(
-            base=base.version,
-            added=merged.added,
-            replaced=merged.replaced,
-            deleted=merged.deleted,
-            unchanged=merged.unchanged,
-        ),
+        "update": merged.record,
     }
     staged = staged.model_copy(update=facts)
     write_staged(folder, staged)
@@ -283,7 +224,7 @@ def _read_ids(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig") as file:
             return [line.rstrip("\n") for line in file if line.strip()]
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8", code="not_utf8", path=path) from error
+        raise CorpusError.at(path, "is not UTF-8", "not_utf8") from error
 
 
 def _check_encoder(
@@ -301,11 +242,9 @@ def _check_encoder(
         )
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
     if not changes.encode_all and UNKNOWN not in before and before != now:
-        raise EmbeddingSpaceError(
+        message = (
             f"index '{base.name}' was encoded by {' '.join(before)} and this update would use "
             f"{' '.join(now)}: its vectors would be of two kinds; use --backend {before[0]} "
-            f"--dtype {before[1]}, or encode all documents again (--encode-all)",
-            code="other_precision",
-            before=before,
-            now=now,
+            f"--dtype {before[1]}, or encode all documents again (--encode-all)"
         )
+        raise EmbeddingSpaceError(message, code="other_precision", before=before, now=now)

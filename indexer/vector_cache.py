@@ -14,48 +14,39 @@ from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors, whole_shards
-from core.text import document_text
 from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
-from indexer.staging import read_staged, unique_text_rows
+from indexer.encoding import Reuse
+from indexer.staging import read_staged, row_texts, unique_text_rows
 from stores.registry import VectorStores
 
 # Other types keep approximations, or know no vector by its row.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
 
 
-class VectorCache:
-    """Finds vectors by text; what is kept is a checksum and a row for each text.
+def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> Reuse:
+    """Returns what finds vectors by text; it keeps a checksum and a row for each text.
 
     Args:
         texts: The text of each row, after the text rules.
         take: Returns the vectors of rows, float32 [rows, dimension].
     """
+    known_digests, rows = np.unique(np.fromiter(map(digest, texts), DIGEST), return_index=True)
 
-    def __init__(self, texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> None:
+    def find(texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
         digests = np.fromiter(map(digest, texts), DIGEST)
-        self._digests, self._rows = np.unique(digests, return_index=True)
-        self._take = take
+        at = np.searchsorted(known_digests, digests)
+        at[at == len(known_digests)] = 0
+        known: NDArray[np.bool_] = known_digests[at] == digests
+        return known, take(rows[at[known]])
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
-        """Returns bool [n], which texts are known, and float32 [known, dimension]."""
-        digests = np.fromiter(map(digest, texts), DIGEST)
-        at = np.searchsorted(self._digests, digests)
-        at[at == len(self._digests)] = 0
-        known: NDArray[np.bool_] = self._digests[at] == digests
-        return known, self._take(self._rows[at[known]])
+    return find
 
 
 def version_vectors(
     folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
-) -> VectorCache:
-    """Returns the vectors of a version: from its index or, if that is lossy, from its build.
-
-    Args:
-        folder: The version.
-        manifest: Its manifest.
-        builds: The build folders of all indexes.
-        stores: Where vectors are kept.
+) -> Reuse:
+    """Returns the vectors of the version in `folder`: from its index, or from its build if lossy.
 
     Raises:
         IndexVersionError: If they are gone, or the text rules have changed since.
@@ -64,7 +55,7 @@ def version_vectors(
         reader = DocumentReader(folder / documents.FILE_NAME)
         filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
         vectors = stores.of(folder).open(folder, manifest, filter_reader)
-        cache = VectorCache(_texts(reader, range(len(reader))), vectors.take)
+        cache = vector_cache(row_texts(reader, range(len(reader))), vectors.take)
     elif found := _build_vectors(manifest, builds):
         cache = found
     else:
@@ -86,7 +77,7 @@ def version_vectors(
     return cache
 
 
-def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
+def _build_vectors(manifest: IndexManifest, builds: Path) -> Reuse | None:
     # A version's id ends with the first digits of its build's key.
     for folder in builds.glob(f"*/{manifest.version.rpartition('-')[2]}*/"):
         if not read_staged(folder):
@@ -99,11 +90,5 @@ def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
         encoded = np.setdiff1d(np.arange(len(rows)), list(failed))
         reader = DocumentReader(folder / documents.FILE_NAME)
         vectors = ShardedVectors(folder, size, encoded)
-        return VectorCache(_texts(reader, rows[encoded]), vectors.take)
+        return vector_cache(row_texts(reader, rows[encoded]), vectors.take)
     return None
-
-
-def _texts(reader: DocumentReader, rows: Iterable[int]) -> Iterable[str]:
-    for row in rows:
-        document = reader[int(row)]
-        yield document_text(document.title, document.text)

@@ -1,4 +1,7 @@
-"""The life of published versions: verify, activate, roll back, prune, migrate."""
+"""The life of published versions: verify, activate, roll back, prune, migrate.
+
+All raise CareError if vectors are in a store that cannot be reached; nothing changes then.
+"""
 
 import re
 import shutil
@@ -33,18 +36,14 @@ def verify_version(folder: Path, stores: VectorStores = FILES) -> IndexManifest:
     """Checks a version: files, counts, dimensions, canaries.
 
     Raises:
-        CareError: If its vectors are in a store that cannot be reached.
         IndexVersionError: At the first thing that is wrong.
     """
     manifest = read_manifest(folder)
     verify_files(folder, manifest)
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        raise IndexVersionError(
-            f"{folder} holds {len(reader)} documents; the manifest counts {manifest.count}",
-            code="wrong_count",
-            path=folder,
-        )
+        reason = f"holds {len(reader)} documents; the manifest counts {manifest.count}"
+        raise IndexVersionError.at(folder, reason, "wrong_count")
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     stores.of(folder).open(folder, manifest, filter_reader)
     return manifest
@@ -54,7 +53,6 @@ def switch(root: Path, name: str, version: str, stores: VectorStores) -> None:
     """Makes a version the active one: first for services that find it through its store.
 
     Raises:
-        CareError: If its vectors are in a store that cannot be reached; nothing changes then.
         IndexVersionError: If there is no such version.
     """
     folder = index_folder(root, name) / version
@@ -66,7 +64,6 @@ def activate(root: Path, name: str, version: str, stores: VectorStores = FILES) 
     """Verifies a version and makes it the active one.
 
     Raises:
-        CareError: If its vectors are in a store that cannot be reached; nothing changes then.
         IndexVersionError: If there is no such version or it is damaged; nothing changes then.
     """
     if version not in (versions := list_versions(root, name)):
@@ -88,11 +85,8 @@ def rollback(root: Path, name: str, stores: VectorStores = FILES) -> str:
     current = current_version(root, name)
     older = [version for version in list_versions(root, name) if version < current]
     if not older:
-        raise IndexVersionError(
-            f"index '{name}' has no version before {current}",
-            code="no_older_version",
-            version=current,
-        )
+        message = f"index '{name}' has no version before {current}"
+        raise IndexVersionError(message, code="no_older_version", version=current)
     activate(root, name, older[-1], stores)
     return older[-1]
 
@@ -105,18 +99,10 @@ def prune(
     What killed builds left behind is deleted too. A service that still has a deleted version
     open keeps it until it closes it.
 
-    Args:
-        root: Where indexes are published.
-        name: The index.
-        builds: Where builds keep what a resumed one reads.
-        keep: The number of newest versions to keep.
-        stores: Where vectors are kept.
-
     Returns:
         The ids of the deleted versions.
 
     Raises:
-        CareError: If vectors are in a store that cannot be reached.
         IndexVersionError: If there is no active version: then nothing is deleted.
     """
     current = current_version(root, name)
@@ -173,21 +159,13 @@ def hidden_folder(folder: Path, version: str) -> Path:
 
 
 def remove_incomplete(folder: Path, stores: VectorStores) -> None:
-    """Removes what killed builds left in the folder of an index, in other stores too.
-
-    Raises:
-        CareError: If it is in a store that cannot be reached; it stays then.
-    """
+    """Removes what killed builds left in the folder of an index, in other stores too."""
     for path in folder.glob(".*.tmp/"):
         remove_hidden(path, stores)
 
 
 def remove_hidden(path: Path, stores: VectorStores) -> None:
-    """Removes a hidden folder, if it exists, after the vectors that it has elsewhere.
-
-    Raises:
-        CareError: If these are in a store that cannot be reached; the folder stays then.
-    """
+    """Removes a hidden folder, if it exists, after the vectors that it has elsewhere."""
     if path.is_dir():
         stores.of(path).drop(path)
         shutil.rmtree(path)
@@ -199,7 +177,8 @@ def _unneeded(builds: Path, deleted: list[str], kept: list[str]) -> list[Path]:
     Those are of deleted versions and of updates of versions that are gone, and what updates
     add: a killed update reads that again, and resumes with what it has encoded.
     """
-    gone, needed = set(map(_key, deleted)), set(map(_key, kept))
+    # The id of a version ends with the first digits of the key of the build that it comes from.
+    gone, needed = ({v.rpartition("-")[2] for v in versions} for versions in (deleted, kept))
     unneeded = []
     for path in filter(Path.is_dir, sorted(builds.glob("*"))):
         if _ADDED.fullmatch(path.name):
@@ -209,8 +188,3 @@ def _unneeded(builds: Path, deleted: list[str], kept: list[str]) -> list[Path]:
             if key in gone or (base and base not in kept):
                 unneeded.append(path)
     return unneeded
-
-
-def _key(version: str) -> str:
-    """Returns the first digits of the key of the build that a version comes from."""
-    return version.rpartition("-")[2]

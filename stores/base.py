@@ -1,5 +1,6 @@
 """What every store of vectors does: build, open, search, read, activate, drop."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,6 +13,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors
 from core.types import Filter, FloatArray, RowArray
+from core.versions import current_version
 
 StoreName = Literal["faiss", "milvus"]
 
@@ -35,8 +37,7 @@ class SearchChoice:
     """Search parameters and the recall that was measured.
 
     Attributes:
-        parameters: The parameters.
-        recall: Their mean recall@10.
+        recall: The mean recall@10.
         tried: Recall@10 of each combination that was tried.
         hint: What to choose for a higher recall, if the one asked for was not reached; or "".
     """
@@ -49,20 +50,14 @@ class SearchChoice:
 
 @dataclass(frozen=True, slots=True)
 class NewVectors:
-    """What the vectors of a new version are built from.
+    """What the vectors of a new version of an index are built from.
 
     Attributes:
-        index: Name of the index.
-        version: The version's id.
         folder: Its hidden folder, which holds its documents and filters already.
-        vectors: All document vectors.
-        filters: The rows of each metadata value.
         factory: The index type, which `check_factory` accepts for these vectors.
         queries: float32 [q, dimension], held-out query vectors.
         recall: The recall@10 that search parameters should reach.
-        threads: Threads to use.
         memory: What inverted lists in work, or a sample to train on, may take [bytes].
-        progress: Whether to show bars.
     """
 
     index: str
@@ -81,15 +76,8 @@ class NewVectors:
 class Vectors(Protocol):
     """The vectors of one version, opened; may be shared by threads."""
 
-    @property
-    def count(self) -> int:
-        """The number of vectors."""
-        ...
-
-    @property
-    def dimension(self) -> int:
-        """Their dimensions."""
-        ...
+    count: int
+    dimension: int
 
     def search(
         self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
@@ -116,28 +104,17 @@ class Vectors(Protocol):
         ...
 
 
-def check_vectors(vectors: Vectors, manifest: IndexManifest, place: object) -> None:
-    """Checks that opened vectors are those that a manifest describes.
-
-    Args:
-        vectors: The vectors.
-        manifest: Their description.
-        place: The file or collection that they are in.
+def check_vectors(vectors: Vectors, manifest: IndexManifest, place: Path | str) -> None:
+    """Checks that the vectors in a file or collection are those that a manifest describes.
 
     Raises:
         IndexVersionError: If their number, their dimensions or the canaries differ.
     """
-    found, expected = (
-        (vectors.count, vectors.dimension),
-        (manifest.count, manifest.encoder.dimension),
-    )
+    found = vectors.count, vectors.dimension
+    expected = manifest.count, manifest.encoder.dimension
     if found != expected:
-        raise IndexVersionError(
-            f"{place} holds {found[0]} × {found[1]} vectors; the manifest says "
-            f"{expected[0]} × {expected[1]}",
-            code="wrong_vectors",
-            path=place,
-        )
+        sizes = f"{found[0]} × {found[1]} vectors; the manifest says {expected[0]} × {expected[1]}"
+        raise IndexVersionError.at(place, f"holds {sizes}", "wrong_vectors")
     canaries = canary_vectors(manifest.canaries)
     if canaries.shape[1] != vectors.dimension:
         raise IndexVersionError(
@@ -149,62 +126,54 @@ def check_vectors(vectors: Vectors, manifest: IndexManifest, place: object) -> N
     depth = min(_CANARY_DEPTH, vectors.count)
     best = np.array([vectors.search(canary, depth)[0][0] for canary in canaries])
     if float((best >= _MIN_CANARY_SCORE).mean()) < MIN_FOUND:
-        raise IndexVersionError(
-            f"the canaries of {manifest.version} are not among the vectors of {place}",
-            code="foreign_vectors",
-            path=place,
-        )
+        message = f"the canaries of {manifest.version} are not among the vectors of {place}"
+        raise IndexVersionError(message, code="foreign_vectors", path=place)
 
 
-class VectorStore(Protocol):
+class VectorStore(ABC):
     """Where vectors are kept; one object for each command or service.
 
-    Attributes:
-        name: The store.
+    What is not overridden is that of a store whose vectors lie in the folders of versions.
     """
 
-    name: StoreName
-
-    def active_version(self, root: Path, name: str) -> str:
-        """Returns the id of the version that services shall search.
-
-        Raises:
-            IndexVersionError: If there is none.
-        """
-        ...
-
+    @abstractmethod
     def build(self, new: NewVectors) -> SearchChoice:
         """Writes the vectors of a new version, and chooses how they are searched.
 
         Raises:
             CareError: If they cannot be written whole.
         """
-        ...
 
+    @abstractmethod
     def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> Vectors:
         """Opens the vectors of a version.
 
         Raises:
             IndexVersionError: If they are missing, or not those that the manifest describes.
         """
-        ...
 
-    def activate(self, name: str, folder: Path) -> None:
+    def active_version(self, root: Path, name: str) -> str:
+        """Returns the id of the version that services shall search: that of `CURRENT`.
+
+        Raises:
+            IndexVersionError: If there is none.
+        """
+        return current_version(root, name)
+
+    def activate(self, name: str, folder: Path) -> None:  # noqa: B027
         """Makes the version in `folder` the one that services of index `name` search.
 
         Raises:
             StoreError: If that fails; the active version stays what it was.
         """
-        ...
 
     def is_active(self, folder: Path) -> bool:
         """Returns whether services may find the version in `folder` other than by `CURRENT`."""
-        ...
+        return False
 
-    def drop(self, folder: Path) -> None:
+    def drop(self, folder: Path) -> None:  # noqa: B027
         """Deletes the vectors that the version in `folder` keeps outside of it.
 
         Raises:
             StoreError: If that fails.
         """
-        ...

@@ -26,15 +26,11 @@ def choose_parameters(
     target: float,
     hint: str,
 ) -> SearchChoice:
-    """Finds the cheapest search parameters whose recall@10 reaches the target, or else the best.
+    """Finds the cheapest search parameters whose mean recall@10 reaches the target, or the best.
 
-    Args:
-        search: Searches the index over `vectors`.
-        by_cost: The combinations of parameters, cheapest first; an empty one is exact search.
-        vectors: All document vectors, for the exact search that recall is measured against.
-        queries: float32 [q, dimension], held-out query vectors.
-        target: The mean recall@10 wanted.
-        hint: What to choose if no combination reaches it.
+    It is measured with held-out queries, float32 [q, dimension], against exact search. Parameters
+    come `by_cost`, the cheapest first; empty ones are exact search. The hint says what to choose,
+    other than Flat, if none reaches the target.
     """
     k = min(RECALL_K, len(vectors))
     kth_scores = exact_search(queries, vectors.chunks(_CHUNK_ROWS), k)[0][:, -1]

@@ -53,11 +53,7 @@ class MilvusAddress:
 
 
 class VectorStores:
-    """All stores that versions may keep their vectors in; Milvus is connected to on first use.
-
-    Args:
-        milvus: Where Milvus is, or None if no version keeps its vectors there.
-    """
+    """All stores that versions may keep their vectors in; Milvus is connected to on first use."""
 
     def __init__(self, milvus: MilvusAddress | None = None) -> None:
         self._address = milvus
@@ -80,18 +76,13 @@ class VectorStores:
     @cached_property
     def _milvus(self) -> "MilvusStore":
         if self._address is None:
-            raise CareError(
-                "vectors in Milvus need its address: --milvus-uri, or CARE_MILVUS_URI",
-                code="milvus_address_missing",
-            )
+            message = "vectors in Milvus need its address: --milvus-uri, or CARE_MILVUS_URI"
+            raise CareError(message, code="milvus_address_missing")
         try:
             from stores.milvus.store import MilvusStore
         except ModuleNotFoundError as error:
-            raise ProviderError(
-                "vectors in Milvus need pymilvus: pip install 'care-retrieval[distributed]'",
-                code="not_installed",
-                package="pymilvus",
-            ) from error
+            message = "vectors in Milvus need pymilvus: pip install 'care-retrieval[distributed]'"
+            raise ProviderError(message, code="not_installed", package="pymilvus") from error
         return MilvusStore(self._address.uri, self._address.token, self._address.timeout)
 
 

@@ -3,6 +3,8 @@
 import math
 import re
 
+import faiss
+
 from core.errors import CareError
 
 # Vectors for each inverted list, and for each centroid of a product quantiser, below which
@@ -34,8 +36,6 @@ _ID_BYTES = 8
 _LINK_BYTES = 4
 # Of each vector in a graph: where its links begin, and its level.
 _NODE_BYTES = 8 + 4
-# 4-bit codes lie in blocks of as many rows; a list's last block is half empty on average.
-_BLOCK_ROWS = 32
 
 
 def default_factory(count: int, dimension: int) -> str:
@@ -50,12 +50,7 @@ def default_factory(count: int, dimension: int) -> str:
 
 
 def check_factory(factory: str, dimension: int, count: int | None = None) -> None:
-    """Checks a factory string before any work is done.
-
-    Args:
-        factory: The string.
-        dimension: Dimensions of the vectors.
-        count: How many there are, or None while that is not known.
+    """Checks a factory string before any work is done; `count` is None while not known.
 
     Raises:
         CareError: If the index type is not one that this project builds and searches, or these
@@ -84,59 +79,38 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
     if count is None:
         return
     lists = int(match["lists"])
-    if count < ROWS_PER_LIST * lists:
-        most = count // ROWS_PER_LIST
-        raise CareError(
-            f"factory '{factory}' needs {ROWS_PER_LIST * lists:,} vectors to train its {lists} "
-            f"lists; there are {count:,}: use "
-            + (f"IVF{most} or fewer lists" if most else "Flat or HNSW32"),
-            code="too_few_vectors",
-            factory=factory,
-            needed=ROWS_PER_LIST * lists,
-            count=count,
-        )
     centroids = 16 if match["bits"] == "x4fs" else 256
-    if match["parts"] and count < _ROWS_PER_CENTROID * centroids:
-        raise CareError(
-            f"factory '{factory}' needs {_ROWS_PER_CENTROID * centroids:,} vectors to train its "
-            f"{centroids} centroids for each part; there are {count:,}: use IVF{lists},SQ8 "
-            "or HNSW32",
-            code="too_few_vectors",
-            factory=factory,
-            needed=_ROWS_PER_CENTROID * centroids,
-            count=count,
-        )
+    if count < (needed := ROWS_PER_LIST * lists):
+        most = count // ROWS_PER_LIST
+        what = f"{lists} lists"
+        advice = f"IVF{most} or fewer lists" if most else "Flat or HNSW32"
+    elif match["parts"] and count < (needed := _ROWS_PER_CENTROID * centroids):
+        what, advice = f"{centroids} centroids for each part", f"IVF{lists},SQ8 or HNSW32"
+    else:
+        return
+    message = (
+        f"factory '{factory}' needs {needed:,} vectors to train its {what}; there are {count:,}: "
+        f"use {advice}"
+    )
+    raise CareError(message, code="too_few_vectors", factory=factory, needed=needed, count=count)
 
 
 def index_bytes(factory: str, count: int, dimension: int) -> int:
-    """Returns the size of `vectors.faiss` [bytes], to within a few percent.
-
-    Args:
-        factory: A factory string that `check_factory` accepts.
-        count: Vectors.
-        dimension: Their dimensions.
-    """
-    head, *parts = factory.split(",")
-    if head == "Flat":
-        return count * _code_bytes("Flat", dimension)
-    if head.startswith("HNSW"):
-        links = int(head.removeprefix("HNSW"))
+    """Returns the size of `vectors.faiss` [bytes], to within a few percent."""
+    index = faiss.index_factory(dimension, factory)
+    refined = 0
+    if isinstance(index, faiss.IndexRefine):
+        refined = count * index.refine_index.sa_code_size()
+        index = faiss.downcast_index(index.base_index)
+    if isinstance(index, faiss.IndexHNSW):
+        links = index.hnsw.nb_neighbors(1)
         # 2 M links on the lowest level; one vector in M^l reaches level l and has M there.
         graph = _LINK_BYTES * (2 * links + links / (links - 1)) + _NODE_BYTES
-        return round(count * (graph + _code_bytes(parts[0] if parts else "Flat", dimension)))
-    lists = int(head.removeprefix("IVF"))
-    rows = count + lists * _BLOCK_ROWS // 2 if parts[0].endswith("x4fs") else count
-    size = rows * _code_bytes(parts[0], dimension) + count * _ID_BYTES
-    size += lists * _code_bytes("Flat", dimension)
-    if parts[0].startswith("PQ"):
-        size += (16 if parts[0].endswith("x4fs") else 256) * _code_bytes("Flat", dimension)
-    if match := re.fullmatch(r"R(?:efine\()?(\w+?)\)?", parts[1] if len(parts) > 1 else ""):
-        size += count * _code_bytes(match[1], dimension)
-    return size
-
-
-def _code_bytes(code: str, dimension: int) -> int:
-    if match := re.fullmatch(r"PQ(\d+)x(8|4fs)", code):
-        parts = int(match[1])
-        return parts if match[2] == "8" else (parts + 1) // 2
-    return {"Flat": 4, "SQfp16": 2, "SQ8": 1}[code] * dimension
+        return int(count * (graph + index.storage.sa_code_size()))
+    if not isinstance(index, faiss.IndexIVF):
+        return int(count * index.sa_code_size())
+    # 4-bit codes lie in blocks of rows; a list's last one is half empty on average.
+    filler = index.nlist * index.bbs // 2 if isinstance(index, faiss.IndexIVFFastScan) else 0
+    codes = (count + filler) * index.code_size + count * _ID_BYTES
+    centroids = index.nlist + (index.pq.ksub if hasattr(index, "pq") else 0)
+    return int(refined + codes + centroids * 4 * dimension)

@@ -14,6 +14,7 @@ and nothing of refinement, nor more memory to be searched than to be built.
 
 import shutil
 import struct
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -22,7 +23,6 @@ import faiss
 import numpy as np
 
 from core.errors import CareError
-from core.files import sync
 from core.progress import progress_bar
 from core.shards import ShardedVectors
 from stores.faiss.training import assigning_on_gpus
@@ -44,14 +44,9 @@ def write_in_parts(
 ) -> None:
     """Writes an index of all vectors; row i has id i.
 
-    Parts lie beside the file while it is written: as much disk again as the lists take.
-
-    Args:
-        index: Trained and empty, with inverted lists, refined or not; it is empty afterwards.
-        vectors: All document vectors.
-        path: The file to write.
-        memory: What the vectors of one part may take [bytes]; 4-bit product codes are one part.
-        progress: Whether to show a bar.
+    The index is trained and empty, and empty afterwards; its inverted lists are refined or not.
+    Parts lie beside the file while it is written: as much disk again as the lists take. The
+    vectors of one take at most `memory` bytes; 4-bit product codes are one part.
 
     Raises:
         CareError: If a part cannot be written whole, for instance because the disk is full.
@@ -82,7 +77,6 @@ def write_in_parts(
                 parts.write(out, len(vectors))
                 _write_codes(out, refine, codes, len(vectors))
                 out.write(tail)
-    sync(path)
 
 
 class _Parts:
@@ -95,14 +89,13 @@ class _Parts:
         row_bytes = _SLACK * (index.code_size + _ID_BYTES)
         # 4-bit codes lie in blocks of rows, which cannot be joined.
         whole = isinstance(index, faiss.IndexIVFFastScan)
-        self._rows = None if whole else max(1, memory // row_bytes)
+        self._rows = sys.maxsize if whole else max(1, memory // row_bytes)
 
     def add(self, start: int, chunk: np.ndarray) -> None:
         """Adds successive rows, float32 [n, dimension], the first of which is `start`."""
-        step = self._rows or len(chunk)
-        for at in range(0, len(chunk), step):
-            piece = chunk[at : at + step]
-            if self._rows and self._index.ntotal + len(piece) > self._rows:
+        for at in range(0, len(chunk), self._rows):
+            piece = chunk[at : at + self._rows]
+            if self._index.ntotal + len(piece) > self._rows:
                 self.end()
             ids = np.arange(start + at, start + at + len(piece))
             self._index.add_with_ids(piece, ids)
@@ -146,9 +139,8 @@ def write_file(index: faiss.Index, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        raise CareError(
-            f"{path} cannot be written: is the disk full?", code="input_output", path=path
-        ) from error
+        reason = "cannot be written: is the disk full?"
+        raise CareError.at(path, reason, "input_output") from error
 
 
 def _around(

@@ -1,12 +1,11 @@
 """Searching a memory-mapped FAISS index, with and without a filter."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from core.errors import IndexVersionError
 from core.types import Filter, FloatArray, RowArray
@@ -44,9 +43,8 @@ def read_index(path: Path) -> faiss.Index:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        raise IndexVersionError(
-            f"{path} is not a readable FAISS index", code="unreadable_vectors", path=path
-        ) from error
+        reason = "is not a readable FAISS index"
+        raise IndexVersionError.at(path, reason, "unreadable_vectors") from error
 
 
 def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
@@ -63,18 +61,6 @@ def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
     )
 
 
-class _Approximate(Protocol):
-    """How an index finds neighbours without looking at all documents; shared by threads."""
-
-    def cost(self, fetch: int) -> float:
-        """Returns how many documents a search for the `fetch` nearest looks at."""
-        ...
-
-    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        """Finds the `fetch` nearest of all, or fewer."""
-        ...
-
-
 class FaissVectors:
     """The vectors of one index version.
 
@@ -82,9 +68,8 @@ class FaissVectors:
     `Refine(SQ8)` or in `HNSW32,SQ8` the 8-bit codes. Product codes are never what is answered
     with: they only choose what is refined.
 
-    Args:
-        path: The FAISS file, which stays mapped as long as this object lives.
-        parameters: `efSearch`, or `nprobe` and `k_factor`, for ten hits; empty for Flat.
+    The file stays mapped as long as this object lives. The parameters are `efSearch`, or `nprobe`
+    and `k_factor`, for ten hits; empty for Flat.
 
     Raises:
         IndexVersionError: If the file cannot be read.
@@ -94,7 +79,7 @@ class FaissVectors:
         self._index = read_index(path)
         self.count: int = self._index.ntotal
         self.dimension: int = self._index.d
-        self._approximate: _Approximate | None = None
+        self._approximate: _Graph | _Lists | None = None
         self._storage = self._index
         self._storage_lists = 0
         lists = faiss.try_extract_index_ivf(self._index)
@@ -124,12 +109,15 @@ class FaissVectors:
         wanted = min(k, matching)
         if wanted == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        fetch = self._fetch(wanted, matching)
+        fetch = wanted
+        if matching < self.count:
+            fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
         if self._approximate is None or matching <= self._approximate.cost(fetch):
             return self._exact(query, wanted, rows)
         scores, found = self._approximate.search(query, fetch)
         if rows is not None:
-            passes = _contains(rows, found)
+            at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
+            passes = rows[at] == found
             scores, found = scores[passes], found[passes]
         if len(found) < wanted:
             return self._exact(query, wanted, rows)
@@ -140,89 +128,66 @@ class FaissVectors:
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
 
-    def _fetch(self, wanted: int, matching: int) -> int:
-        if matching == self.count:
-            return wanted
-        return min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
-
     def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
-        selector = None if rows is None else _selector(rows, self.count)
+        selector = None
+        if rows is not None:
+            mask = np.zeros(self.count, dtype=bool)
+            mask[rows] = True
+            selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         parameters = faiss.SearchParameters(sel=selector)
         if self._storage_lists:
             parameters = faiss.SearchParametersIVF(sel=selector, nprobe=self._storage_lists)
         return _first(self._storage.search(query[None], k, params=parameters))
 
 
+@dataclass
 class _Graph:
-    """A graph, searched with a beam.
+    """A graph, searched with a beam; `ef_search` candidates at the depth of measured recall."""
 
-    Args:
-        index: The graph.
-        ef_search: Candidates to keep at the depth that recall was measured at.
-    """
-
-    def __init__(self, index: faiss.IndexHNSW, ef_search: int) -> None:
-        self._index = index
-        self._ef_search = ef_search
+    index: faiss.IndexHNSW
+    ef_search: int
 
     def cost(self, fetch: int) -> float:
-        return float(self._index.hnsw.nb_neighbors(0) * self._beam(fetch))
+        """Returns how many documents a search for the `fetch` nearest looks at."""
+        return float(self.index.hnsw.nb_neighbors(0) * self._beam(fetch))
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = search_parameters({"efSearch": self._beam(fetch)})
-        return _first(self._index.search(query[None], fetch, params=parameters))
+        return _first(self.index.search(query[None], fetch, params=parameters))
 
     def _beam(self, fetch: int) -> int:
         # The depth that recall was measured at is 10; a deeper answer needs a wider search.
-        return max(self._ef_search, _BEAM * fetch)
+        return max(self.ef_search, _BEAM * fetch)
 
 
+@dataclass
 class _Lists:
-    """Inverted lists, refined or not.
+    """Inverted lists, of which `probes` are scanned at the depth that recall was measured at.
 
-    Args:
-        index: The index.
-        number: How many lists it has.
-        probes: Lists to scan at the depth that recall was measured at.
-        k_factor: Candidates to refine for each that is fetched, or 0 without refinement.
+    For each vector that is fetched, `k_factor` candidates are refined, or without refinement 0.
     """
 
-    def __init__(self, index: faiss.Index, number: int, probes: int, k_factor: int) -> None:
-        self._index = index
-        self._total: int = index.ntotal
-        self._number = number
-        self._probes = probes
-        self._k_factor = k_factor
+    index: faiss.Index
+    number: int
+    probes: int
+    k_factor: int
 
     def cost(self, fetch: int) -> float:
-        scanned = self._probed(fetch) * self._total / self._number
-        return self._number + scanned + REFINED_TO_SCANNED * self._k_factor * fetch
+        scanned: float = self._probed(fetch) * self.index.ntotal / self.number
+        return self.number + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        chosen = {"nprobe": self._probed(fetch), "k_factor": self._k_factor}
-        parameters = search_parameters(chosen)
-        return _first(self._index.search(query[None], fetch, params=parameters))
+        parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self.k_factor})
+        return _first(self.index.search(query[None], fetch, params=parameters))
 
     def _probed(self, fetch: int) -> int:
         deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
-        filled = _BEAM * fetch * self._number / self._total
-        wanted: float = max(self._probes * deeper, filled)
-        return min(self._number, math.ceil(wanted))
-
-
-def _selector(rows: RowArray, total: int) -> faiss.IDSelector:
-    mask = np.zeros(total, dtype=bool)
-    mask[rows] = True
-    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+        filled = _BEAM * fetch * self.number / self.index.ntotal
+        wanted: float = max(self.probes * deeper, filled)
+        return min(self.number, math.ceil(wanted))
 
 
 def _first(result: tuple[FloatArray, RowArray]) -> ScoredRows:
     scores, rows = result[0][0], result[1][0]
     real = rows >= 0
     return scores[real], rows[real]
-
-
-def _contains(rows: RowArray, found: RowArray) -> NDArray[np.bool_]:
-    at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
-    passes: NDArray[np.bool_] = rows[at] == found
-    return passes

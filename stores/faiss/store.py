@@ -5,21 +5,14 @@ from pathlib import Path
 import faiss
 
 from core.errors import IndexVersionError
-from core.files import sync
 from core.filters import FilterReader
 from core.manifest import VECTORS_FILE, IndexManifest
 from core.progress import progress_bar
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from core.versions import current_version
-from stores.base import NewVectors, SearchChoice, StoreName, check_vectors
+from stores.base import NewVectors, SearchChoice, VectorStore, check_vectors
 from stores.faiss.parts import write_file, write_in_parts
-from stores.faiss.search import (
-    REFINED_TO_SCANNED,
-    FaissVectors,
-    read_index,
-    search_parameters,
-)
+from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, search_parameters
 from stores.faiss.training import trained_index
 from stores.milvus.names import read_collection
 from stores.recall import RECALL_K, Parameters, choose_parameters
@@ -30,14 +23,8 @@ _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _REFINE_FACTORS = (4, 16, 64)
 
 
-class FaissStore:
+class FaissStore(VectorStore):
     """Vectors in `vectors.faiss` beside the documents; `CURRENT` names the active version."""
-
-    name: StoreName = "faiss"
-
-    def active_version(self, root: Path, name: str) -> str:
-        """Returns the version that `CURRENT` names."""
-        return current_version(root, name)
 
     def build(self, new: NewVectors) -> SearchChoice:
         """Writes `vectors.faiss` and chooses how it is searched."""
@@ -65,36 +52,14 @@ class FaissStore:
         check_vectors(vectors, manifest, path)  # brings in the pages of first searches, too
         return vectors
 
-    def activate(self, name: str, folder: Path) -> None:
-        """Does nothing: `CURRENT` says it."""
-
-    def is_active(self, folder: Path) -> bool:
-        """Returns False: services go by `CURRENT` alone."""
-        return False
-
-    def drop(self, folder: Path) -> None:
-        """Does nothing: all vectors are in the folder."""
-
 
 def build_index(
-    vectors: ShardedVectors,
-    factory: str,
-    path: Path,
-    *,
-    threads: int,
-    memory: int,
-    progress: bool,
+    vectors: ShardedVectors, factory: str, path: Path, *, threads: int, memory: int, progress: bool
 ) -> None:
     """Writes an inner-product index over unit vectors; row i has id i.
 
-    Args:
-        vectors: All document vectors, read in chunks.
-        factory: A factory string that `check_factory` accepts for them.
-        path: The file to write.
-        threads: Threads to use.
-        memory: What a sample to train on, and vectors in inverted lists, may take [bytes]. Flat
-            and HNSW are built with all their vectors in memory.
-        progress: Whether to show bars.
+    A sample to train on, and vectors in inverted lists, take at most `memory` bytes; Flat and HNSW
+    are built with all their vectors in memory.
 
     Raises:
         CareError: If the memory is too small, or the file cannot be written whole.
@@ -109,51 +74,38 @@ def build_index(
             index.add(chunk)
             bar.update(len(chunk))
     write_file(index, path)
-    sync(path)
 
 
 def choose_search(
     index: faiss.Index, vectors: ShardedVectors, queries: FloatArray, target: float
 ) -> SearchChoice:
-    """Finds the cheapest search parameters whose recall@10 reaches the target, or else the best.
-
-    Args:
-        index: The index over `vectors`.
-        vectors: All document vectors, for the exact search that recall is measured against.
-        queries: float32 [q, dimension], held-out query vectors.
-        target: The mean recall@10 wanted.
-    """
+    """Chooses how an index over `vectors` is searched; see `stores.recall.choose_parameters`."""
 
     def search(queries: FloatArray, k: int, parameters: Parameters) -> RowArray:
         rows: RowArray = index.search(queries, k, params=search_parameters(parameters))[1]
         return rows
 
-    return choose_parameters(search, _by_cost(index), vectors, queries, target, _hint(index))
+    by_cost, hint = _choices(index)
+    return choose_parameters(search, by_cost, vectors, queries, target, hint)
 
 
-def _by_cost(index: faiss.Index) -> list[dict[str, int]]:
-    """Returns the combinations of parameters that an index can be searched with, cheapest first."""
+def _choices(index: faiss.Index) -> tuple[list[dict[str, int]], str]:
+    """Returns the parameters to search with, cheapest first, and what to choose for more recall."""
     if isinstance(index, faiss.IndexHNSW):
-        return [{"efSearch": width} for width in _EF_SEARCH]
+        hint = "a factory with more links or without quantisation"
+        return [{"efSearch": width} for width in _EF_SEARCH], hint
     lists = faiss.try_extract_index_ivf(index)
     if lists is None:
-        return [{}]
+        return [{}], ""
     probes = sorted({min(number, lists.nlist) for number in _PROBES})
     if not isinstance(index, faiss.IndexRefine):
-        return [{"nprobe": number} for number in probes]
+        hint = "fewer lists, or IVF with Flat where it is SQ8"
+        return [{"nprobe": number} for number in probes], hint
 
     def cost(parameters: Parameters) -> float:
         scanned: float = parameters["nprobe"] * index.ntotal / lists.nlist
         return scanned + REFINED_TO_SCANNED * RECALL_K * parameters["k_factor"]
 
-    return sorted(
-        ({"nprobe": n, "k_factor": factor} for n in probes for factor in _REFINE_FACTORS), key=cost
-    )
-
-
-def _hint(index: faiss.Index) -> str:
-    if isinstance(index, faiss.IndexHNSW):
-        return "a factory with more links or without quantisation"
-    if isinstance(index, faiss.IndexRefine):
-        return "fewer lists, more parts, or Refine(SQfp16) or RFlat where it is Refine(SQ8)"
-    return "fewer lists, or IVF with Flat where it is SQ8"
+    hint = "fewer lists, more parts, or Refine(SQfp16) or RFlat where it is Refine(SQ8)"
+    choices = [{"nprobe": n, "k_factor": factor} for n in probes for factor in _REFINE_FACTORS]
+    return sorted(choices, key=cost), hint

@@ -27,11 +27,7 @@ def gpus() -> int:
 
 @contextmanager
 def assigning_on_gpus(index: faiss.Index) -> Iterator[None]:
-    """Lets GPUs, where there are any, find the list of each vector that is added.
-
-    Args:
-        index: An index with inverted lists. It has its own centroids again after the block.
-    """
+    """Lets GPUs, where there are any, find the list of each vector that is added in the block."""
     if not gpus():
         yield
         return
@@ -47,14 +43,7 @@ def assigning_on_gpus(index: faiss.Index) -> Iterator[None]:
 def trained_index(
     vectors: ShardedVectors, factory: str, *, threads: int, memory: int, progress: bool
 ) -> faiss.Index:
-    """Returns an empty inner-product index, ready to be added to.
-
-    Args:
-        vectors: All document vectors; a sample of them is read.
-        factory: A factory string that `check_factory` accepts for them.
-        threads: Threads to use.
-        memory: How much the sample may take [bytes].
-        progress: Whether to show a bar.
+    """Returns an empty inner-product index, trained on a sample of at most `memory` bytes.
 
     Raises:
         CareError: If too small a sample fits into the memory.

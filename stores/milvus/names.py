@@ -55,11 +55,8 @@ def version_of(collection: str) -> str:
     """
     match = _COLLECTION.fullmatch(collection)
     if not match:
-        raise IndexVersionError(
-            f"Milvus: '{collection}' is not the collection of an index version",
-            code="foreign_collection",
-            collection=collection,
-        )
+        message = f"Milvus: '{collection}' is not the collection of an index version"
+        raise IndexVersionError(message, code="foreign_collection", collection=collection)
     return _unescape(match["version"])
 
 
@@ -80,11 +77,9 @@ def rows_expression(rows: Sequence[int]) -> str:
 
 
 def search_parameters(parameters: Mapping[str, int], depth: int) -> dict[str, object]:
-    """Returns the parameters of a search as Milvus takes them.
+    """Returns the parameters of a search for `depth` hits as Milvus takes them.
 
-    Args:
-        parameters: Those of the index: `efSearch`, or none for an exact one.
-        depth: The number of hits that are asked for; a graph's beam cannot be narrower.
+    Those of the index are `efSearch`, or none for an exact one; no beam is narrower than `depth`.
     """
     ef = parameters.get("efSearch")
     beam = {} if ef is None else {"ef": min(_MAX_EF, max(ef, depth))}
@@ -97,31 +92,17 @@ def default_factory(count: int) -> str:
 
 
 def check_factory(factory: str) -> None:
-    """Checks a factory string.
-
-    Raises:
-        CareError: If it is neither Flat nor a graph.
-    """
+    """Raises CareError if a factory string is neither Flat nor a graph."""
     if factory != "Flat" and not _GRAPH.fullmatch(factory):
-        raise CareError(
-            f"factory '{factory}' is not built in Milvus: use Flat or HNSW32",
-            code="unsupported_factory",
-            factory=factory,
-        )
+        message = f"factory '{factory}' is not built in Milvus: use Flat or HNSW32"
+        raise CareError(message, code="unsupported_factory", factory=factory)
 
 
 def index_parameters(factory: str) -> tuple[str, dict[str, int]]:
-    """Returns the index type of Milvus and its parameters.
-
-    Raises:
-        CareError: If the factory is not built in Milvus.
-    """
-    check_factory(factory)
-    graph = _GRAPH.fullmatch(factory)
-    if not graph:
+    """Returns the index type of Milvus and its parameters, of a factory that was checked."""
+    if not (graph := _GRAPH.fullmatch(factory)):
         return "FLAT", {}
-    links = int(graph["links"])
-    return "HNSW", {"M": links, "efConstruction": _CONSTRUCTION}
+    return "HNSW", {"M": int(graph["links"]), "efConstruction": _CONSTRUCTION}
 
 
 def parameters_by_cost(factory: str) -> list[dict[str, int]]:

@@ -17,7 +17,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
-from stores.base import NewVectors, SearchChoice, StoreError, StoreName, check_vectors
+from stores.base import NewVectors, SearchChoice, StoreError, VectorStore, check_vectors
 from stores.milvus import names
 from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR
 from stores.milvus.vectors import MILVUS_ERRORS, Guard, MilvusVectors, error_name, search_many
@@ -38,19 +38,14 @@ _GRPC_OPTIONS = {
 _ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
 
 
-class MilvusStore:
+class MilvusStore(VectorStore):
     """Vectors in a collection for each version; an alias points to the active one's.
 
-    Args:
-        uri: Where Milvus is.
-        token: What it asks for, or empty.
-        timeout: The longest wait for an answer to a small request or a search [s].
+    It is made of the fields of a `stores.registry.MilvusAddress`.
 
     Raises:
         StoreError: If it does not answer.
     """
-
-    name: StoreName = "milvus"
 
     def __init__(self, uri: str, token: str, timeout: float) -> None:
         # It logs each error that it raises, with its traceback; its messages quote addresses.
@@ -70,11 +65,8 @@ class MilvusStore:
         alias = names.alias_name(name)
         with _asking("describe the alias"):
             if not self._client.has_collection(alias, timeout=self._timeout):
-                raise IndexVersionError(
-                    f"Milvus has no alias '{alias}': build the index with --store milvus",
-                    code="no_active_version",
-                    alias=alias,
-                )
+                message = f"Milvus has no alias '{alias}': build the index with --store milvus"
+                raise IndexVersionError(message, code="no_active_version", alias=alias)
             found = self._client.describe_alias(alias, timeout=self._timeout)
         return names.version_of(found["collection_name"])
 
@@ -129,11 +121,8 @@ class MilvusStore:
         """Loads the version's collection, if it is not loaded."""
         collection = names.read_collection(folder)
         if collection is None:
-            raise IndexVersionError(
-                f"the vectors of {folder} are not in Milvus: unset CARE_STORE",
-                code="wrong_store",
-                path=folder,
-            )
+            message = f"the vectors of {folder} are not in Milvus: unset CARE_STORE"
+            raise IndexVersionError(message, code="wrong_store", path=folder)
         with _asking("open a collection"):
             if not self._client.has_collection(collection, timeout=self._timeout):
                 raise IndexVersionError(
@@ -201,11 +190,7 @@ def _schema(dimension: int) -> object:
 
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
-    """Turns any error of the client into one that says what Milvus did not do.
-
-    Raises:
-        StoreError: In its place; it does not quote the address, which may hold a password.
-    """
+    """Turns errors of the client into a StoreError, without the address: it may hold a password."""
     try:
         yield
     except MILVUS_ERRORS as error:

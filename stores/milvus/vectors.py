@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import numpy as np
@@ -26,6 +25,7 @@ from stores.milvus.names import (
 )
 from stores.recall import Parameters
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MILVUS_ERRORS = (MilvusException, grpc.RpcError)
@@ -45,18 +45,10 @@ _READ_ROWS = 1024
 
 
 class MilvusVectors:
-    """The collection of one version.
+    """The collection of one version, which is loaded.
 
-    Calls that serve a query go through a breaker: after three failures in a row all but one a
-    second fail at once.
-
-    Args:
-        client: The connection.
-        collection: The collection's name; it is loaded.
-        manifest: The version's description.
-        filters: Its filters.
-        timeout: The longest wait for one call [s].
-        guard: What calls go through; one for each connection.
+    Calls that serve a query wait for `timeout` seconds at most and go through the guard of their
+    connection, a breaker: after three failures in a row all but one a second fail at once.
     """
 
     def __init__(
@@ -93,7 +85,7 @@ class MilvusVectors:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         if wanted <= MAX_HITS and (rows is None or filter_):
             expression = labels_expression(self._filters.labels(filter_ or {}))
-            found = self._call(partial(self._nearest, query, wanted, expression))
+            found = self._call(self._nearest, query, wanted, expression)
             if len(found[1]) == wanted:
                 return found
         return self._exact(query, wanted, rows)
@@ -105,19 +97,14 @@ class MilvusVectors:
             IndexVersionError: If the collection lacks a row.
             UnavailableError: If Milvus fails or does not answer.
         """
-        vectors = np.empty((len(rows), self.dimension), np.float32)
-        at = 0
+        vectors: list[FloatArray] = []
         for part in _parts(rows):
             by_row = dict(zip(*self._read(part), strict=True))
             if missing := [row for row in part if row not in by_row]:
-                raise IndexVersionError(
-                    f"Milvus: '{self._collection}' has no row {missing[0]}",
-                    code="row_missing",
-                    row=missing[0],
-                )
-            vectors[at : at + len(part)] = [by_row[row] for row in part]
-            at += len(part)
-        return vectors
+                message = f"Milvus: '{self._collection}' has no row {missing[0]}"
+                raise IndexVersionError(message, code="row_missing", row=missing[0])
+            vectors += [by_row[row] for row in part]
+        return np.array(vectors, np.float32).reshape(len(rows), self.dimension)
 
     def _nearest(self, query: FloatArray, k: int, expression: str) -> ScoredRows:
         (hits,) = self._client.search(
@@ -148,8 +135,8 @@ class MilvusVectors:
 
     def _read(self, rows: list[int]) -> tuple[list[int], FloatArray]:
         """Returns those of these rows that the collection has, and their vectors."""
-        read = partial(self._query, filter=rows_expression(rows), output_fields=[ROW, VECTOR])
-        found = self._call(read)
+        fields = [ROW, VECTOR]
+        found = self._call(self._query, filter=rows_expression(rows), output_fields=fields)
         vectors = np.array([entity[VECTOR] for entity in found], np.float32)
         return [entity[ROW] for entity in found], vectors
 
@@ -159,16 +146,16 @@ class MilvusVectors:
         )
         return entities
 
-    def _call(self, call: Callable[[], _T]) -> _T:
+    def _call(self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
         with self._guard:
             try:
-                return call()
+                return call(*arguments, **named)
             except MilvusException as error:
                 if error.code != _NOT_LOADED:
                     raise
             # Milvus has been started anew and does not know what was loaded.
             self._client.load_collection(self._collection, timeout=self._timeout)
-            return call()
+            return call(*arguments, **named)
 
 
 def search_many(

@@ -83,14 +83,14 @@ def test_a_text_is_encoded_once_however_many_documents_have_it(options: OptionsM
     copies = [record | {"_id": f"copy-{record['_id']}"} for record in records]
     encoder = BigramEncoder("document")
     encoded = encode(options(records + copies), encoder)
-    assert encoder.texts_seen == encoded.summary.texts == 20
+    assert encoder.texts_seen == encoded.staged.unique_texts == 20
     assert encoded.staged.documents == 40
 
 
 def test_tokens_and_cut_texts_are_counted(options: OptionsMaker) -> None:
     records = [{"_id": i, "text": str(i) * 150 * (i + 1)} for i in range(3)]
     summary = encode(options(records), BigramEncoder("document")).summary
-    assert (summary.texts, summary.tokens, summary.truncated) == (3, 150 + 200 + 200, 2)
+    assert (summary.new_texts, summary.tokens, summary.truncated) == (3, 150 + 200 + 200, 2)
 
 
 def test_a_finished_corpus_is_not_encoded_again(options: OptionsMaker) -> None:

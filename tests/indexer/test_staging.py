@@ -9,7 +9,14 @@ from core.errors import CorpusError
 from core.filters import FilterReader
 from core.manifest import Chunking
 from indexer.chunking import Chunker
-from indexer.staging import SUMMARY, StagedCorpus, stage, unique_text_rows, vector_of_row
+from indexer.staging import (
+    SUMMARY,
+    StagedCorpus,
+    read_chunks,
+    stage,
+    unique_text_rows,
+    vector_of_row,
+)
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -23,12 +30,13 @@ def corpus(tmp_path: Path) -> Path:
 def run(corpus: Path, max_reject_rate: float = 0.0, chunk_tokens: int = 0) -> StagedCorpus:
     chunker = Chunker(BigramEncoder(), Chunking(tokens=chunk_tokens)) if chunk_tokens else None
     return stage(
-        [corpus],
-        "checksum",
+        read_chunks([corpus], chunker),
         corpus.parent,
+        files=[corpus.name],
+        checksum="checksum",
+        chunked=chunker is not None,
         max_reject_rate=max_reject_rate,
         progress=False,
-        chunker=chunker,
     )
 
 

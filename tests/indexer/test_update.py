@@ -282,7 +282,7 @@ def test_vectors_made_under_other_text_rules_are_not_reused(
     def rule(title: str, text: str) -> str:
         return f"{title} {text}"
 
-    monkeypatch.setattr("indexer.vector_cache.document_text", rule)
+    monkeypatch.setattr("indexer.staging.document_text", rule)
     with raises(IndexVersionError, "text_rules_changed"):
         run(options, change(NEW))
 

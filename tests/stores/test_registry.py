@@ -6,6 +6,7 @@ import pytest
 from core.errors import CareError, ProviderError
 from indexer.__main__ import main
 from stores import registry
+from stores.faiss.store import FaissStore
 from stores.milvus.names import (
     check_factory,
     default_factory,
@@ -49,7 +50,7 @@ def test_a_missing_client_or_address_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_a_version_names_its_store(tmp_path: Path) -> None:
     stores = VectorStores()
-    assert stores.of(tmp_path).name == "faiss"
+    assert isinstance(stores.of(tmp_path), FaissStore)
     (tmp_path / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
     with raises(CareError, "milvus_address_missing"):
         stores.of(tmp_path)
