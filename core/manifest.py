@@ -80,7 +80,9 @@ class RecallReport(Frozen):
     """How the search parameters were chosen.
 
     Attributes:
-        queries: Number of held-out queries, which came from `source`.
+        k: Depth at which recall is measured.
+        queries: Number of held-out queries.
+        source: Where those queries came from.
         target: The recall asked for.
         recall: Mean recall@k against exact search, with the chosen parameters.
         tried: Recall@k of each parameter value that was tried.

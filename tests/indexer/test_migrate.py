@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION
+from core.types import Query
 from core.versions import current_version, list_versions, read_manifest, schema_of
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import migrate, verify_version
@@ -37,7 +38,7 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
     loaded = load_index(index, "test", BigramEncoder())
     record = make_records(12)[7]
     vector = BigramEncoder().encode([f"{record['title']}\n{record['text']}"]).vectors[0]
-    assert loaded.hits(loaded.vectors.search(vector, 1))[0].id == "d0007"
+    assert loaded.search(Query("", top_k=1), vector).hits[0].id == "d0007"
     add = write_jsonl(tmp_path / "new.jsonl", make_records(13)[12:])
     encoder = BigramEncoder("document")
     updated = update(

@@ -1,6 +1,7 @@
 """The service beside another system, of which the project's own encoder takes the place."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_other_vectors_are_an_error(options: Options, tmp_path: Path) -> None:
         _compare(options, tmp_path / "other")
 
 
-def test_a_system_that_is_not_installed_is_an_error(options: Options) -> None:
-    with raises(CareError, "baseline_missing", path=options.infinity):
-        infinity(options)
+def test_a_system_that_is_not_installed_is_an_error(options: Options, tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    with raises(CareError, "baseline_missing", path=python):
+        infinity(replace(options, infinity=python))
