@@ -1,5 +1,6 @@
 """Texts as the tokens that a model reads, and batches of tokens as arrays."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class TextTokenizer:
         return tokenizer
 
 
-class TokenEncoder:
+class TokenEncoder(ABC):
     """What encoders have in common that tokenize texts themselves.
 
     Each sets `spec` and `tokenize` when it is made, and says how tokens are encoded and how
@@ -91,9 +92,9 @@ class TokenEncoder:
         """Encodes at least one text, already under the text rules of `core.text`, as one batch."""
         return self.encode_tokens(self.tokenize(texts))
 
+    @abstractmethod
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
         """Encodes what `tokenize` returned as one batch."""
-        raise NotImplementedError
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns start and end of each token of a text; see `TextTokenizer`."""
