@@ -79,8 +79,14 @@ def parse_options(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 def options_json(options: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, paths as text."""
-    return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
+    """Returns the fields of a dataclass; of an absolute path the last part, for others to read."""
+
+    def written(value: Any) -> Any:
+        if not isinstance(value, Path):
+            return value
+        return value.name if value.is_absolute() else str(value)
+
+    return {name: written(value) for name, value in asdict(options).items()}
 
 
 class Server:

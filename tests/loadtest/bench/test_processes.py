@@ -54,6 +54,10 @@ def test_options_are_json() -> None:
     assert options_json(Some()) == {"sizes": (1, 2), "share": None, "cache_folder": "builds"}
 
 
+def test_folders_of_a_machine_are_not_written_into_results(tmp_path: Path) -> None:
+    assert options_json(Some(cache_folder=tmp_path / "builds"))["cache_folder"] == "builds"
+
+
 def test_a_server_is_measured_until_the_block_ends() -> None:
     port = free_port()
     command = [sys.executable, "-c", SERVER, str(port)]
