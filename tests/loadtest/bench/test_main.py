@@ -41,7 +41,7 @@ def test_without_a_choice_all_scenarios_run(tmp_path: Path) -> None:
     measure({"cache": _succeed, "redis": _succeed}, Options(out=tmp_path))
     result = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert list(result["scenarios"]) == ["cache", "redis"]
-    assert result["options"]["out"] == str(tmp_path)
+    assert result["options"]["out"] == tmp_path.name
 
 
 def test_an_unknown_scenario_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
