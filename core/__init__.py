@@ -1,1 +1,1 @@
-"""What both planes share: data types, file formats, rules for texts and vectors, errors."""
+"""Shared code of indexer and service: data types, file formats, text and vector rules, errors."""

@@ -6,18 +6,21 @@ from core.errors import CareError
 
 
 class UnavailableError(CareError):
-    """A call failed, came too late, or was not made because the breaker is open."""
+    """A call failed, timed out, or was not made because the circuit breaker is open."""
 
     default_code = "unavailable"
 
-    def __init__(self, message: str = "a server that this needs does not answer: retry") -> None:
+    def __init__(self, message: str = "a required server does not respond: retry later") -> None:
         super().__init__(message)
 
 
 class BreakerState(IntEnum):
-    """Closed: calls go through; half open: the probe is on its way; open: none does.
+    """States of a circuit breaker; the values are exported as a metric.
 
-    The numbers are those of the metric.
+    Attributes:
+        CLOSED: Calls are allowed.
+        HALF_OPEN: One probe call is running; all others are rejected.
+        OPEN: All calls are rejected.
     """
 
     CLOSED = 0
@@ -26,13 +29,13 @@ class BreakerState(IntEnum):
 
 
 class Breaker:
-    """Stops calls to what keeps failing, and tries again with one call at a time.
+    """Circuit breaker: rejects calls to a failing server and retries with one call at a time.
 
-    Each call that `allows` lets through ends with one of `succeeded`, `failed` and `abandoned`.
+    After each call that `allows` admits, call `succeeded`, `failed` or `abandoned` once.
 
     Args:
-        failures: Failures in a row after which no call goes through.
-        retry_after: Time until one call, the probe, may try again [s].
+        failures: Consecutive failures that open the breaker.
+        retry_after: Time until an open breaker admits one call, the probe [s].
         clock: Monotonic time [s].
     """
 
@@ -50,7 +53,7 @@ class Breaker:
         self._retry_at = 0.0
 
     def allows(self) -> bool:
-        """Returns whether a call may go through now; the first one in an open breaker probes."""
+        """Returns whether a call may be made; in an open breaker the first one is the probe."""
         if self.state is BreakerState.OPEN and self._clock() >= self._retry_at:
             self.state = BreakerState.HALF_OPEN
             return True
@@ -62,7 +65,7 @@ class Breaker:
         self._failed = 0
 
     def failed(self) -> None:
-        """Counts a failure, which may open the breaker; a failed probe opens it again."""
+        """Counts a failure. Opens the breaker after too many, or if the probe failed."""
         self._failed += 1
         if self.state is BreakerState.HALF_OPEN or (
             self.state is BreakerState.CLOSED and self._failed >= self._failures
@@ -71,6 +74,6 @@ class Breaker:
             self._retry_at = self._clock() + self._retry_after
 
     def abandoned(self) -> None:
-        """Takes back a call that told nothing; if it was the probe, the next call is."""
+        """Cancels a call without a result; if it was the probe, the next call is the probe."""
         if self.state is BreakerState.HALF_OPEN:
             self.state = BreakerState.OPEN

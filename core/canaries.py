@@ -1,8 +1,8 @@
-"""Canaries: a few documents whose vectors a query encoder must be able to find.
+"""Canaries: a few documents whose vectors a query encoder must retrieve.
 
-Names of embedding spaces can be wrong; vectors cannot. A query encoder that shares the
-index's space places a document's own text nearest to that document's vector. One that
-does not finds it by chance only, once in the number of canaries.
+The name of an embedding space can be wrong, so the vectors are compared too. If a query encoder
+shares the space of the index, the vector of a document's own text is nearest to that document's
+vector. Otherwise the expected hit rate is one in the number of canaries.
 """
 
 import base64
@@ -17,31 +17,35 @@ from core.manifest import Canary
 from core.types import FloatArray
 
 MAX_CANARIES = 16
-# What the vectors themselves must find in an index of approximations.
-MIN_FOUND = 0.75
-# What a query encoder must find. A small one confuses near-duplicates, of which a corpus may be
-# full; a foreign one finds 1 in 16 by chance, and half of 16 three times in a million.
-_MIN_SHARED = 0.5
+# Minimum share of canaries that an approximate index returns for their own vectors.
+MIN_INDEX_RECALL = 0.75
+# Minimum share of canaries that a query encoder retrieves. A small encoder confuses
+# near-duplicates, which can be frequent. An encoder of another space retrieves 1 in 16 by chance,
+# and 8 of 16 with a probability of 3e-6.
+_MIN_QUERY_RECALL = 0.5
 _CANDIDATES = 16
 
 
 def canary_candidates(count: int) -> list[int]:
-    """Returns up to 256 row numbers spread evenly over `count` documents, ascending."""
-    return _spread(count, MAX_CANARIES * _CANDIDATES)
+    """Returns up to 256 evenly spaced row numbers of `count` documents, ascending."""
+    return _evenly_spaced(count, MAX_CANARIES * _CANDIDATES)
 
 
 def choose_canaries(lengths: Sequence[int]) -> list[int]:
-    """Chooses up to 16 canaries by the lengths of candidates' texts, in any unit.
+    """Chooses up to 16 canaries by the text lengths of the candidates, in any unit.
 
-    Each start of a service encodes them all: of about sixteen neighbours the shortest is taken.
-    Positions ascend.
+    The service encodes all canaries when it starts, so the shortest of about 16 neighbouring
+    candidates is chosen.
+
+    Returns:
+        Positions in `lengths`, ascending.
     """
-    starts = [*_spread(len(lengths), MAX_CANARIES), len(lengths)]
+    starts = [*_evenly_spaced(len(lengths), MAX_CANARIES), len(lengths)]
     return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]
 
 
 def make_canaries(texts: Sequence[str], vectors: FloatArray) -> list[Canary]:
-    """Packs texts and their document vectors, float32 [n, dimension]."""
+    """Returns canaries of n texts and their document vectors, float32 [n, dimension]."""
     return [
         Canary(text=text, vector=base64.b64encode(vector.astype("<f4").tobytes()).decode())
         for text, vector in zip(texts, vectors, strict=True)
@@ -49,29 +53,30 @@ def make_canaries(texts: Sequence[str], vectors: FloatArray) -> list[Canary]:
 
 
 def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
-    """Returns float32 [n, dimension], the document vectors of the canaries.
+    """Returns the document vectors of the canaries, float32 [n, dimension].
 
     Raises:
-        IndexVersionError: If they are not base64 of float32 vectors of one length.
+        IndexVersionError: If a vector is not valid base64, or their lengths differ.
     """
     try:
         return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
     except ValueError as error:
-        message = f"the index's canaries are damaged: {error}"
+        message = f"the canaries of the index are damaged ({error}): build the index again"
         raise IndexVersionError(message, code="bad_canaries") from error
 
 
 def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
-    """Encodes each canary as a query and looks for its vector among all canaries.
+    """Encodes each canary as a query and searches for its document vector among all canaries.
 
     Raises:
-        EmbeddingSpaceError: If fewer than half find themselves.
+        EmbeddingSpaceError: If fewer than half of the queries rank their own vector first, or the
+            dimensions of index and encoder differ.
     """
     vectors = canary_vectors(canaries)
     if vectors.shape[1] != encoder.spec.dimension:
         raise EmbeddingSpaceError(
-            f"the index has {vectors.shape[1]} dimensions, "
-            f"the query encoder {encoder.spec.dimension}",
+            f"the index has {vectors.shape[1]} dimensions and the query encoder "
+            f"{encoder.spec.model} has {encoder.spec.dimension}: use the pair that built the index",
             code="dimension_mismatch",
             index=vectors.shape[1],
             encoder=encoder.spec.dimension,
@@ -80,14 +85,14 @@ def check_canaries(encoder: Encoder, canaries: Sequence[Canary]) -> None:
     scores = queries @ vectors.T
     own = scores.diagonal()
     found = float((own >= scores.max(axis=1)).mean())
-    if found < _MIN_SHARED:
+    if found < _MIN_QUERY_RECALL:
         message = (
-            f"only {found:.0%} of the index's canaries are found by the query encoder "
-            f"{encoder.spec.model}: it does not share the index's embedding space"
+            f"the query encoder {encoder.spec.model} retrieves only {found:.0%} of the canaries of "
+            "the index, so it has another embedding space: use the pair that built the index"
         )
         raise EmbeddingSpaceError(message, code="canaries_not_found", found=found)
 
 
-def _spread(count: int, most: int) -> list[int]:
-    number = min(count, most)
+def _evenly_spaced(count: int, limit: int) -> list[int]:
+    number = min(count, limit)
     return [i * count // number for i in range(number)]

@@ -6,10 +6,10 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
-    """Returns the processors that this process may use, at least 1.
+    """Returns the number of processors that this process may use, at least 1.
 
-    The smaller of the affinity mask and the cgroup v2 quota: thread pools sized by the
-    machine's core count stall in a container that is allowed less.
+    It is the minimum of the affinity mask and the cgroup v2 quota: in a container with a lower
+    quota, thread pools of the machine's core count are throttled.
     """
     cpus = len(os.sched_getaffinity(0))
     try:

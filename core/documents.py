@@ -1,4 +1,4 @@
-"""`documents.arrow`: the documents of an index, memory-mapped; row i belongs to vector i."""
+"""`documents.arrow`: the documents of an index, memory-mapped; row i has vector i."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from core.types import Document, RowArray
 
 FILE_NAME = "documents.arrow"
 
-# Every batch but the last has this many rows, so that a row's place is a division.
+# All batches but the last have this many rows, so that a row is located by a division.
 _BATCH_ROWS = 4096
 _SCHEMA = pa.schema(
     [
@@ -24,16 +24,16 @@ _SCHEMA = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-# The chunks of a document lie one after the other.
+# The chunks of a document are stored in consecutive rows.
 _CHUNK_SCHEMA = pa.schema(
     [*_SCHEMA, ("parent", pa.string()), ("chunk", pa.int32()), ("chunks", pa.int32())]
 )
 
 
 class DocumentWriter:
-    """Writes documents in the order of their rows; a context manager.
+    """Writes documents in row order; a context manager.
 
-    `chunked` documents are chunks; those of one document follow each other.
+    If `chunked`, the documents are chunks, and the chunks of a document must be consecutive.
     """
 
     def __init__(self, path: Path, *, chunked: bool = False) -> None:
@@ -66,11 +66,11 @@ class DocumentWriter:
 
 
 class DocumentReader:
-    """Random access to the documents of an index without reading the file into memory.
+    """Random access to the documents of an index; the file is memory-mapped.
 
     Raises:
         IndexVersionError: If the file is missing, truncated or of another schema, or the
-            chunks of a document do not follow each other.
+            chunks of a document are not consecutive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,10 +80,10 @@ class DocumentReader:
         except (OSError, pa.ArrowInvalid) as error:
             raise _unreadable(path, "is not a readable Arrow file") from error
         if reader.schema not in (_SCHEMA, _CHUNK_SCHEMA):
-            raise _unreadable(path, f"does not hold the columns {', '.join(_SCHEMA.names)}")
+            raise _unreadable(path, f"does not have the columns {', '.join(_SCHEMA.names)}")
         if any(len(batch) != _BATCH_ROWS for batch in batches[:-1]):
-            raise _unreadable(path, f"is not in batches of {_BATCH_ROWS} rows")
-        # Its columns: a batch makes them anew each time that they are asked for.
+            raise _unreadable(path, f"does not have batches of {_BATCH_ROWS} rows")
+        # `RecordBatch.columns` creates new objects at each access.
         self._batches = [batch.columns for batch in batches]
         self._count = sum(len(batch) for batch in batches)
         self.chunked = reader.schema == _CHUNK_SCHEMA
@@ -93,7 +93,9 @@ class DocumentReader:
             is_last = self._chunks + 1 == _column(batches, "chunks")
             following = np.where(is_last, 0, self._chunks + 1)
             if following[-1] or (self._chunks != np.roll(following, 1)).any():
-                raise _unreadable(path, "does not hold the chunks of documents in order")
+                raise _unreadable(
+                    path, "does not have the chunks of each document in consecutive rows"
+                )
 
     def __len__(self) -> int:
         return self._count
@@ -112,17 +114,17 @@ class DocumentReader:
         return str(batch[0][offset].as_py())
 
     def first_chunks(self, rows: RowArray) -> RowArray:
-        """Returns int64 [n]: of each row's document the row of the first chunk."""
+        """Returns the row of the first chunk of each row's document, int64 [n]."""
         return rows - self._chunks[rows] if self.chunked else rows
 
     def _locate(self, row: int) -> tuple[list[pa.Array], int]:
         if not 0 <= row < self._count:
-            raise IndexError(f"row {row} of {self._count}")
+            raise IndexError(f"row {row} is out of range: there are {self._count} rows")
         return self._batches[row // _BATCH_ROWS], row % _BATCH_ROWS
 
 
 def _unreadable(path: Path, reason: str) -> IndexVersionError:
-    return IndexVersionError.at(path, reason, "unreadable_documents")
+    return IndexVersionError.at(path, f"{reason}: build the index again", "unreadable_documents")
 
 
 def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Encoders: the facts of one, what it returns, and the protocols that all of them follow."""
+"""Encoders: their specification, their result, and the protocols that they implement."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ Pooling = Literal["cls", "mean", "last_token"]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What an encoder returns for n texts.
+    """Result of an encoder for n texts.
 
     Attributes:
-        vectors: float32 [n, dimension], each of unit L2 norm.
-        token_counts: int32 [n], tokens that the model read, special tokens included.
-        truncated: bool [n], whether the text was longer than the encoder reads.
+        vectors: float32 [n, dimension], unit L2 norm.
+        token_counts: int32 [n], input tokens after truncation, with special tokens.
+        truncated: bool [n], whether the text was longer than the encoder's maximum length.
     """
 
     vectors: FloatArray
@@ -30,8 +30,8 @@ class Encoding:
     truncated: NDArray[np.bool_]
 
 
-class Frozen(BaseModel):
-    """A model whose fields cannot be changed or added to."""
+class FrozenModel(BaseModel):
+    """A pydantic model that is immutable and rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,28 +39,31 @@ class Frozen(BaseModel):
 _SHA256 = r"^([0-9a-f]{64})?$"
 
 
-class EncoderSpec(Frozen):
-    """All facts of one side of a pair; nothing else in the project repeats one.
+class EncoderSpec(FrozenModel):
+    """Specification of one encoder of a pair; the only place where these values are defined.
 
     Attributes:
-        model: The model that the weights come from.
-        revision: The model's revision. A checkpoint of format `transformers` has no checksum:
-            model and revision are its identity, so other weights need another revision.
-        format: `onnx`, one file of weights and one of the tokenizer; or `transformers`, a
-            checkpoint folder.
-        weights: Path of the weights, relative to the file that describes the pair: a file, or
-            for `transformers` a folder, or "" for `model` at `revision` on the hub.
-        weights_sha256: Checksum of the weights file; of `onnx` alone.
-        tokenizer: Path of `tokenizer.json`, relative likewise; of `onnx` alone.
-        tokenizer_sha256: Checksum of the tokenizer file; of `onnx` alone.
-        adapter: LoRA adapter on a `transformers` checkpoint: a folder, relative likewise, or a
-            model on the hub; "" for none.
-        config: Entries that replace those of a `transformers` checkpoint's config.json.
+        model: Name of the model.
+        revision: Revision of the model. A checkpoint of format `transformers` has no checksum:
+            model and revision identify it, so other weights need another revision.
+        format: `onnx`, a weights file and a tokenizer file; or `transformers`, a checkpoint
+            folder.
+        weights: Path of the weights, relative to the pair's TOML file: a file, or for
+            `transformers` a folder; "" downloads `model` at `revision` from the Hugging Face Hub.
+        weights_sha256: Checksum of the weights file; `onnx` only.
+        tokenizer: Path of `tokenizer.json`, relative to the pair's TOML file; `onnx` only.
+        tokenizer_sha256: Checksum of the tokenizer file; `onnx` only.
+        adapter: LoRA adapter of a `transformers` checkpoint: a folder relative to the pair's TOML
+            file, or a model on the Hugging Face Hub; "" for none.
+        config: Entries that override those of a `transformers` checkpoint's config.json.
+        role: Whether the encoder encodes queries or documents.
         dimension: Dimensions of the vectors after truncation.
-        native_dimension: Dimensions that the model computes.
-        max_length: Tokens that the model reads, special tokens included.
-        prompt: Text put before each input.
-        embedding_space: Identity of the space that both sides of a pair share.
+        native_dimension: Dimensions of the model's output.
+        max_length: Maximum input length [tokens], with special tokens.
+        pooling: How token vectors are pooled.
+        normalize: Whether vectors are scaled to unit L2 norm; always true.
+        prompt: Text that is prepended to each input.
+        embedding_space: Name of the embedding space that both encoders of a pair share.
     """
 
     model: str
@@ -82,23 +85,24 @@ class EncoderSpec(Frozen):
     embedding_space: str = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _has_the_fields_of_its_format(self) -> Self:
+    def _check_fields_of_format(self) -> Self:
         files = ("weights", "weights_sha256", "tokenizer", "tokenizer_sha256")
         needed = files if self.format == "onnx" else ()
-        barred = ("adapter", "config") if self.format == "onnx" else files[1:]
+        forbidden = ("adapter", "config") if self.format == "onnx" else files[1:]
         if missing := [name for name in needed if not getattr(self, name)]:
-            raise ValueError(f"format '{self.format}' needs {', '.join(missing)}")
-        if extra := [name for name in barred if getattr(self, name)]:
-            raise ValueError(f"format '{self.format}' has no {', '.join(extra)}")
+            raise ValueError(f"format '{self.format}' requires {', '.join(missing)}")
+        if extra := [name for name in forbidden if getattr(self, name)]:
+            raise ValueError(f"format '{self.format}' does not allow {', '.join(extra)}")
         return self
 
 
-class Pair(Frozen):
+class Pair(FrozenModel):
     """A query encoder and a document encoder that share one embedding space.
 
     Attributes:
-        folder: Where the file lies that describes the pair; weights are relative to it.
-        query: The online side; the document side is the offline one.
+        folder: Folder of the pair's TOML file; paths of weights are relative to it.
+        query: The encoder that the service uses.
+        document: The encoder that the indexer uses.
     """
 
     name: str
@@ -109,42 +113,42 @@ class Pair(Frozen):
 
     @property
     def embedding_space(self) -> str:
-        """Identity of the space that both sides share."""
+        """Name of the embedding space that both encoders share."""
         return self.query.embedding_space
 
 
 class Encoder(Protocol):
-    """Either side of a pair."""
+    """An encoder of a pair, for queries or documents."""
 
     @property
     def spec(self) -> EncoderSpec:
-        """The facts of this encoder."""
+        """Specification of this encoder."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes texts as one batch; the prompt is added by the encoder."""
+        """Encodes n texts as one batch; the encoder prepends the prompt."""
         ...
 
 
 class QueryEncoder(Encoder, Protocol):
-    """The online side: tokenising and encoding can be called apart, from several threads."""
+    """An encoder with separate, thread-safe steps for tokenizing and encoding."""
 
     def tokenize(self, texts: Sequence[str]) -> Sequence[Sized]:
-        """Tokenizes texts behind the prompt; the size of each is its number of tokens."""
+        """Tokenizes texts with the prompt; `len` of an item is its number of tokens."""
         ...
 
     def encode_tokens(self, tokens: Sequence[Any]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch."""
+        """Encodes items that `tokenize` returned, as one batch."""
         ...
 
 
 @runtime_checkable
 class OffsetTokenizer(Protocol):
-    """What counts tokens as an encoder does, and shows where they lie in the text."""
+    """A tokenizer that returns the positions of an encoder's tokens in a text."""
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        """Returns start and end of each token that stands for the text, however long it is.
+        """Returns the start and end of each token of a text, which is not truncated.
 
-        Prompt and special tokens are among them, and empty.
+        Tokens of the prompt and special tokens are included, with equal start and end.
         """
         ...

@@ -1,17 +1,18 @@
-"""Errors that a user can act on: a message that names file, line or field, and a stable code."""
+"""Errors that a user can fix: the message names the file, line or field; the code is stable."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 
 class CareError(Exception):
-    """Base of all errors whose message is meant for the user.
+    """Base class of all errors whose message is shown to the user.
 
-    The message may be reworded; programs and tests go by the code and the fields.
+    Messages may change; programs and tests use the code and the fields.
 
     Attributes:
-        code: Identifier of the error in snake_case; if none is given, that of its class.
-        fields: What the message names: `path`, `line`, `field`, `id`, counts; values of JSON.
+        code: Identifier of the error in snake_case; by default `default_code` of the class.
+        fields: Values in the message, such as `path`, `line`, `field`, `id` and counts, as JSON
+            types.
     """
 
     default_code: ClassVar[str] = "error"
@@ -23,30 +24,30 @@ class CareError(Exception):
 
     @classmethod
     def at(cls, path: Path | str, reason: str, code: str, /, **fields: Any) -> Self:
-        """Returns the error of a file or folder; the message is its path and the reason."""
+        """Returns an error of a file or folder; the message is the path followed by `reason`."""
         return cls(f"{path} {reason}", code=code, path=path, **fields)
 
 
 class DataError(CareError):
-    """A file of records cannot be read, or a record of it is wrong."""
+    """A file of records cannot be read, or one of its records is invalid."""
 
     default_code = "bad_data"
 
 
 class CorpusError(CareError):
-    """A corpus cannot be read, or too much of it was rejected."""
+    """A corpus cannot be read, or too many of its records are rejected."""
 
     default_code = "bad_corpus"
 
 
 class PairError(CareError):
-    """A pair of encoders is unknown, incomplete or does not match its description."""
+    """A pair of encoders is unknown, incomplete, or its files do not match its TOML file."""
 
     default_code = "bad_pair"
 
 
 class ProviderError(CareError):
-    """What an encoder runs on is not installed, does not start or lacks an operator."""
+    """The runtime of an encoder is not installed, does not start, or lacks an operator."""
 
     default_code = "provider_unavailable"
 
@@ -64,13 +65,13 @@ class IndexVersionError(CareError):
 
 
 class EmbeddingSpaceError(IndexVersionError):
-    """An index was made in another embedding space than the query encoder's."""
+    """An index and a query encoder have different embedding spaces."""
 
     default_code = "embedding_space_mismatch"
 
 
 class QueryError(CareError):
-    """A query asks for what the index cannot answer; carries the field at fault."""
+    """A query is not valid for the index; `field` names the invalid field."""
 
     default_code = "invalid_query"
 
@@ -80,13 +81,13 @@ class QueryError(CareError):
 
 
 class EmbeddingServerError(CareError):
-    """A server of embeddings cannot be reached, refuses, or goes on failing."""
+    """An embedding server cannot be reached, rejects requests, or fails repeatedly."""
 
     default_code = "embedding_server_failed"
 
 
-class TextRefusedError(EmbeddingServerError):
-    """A server refuses one text; carries its position among those that `encode` was given."""
+class TextRejectedError(EmbeddingServerError):
+    """An embedding server rejects one text; `position` is its index in the call of `encode`."""
 
     default_code = "text_refused"
 

@@ -1,4 +1,4 @@
-"""Whole files or none: checksums and atomic writes."""
+"""Checksums, locks and atomic writes of files and folders."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ def sha256_file(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Forces a file or folder to disk."""
+    """Flushes a file or folder to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,9 +28,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path` that replaces it when the block succeeds.
+    """Yields a temporary path in the same folder; it replaces `path` when the block succeeds.
 
-    After an error or a kill `path` is what it was before.
+    After an error or a kill, `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -50,7 +50,11 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Locks a folder that no other process may have locked; the kernel unlocks it at our end."""
+    """Locks a folder while the block runs; the kernel releases the lock if the process ends.
+
+    Raises:
+        CareError: If another process holds the lock.
+    """
     with (folder / ".lock").open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
@@ -62,26 +66,29 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_in(folder: Path) -> Iterator[None]:
-    """Raises a CareError in place of any OSError: those of libraries do not name the folder."""
+    """Turns an OSError of the block into a CareError that names the folder.
+
+    The errors of some libraries name no path.
+    """
     try:
         yield
     except OSError as error:
-        reason = error.strerror or f"a file cannot be written whole ({error})"
+        reason = error.strerror or f"a file cannot be written completely ({error})"
         path = error.filename or folder
         raise CareError(f"{path}: {reason}", code="input_output", path=path) from error
 
 
 @contextmanager
 def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields a hidden folder that becomes `folder` when the block succeeds.
+    """Yields a hidden folder that is renamed to `folder` when the block succeeds.
 
-    After an error `folder` is what it was before.
+    After an error, `folder` is unchanged.
 
     Raises:
-        CareError: If it exists and is not replaced; in place of any OSError.
+        CareError: If `folder` exists and `replace` is false, or a file cannot be written.
     """
     if folder.exists() and not replace:
-        raise CareError.at(folder, "exists already: name another folder", "folder_exists")
+        raise CareError.at(folder, "already exists: choose another folder", "folder_exists")
     temporary, earlier = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     with writing_in(folder):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -98,7 +105,7 @@ def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Renames a whole folder to its place, after its files have reached the disk."""
+    """Flushes all files of a folder to disk, then renames it to its final path."""
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     temporary.rename(folder)

@@ -1,32 +1,34 @@
-"""The description of an index version, which is written as `manifest.json`."""
+"""The manifest of an index version, stored as `manifest.json`."""
 
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.encoders import EncoderSpec, Frozen
+from core.encoders import EncoderSpec, FrozenModel
 
 SCHEMA_VERSION = 2
-# The oldest schema that is still read.
+# The oldest schema that can be read.
 OLDEST_SCHEMA_VERSION = 1
 
 VECTORS_FILE = "vectors.faiss"
-# Backend or dtype of a version whose schema did not record them.
+# Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
 
 
-class FileRecord(Frozen):
-    """Size [bytes] and checksum of one file of an index version."""
+class FileRecord(FrozenModel):
+    """Size [bytes] and SHA-256 of one file of an index version."""
 
     bytes: int = Field(ge=0)
     sha256: str
 
 
-class UpdateRecord(Frozen):
-    """What an update changed, counted in documents, and the version that it changed.
+class UpdateRecord(FrozenModel):
+    """Result of an update, in numbers of documents.
 
-    A document is replaced by one of the same id that differs in text, title or metadata.
+    Attributes:
+        base: The version that was updated.
+        replaced: Documents whose text, title or metadata changed under the same id.
     """
 
     base: str
@@ -36,32 +38,35 @@ class UpdateRecord(Frozen):
     unchanged: int = Field(ge=0)
 
 
-class Chunking(Frozen):
-    """How long documents are cut.
+# These models are part of the HTTP contract, which shows the description of each field.
+_DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 
-    Attributes:
-        tokens: The most tokens of a chunk, with prompt, title and special tokens.
-        overlap: The most tokens that a chunk shares with the one before.
-    """
+
+class Chunking(FrozenModel):
+    """How long documents are split into chunks."""
+
+    model_config = _DOCUMENTED
 
     tokens: int = Field(gt=0)
+    """Maximum tokens of a chunk, including prompt, title and special tokens."""
     overlap: int = Field(0, ge=0)
+    """Maximum tokens that consecutive chunks share."""
 
 
-class CorpusRecord(Frozen):
-    """Where an index's documents came from.
+class CorpusRecord(FrozenModel):
+    """The corpus of an index version.
 
     Attributes:
-        checksum: Of the corpus files or, after an update, of the documents that it left.
-        files: Names of the corpus files; after an update also of those that were added.
-        documents: Documents in the index.
-        unique_texts: Different texts among them.
-        rejected: Records that were left out.
-        truncated: Texts that were longer than the encoder reads; reused ones do not count.
-        tokens: Tokens that were encoded; those of reused texts do not count.
-        reused_texts: Texts whose vectors were taken from the version before.
-        chunks: Chunks of all documents, or None if none was cut.
-        update: What was changed, or None if the index was built from files alone.
+        checksum: SHA-256 of the corpus files or, after an update, of the resulting documents.
+        files: Names of the corpus files; after an update also those of the added files.
+        documents: Number of documents in the index.
+        unique_texts: Number of distinct texts.
+        rejected: Number of records that are not in the index.
+        truncated: Number of encoded texts that exceeded the encoder's maximum length.
+        tokens: Number of encoded tokens; texts with reused vectors are not counted.
+        reused_texts: Number of texts whose vectors were copied from the base version.
+        update: Changes of the update, or None if the version was built from files.
+        chunks: Number of chunks of all documents, or None without chunking.
     """
 
     checksum: str
@@ -76,43 +81,42 @@ class CorpusRecord(Frozen):
     chunks: int | None = Field(None, gt=0)
 
 
-class RecallReport(Frozen):
-    """How the search parameters were chosen.
+class RecallReport(FrozenModel):
+    """The measurement by which search parameters were chosen."""
 
-    Attributes:
-        k: Depth at which recall is measured.
-        queries: Number of held-out queries.
-        source: Where those queries came from.
-        target: The recall asked for.
-        recall: Mean recall@k against exact search, with the chosen parameters.
-        tried: Recall@k of each parameter value that was tried.
-    """
+    model_config = _DOCUMENTED
 
     k: int
+    """Depth of the measured recall."""
     queries: int
+    """Number of held-out queries."""
     source: str
+    """Origin of these queries."""
     target: float
+    """The requested recall@k."""
     recall: float
+    """Mean recall@k against exact search with the chosen parameters."""
     tried: dict[str, float]
+    """Mean recall@k of each parameter combination that was measured."""
 
 
-class Canary(Frozen):
-    """A document's text and its vector (float32, little-endian, base64)."""
+class Canary(FrozenModel):
+    """The text of a document and its vector (base64 of little-endian float32)."""
 
     text: str
     vector: str
 
 
 class Component(BaseModel):
-    """An optional part of a version: full text, token vectors, terms.
+    """An optional part of a version: full-text index, token vectors, terms.
 
-    A reader that does not know a component ignores it, so that versions with new components are
-    served by older programs.
+    Readers ignore components that they do not know, so older programs can serve versions with
+    new components.
 
     Attributes:
-        format: Version of the component's format.
-        files: Its files, by name.
-        settings: What it was built with.
+        format: Version of the component's file format.
+        files: Size and checksum of its files, by name.
+        settings: Settings that it was built with.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -122,24 +126,35 @@ class Component(BaseModel):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class IndexManifest(Frozen):
-    """Description of one immutable index version; written last, as `manifest.json`.
+class IndexManifest(FrozenModel):
+    """Manifest of one immutable index version; `manifest.json` is the last file written.
 
     Attributes:
+        schema_version: Version of this schema.
+        name: Name of the index.
+        version: Id of the version.
         parent: The version that was active when this one was built, or None.
-        encoder: The document encoder.
-        backend: What ran the document encoder: onnx, transformers, vllm or openai.
-        dtype: The type that it computed in, as it was asked for: `auto` is bfloat16 on GPUs and
-            float32 on processors; of ONNX files it is that of the graph.
-        factory: The index type.
-        search_parameters: Parameters of a search, chosen by measured recall.
-        count: The number of rows: of documents or, with `chunking`, of chunks.
-        filter_fields: The number of distinct values of each metadata field.
-        files: Size and checksum of each file but those of components.
-        components: Optional parts by name.
-        thresholds: Scores below which a hit is not an answer, by name of the method; may be empty.
-        fusion: Weights of search channels in a hybrid search, by channel; may be empty.
-        canaries: Texts whose vectors a query encoder must be able to find.
+        encoder: Specification of the document encoder.
+        backend: Backend of the document encoder: onnx, transformers, vllm or openai.
+        dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
+            processors, and for ONNX files the dtype of the graph.
+        metric: Similarity of two vectors.
+        store: Where the vectors are stored.
+        factory: Index type, as a FAISS factory string.
+        search_parameters: Search parameters that were chosen by measured recall.
+        count: Number of rows: documents or, with `chunking`, chunks.
+        filter_fields: Number of distinct values of each metadata field.
+        files: Size and checksum of each file, except those of components.
+        components: Optional parts, by name.
+        thresholds: Minimum scores of relevant hits, by retrieval method; may be empty.
+        fusion: Weights of the channels of a hybrid search; may be empty.
+        corpus: The documents that were indexed.
+        recall: How the search parameters were chosen.
+        canaries: Texts whose vectors a query encoder must retrieve.
+        created_at: Time of the build.
+        build_seconds: Duration of the build [s].
+        libraries: Versions of the libraries that were loaded.
+        chunking: How documents were split, or None.
     """
 
     schema_version: int
@@ -169,14 +184,14 @@ class IndexManifest(Frozen):
 
 
 def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a manifest of schema 1 as one of schema 2.
+    """Converts the content of a manifest from schema 1 to schema 2.
 
-    What schema 1 does not record is filled in: the store follows from the files, the parent of an
-    update from its record; of other versions the parent is unknown, as are backend and dtype of
-    encoders that are not ONNX files.
+    Fields that schema 1 lacks are derived: `store` from the files, `parent` from the record of an
+    update. For other versions `parent` is None. `backend` and `dtype` are "unknown" unless the
+    encoder is an ONNX file.
 
     Raises:
-        KeyError, TypeError: If it is not a manifest of schema 1.
+        KeyError, TypeError: If the content is not a manifest of schema 1.
     """
     update = content["corpus"].get("update")
     is_onnx = content["encoder"].get("format", "onnx") == "onnx"

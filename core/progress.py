@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# In a log file a line every half minute is enough.
+# Interval of progress lines in a log file [s].
 _LOG_INTERVAL = 30.0
 
 
 def progress_bar(
     label: str, *, show: bool, total: int | None = None, initial: int = 0
 ) -> tqdm[Any]:
-    """Returns a bar that counts documents: rate, time left, and a line now and then in a log."""
-    # The service, which shows none, imports the stores too.
+    """Returns a progress bar that counts documents; without a terminal it updates every 30 s."""
+    # Imported here: the service imports the stores, which use this module, but shows no progress.
     from tqdm import tqdm
 
     return tqdm(

@@ -1,4 +1,4 @@
-"""What a result depends on besides its input: the commit, versions of libraries, the machine."""
+"""Provenance of a result: the commit, the versions of libraries, the machine."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.cpus import available_cpus
 
-# Distributions by the module that they are imported as.
+# Module name -> distribution name.
 _LIBRARIES = {
     "accelerate": "accelerate",
     "bm25s": "bm25s",
@@ -37,22 +37,26 @@ _LIBRARIES = {
 
 
 def library_versions(*others: str) -> dict[str, str]:
-    """Returns the versions of the libraries that this process, or another, has loaded.
+    """Returns the versions of all loaded libraries, by distribution name.
 
-    They go by distribution; `others` are modules that the other process has loaded.
+    Args:
+        others: Modules that another process has loaded and that are included too.
     """
     versions = {}
     for module, name in _LIBRARIES.items():
         if module in sys.modules or module in others:
             try:
                 versions[name] = version(name)
-            except PackageNotFoundError:  # another build of it: faiss-gpu, onnxruntime-gpu
+            except PackageNotFoundError:  # another distribution: faiss-gpu, onnxruntime-gpu
                 versions[name] = str(getattr(import_module(module), "__version__", "unknown"))
     return versions
 
 
 def environment(*others: str) -> dict[str, object]:
-    """Returns Python's version, the kind of machine and libraries; see `library_versions`."""
+    """Returns the versions of Python and of libraries, and the machine architecture.
+
+    For `others` see `library_versions`.
+    """
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -61,7 +65,7 @@ def environment(*others: str) -> dict[str, object]:
 
 
 def hardware() -> dict[str, object]:
-    """Returns the processor's model, processors that may be used, memory [bytes], load average."""
+    """Returns the processor model, available processors, memory [bytes] and load average."""
     return {
         "processor": processor(),
         "processors": available_cpus(),
@@ -71,14 +75,17 @@ def hardware() -> dict[str, object]:
 
 
 def processor(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the first model name of `/proc/cpuinfo`, or the architecture without one."""
+    """Returns the first model name in `/proc/cpuinfo`, or the machine architecture."""
     lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
 def commit() -> dict[str, object] | None:
-    """Returns the commit that is checked out and whether files differ from it; None without git."""
+    """Returns the id of the checked-out commit and whether tracked files differ from it.
+
+    Returns None without git or outside of a repository.
+    """
     try:
         head, changed = (
             subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Files of records: JSONL is read a line at a time with its place; all are written whole or not."""
+"""Reading and writing JSONL, JSON, TSV and CSV files; writes are atomic."""
 
 import csv
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from core.errors import DataError
 from core.files import atomic
 
-# What a spreadsheet program would take for a formula.
+# First characters of formulas in spreadsheet programs.
 _FORMULA = ("=", "+", "-", "@")
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields line numbers, from 1, and records; empty lines are skipped.
+    """Yields line numbers, starting at 1, and records; empty lines are skipped.
 
     Raises:
         DataError: If the file cannot be read or a line is not a JSON object.
@@ -36,7 +36,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_text(path: Path) -> str:
-    """Returns a UTF-8 file, without a byte order mark.
+    """Returns the content of a UTF-8 file without its byte order mark.
 
     Raises:
         DataError: If the file cannot be read or is not UTF-8.
@@ -48,7 +48,11 @@ def read_text(path: Path) -> str:
 
 
 def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
-    """Returns a field of a record, on line `number` of `path`, that must be a string."""
+    """Returns the string field `name` of the record on line `number` of `path`.
+
+    Raises:
+        DataError: If the field is missing or not a string.
+    """
     value = record.get(name)
     if not isinstance(value, str):
         raise field_error(path, number, name, "is missing or not a string")
@@ -56,50 +60,54 @@ def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str
 
 
 def record_id(path: Path, number: int, record: Mapping[str, Any], name: str = "_id") -> str:
-    """Returns an id, which must be a string that is not empty, or a whole number, as a string."""
+    """Returns the id of a record as a string; `id` is read if `_id` is missing.
+
+    Raises:
+        DataError: If it is neither a non-empty string nor an integer.
+    """
     value = record.get(name, record.get("id") if name == "_id" else None)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value:
-        raise field_error(path, number, name, "is missing, or neither a string nor a whole number")
+        raise field_error(path, number, name, "must be a non-empty string or an integer")
     return value
 
 
 def record_error(path: Path, number: int, reason: str, *, code: str = "bad_record") -> DataError:
-    """Returns the error of a wrong line."""
+    """Returns an error of a line."""
     return DataError(f"{path} line {number} {reason}", code=code, path=path, line=number)
 
 
 def field_error(
     path: Path, number: int, name: str, reason: str, *, code: str = "bad_field"
 ) -> DataError:
-    """Returns the error of a wrong field of a record."""
+    """Returns an error of a field of a record."""
     message = f"{path} line {number}: {name} {reason}"
     return DataError(message, code=code, path=path, line=number, field=name)
 
 
 def duplicate_error(path: Path, number: int, id_: str, name: str = "_id") -> DataError:
-    """Returns the error of an id that an earlier record has too."""
-    message = f"{path} line {number}: {name} '{id_}' is a duplicate"
+    """Returns the error of an id that occurs in an earlier record."""
+    message = f"{path} line {number}: {name} '{id_}' occurs in an earlier line: use unique ids"
     return DataError(message, code="duplicate_id", path=path, line=number, field=name, id=id_)
 
 
 def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
-    """Returns the error of a file that cannot be read, or is not UTF-8."""
+    """Returns the error of a file that cannot be read or is not UTF-8."""
     if isinstance(error, UnicodeDecodeError):
-        return DataError(f"{path} is not UTF-8", code="not_utf8", path=path)
+        return DataError(f"{path} is not encoded in UTF-8", code="not_utf8", path=path)
     return DataError(f"{path} cannot be read: {error.strerror}", code="unreadable", path=path)
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes records, a line each."""
+    """Writes one record per line."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes one indented JSON value."""
+    """Writes one JSON value, indented."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, ensure_ascii=False, indent=2)
         file.write("\n")
@@ -112,7 +120,10 @@ def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Writes comma-separated rows that spreadsheet programs read as UTF-8, and none as formulas."""
+    """Writes comma-separated rows for spreadsheet programs.
+
+    The file has a byte order mark, and values that look like formulas are escaped with "'".
+    """
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file).writerows([_escaped(value) for value in row] for row in rows)
 

@@ -1,4 +1,4 @@
-"""When and how requests to a server are repeated; one policy for all servers that are asked."""
+"""Retries of requests to servers; one policy for all clients."""
 
 import asyncio
 import random
@@ -14,11 +14,11 @@ _LONGEST_BACKOFF = 60.0
 
 
 class TransientError(Exception):
-    """A failure that may be gone when the request is repeated.
+    """A failure after which the request may be retried.
 
     Attributes:
-        reason: What happened.
-        wait: The least time until the request is repeated [s].
+        reason: Description of the failure.
+        wait: Minimum time until the retry [s].
     """
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
@@ -32,9 +32,9 @@ class RetryPolicy:
     """Exponential backoff with jitter.
 
     Attributes:
-        retries: Repetitions of a request at most.
-        backoff: The longest wait before the first repetition, doubled by each [s].
-        longest_wait: A server that asks to wait for longer than this counts as failed [s].
+        retries: Maximum number of retries of a request.
+        backoff: Maximum wait before the first retry, doubled for each further retry [s].
+        longest_wait: The request fails if the server requests a longer wait [s].
     """
 
     retries: int = 6
@@ -46,13 +46,15 @@ class RetryPolicy:
         request: Callable[[], Awaitable[T]],
         on_retry: Callable[[TransientError, float], None] = lambda error, delay: None,
     ) -> T:
-        """Makes a request, and repeats it as long as it raises `TransientError`.
+        """Makes a request, and retries it while it raises `TransientError`.
 
-        `on_retry` is called before each wait with the failure and the wait [s].
+        Args:
+            request: Makes the request.
+            on_retry: Called before each wait with the failure and the wait [s].
 
         Raises:
-            TransientError: The last one, if all repetitions failed or the server asks to wait
-                for too long.
+            TransientError: The last one, if all retries failed or the server requests a wait of
+                more than `longest_wait`.
         """
         backoff = self.backoff
         for left in range(self.retries, -1, -1):
@@ -70,12 +72,12 @@ class RetryPolicy:
 
 
 def is_transient(status: int) -> bool:
-    """Returns whether a request that was answered with this HTTP status is worth repeating."""
+    """Returns whether a request may be retried after a response with this HTTP status."""
     return status in (408, 409, 425, 429) or status >= 500
 
 
 def retry_after(header: str | None) -> float:
-    """Returns the seconds that a header `Retry-After` asks for: a number, or a date."""
+    """Returns the wait in a `Retry-After` header, which is a number or a date [s]; 0 without."""
     if not header:
         return 0.0
     if header.strip().isdecimal():

@@ -1,6 +1,7 @@
-"""Records that are too many for memory, in files without a name, which a kill leaves no trace of.
+"""Arrays in unnamed temporary files, for more records than fit into memory.
 
-What is mapped from them is the kernel's to drop from memory.
+The kernel can evict their mapped pages from memory. The files are deleted when the process ends,
+even if it is killed.
 """
 
 import os
@@ -15,18 +16,18 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class Scratch:
-    """Records of one dtype, appended one after the other to an empty file."""
+    """Records of one dtype that are appended to a temporary file."""
 
     def __init__(self, file: IO[bytes], dtype: DTypeLike) -> None:
         self._file = file
         self._dtype = np.dtype(dtype)
 
     def append(self, records: bytes | memoryview) -> None:
-        """Appends records by their bytes."""
+        """Appends the bytes of records."""
         self._file.write(records)
 
     def array(self) -> NDArray[Any]:
-        """Returns the records [n], mapped from the file; they outlive it."""
+        """Returns the records [n], memory-mapped; the array stays valid after the block."""
         self._file.flush()
         if not self._file.tell():
             return np.empty(0, self._dtype)
@@ -35,16 +36,16 @@ class Scratch:
 
 @contextmanager
 def scratch(folder: Path, dtype: DTypeLike) -> Iterator[Scratch]:
-    """Yields an empty `Scratch` that takes its space in `folder`."""
+    """Yields an empty `Scratch` whose file is in `folder`."""
     with TemporaryFile(dir=folder) as file:
         yield Scratch(file, dtype)
 
 
 def allocate(folder: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
-    """Returns records [count] to be written, all zero, mapped from a file.
+    """Returns a writable array [count] of zeros, mapped from a temporary file in `folder`.
 
     Raises:
-        OSError: If there is no space; never later, when they are written.
+        OSError: If the disk is full. The space is reserved, so later writes cannot fail.
     """
     if not count:
         return np.empty(0, dtype)

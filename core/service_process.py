@@ -1,4 +1,4 @@
-"""The search service, or another server, as a child process: started, waited for, stopped."""
+"""Starts and stops the search service, or another server, as a child process."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from typing import IO, Self
 
 from core.errors import CareError
 
-# Model libraries import slowly where nothing is in the page cache.
+# The import of model libraries takes minutes if their files are not in the page cache.
 _START_WITHIN = 180.0
 _STOP_WITHIN = 30.0
 _POLL_EVERY = 0.01
@@ -23,7 +23,7 @@ _POLL_EVERY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that answers at `url`, on the loopback address."""
+    """A running server; `url` is its address on the loopback interface."""
 
     url: str
     process: "subprocess.Popen[bytes]"
@@ -35,7 +35,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Sends SIGTERM, after 30 s SIGKILL, and returns the exit status."""
+        """Sends SIGTERM and, after 30 s, SIGKILL; returns the exit status."""
         self.process.terminate()
         try:
             return self.process.wait(_STOP_WITHIN)
@@ -50,17 +50,19 @@ def start_service(
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ServerProcess:
-    """Starts `python -m service`, on a free port unless `PORT` is given, and waits until it serves.
+    """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
 
-    Settings of the calling shell (`CARE_*`, `OTEL_*`) are not passed on: a service that is
-    started for a purpose must not be closed by a key, or slowed by a limit, that was set for
-    another.
+    Variables `CARE_*` and `OTEL_*` of the caller are not inherited: API keys or limits that are
+    set for another service must not apply to this one.
 
-    Settings come without `CARE_`, as in `{"PAIR": "care-mini"}`; `environment` are the process's
-    variables instead of the caller's.
+    Args:
+        indexes: Folder of the indexes.
+        index: Name of the index.
+        settings: Settings without the prefix `CARE_`, for example `{"PAIR": "care-mini"}`.
+        environment: Variables of the process; by default those of the caller.
 
     Raises:
-        CareError: If it does not start; what it printed is on standard error.
+        CareError: If the service does not start; its output is on standard error.
     """
     inherited = {
         name: value
@@ -75,13 +77,13 @@ def start_service(
         line = output.readline().decode()
         return line.split()[-1] if line.endswith("\n") else None
 
-    return _start([sys.executable, "-m", "service"], inherited | variables, None, announced)
+    return _start([sys.executable, "-m", "care", "serve"], inherited | variables, None, announced)
 
 
 def running_service(
     indexes: Path | str, index: str, pair: str | None = None, **settings: str
 ) -> ServerProcess:
-    """Runs the service until the block of a `with` ends; see `start_service`."""
+    """Starts the service, which the `with` block stops at its end; see `start_service`."""
     return start_service(indexes, index, settings | ({"PAIR": pair} if pair else {}))
 
 
@@ -93,27 +95,31 @@ def running_server(
     environment: Mapping[str, str],
     folder: Path | None = None,
 ) -> ServerProcess:
-    """Runs any HTTP server until the block of a `with` ends.
+    """Starts any HTTP server, which the `with` block stops at its end.
 
-    It listens at `url` and answers the path `ready` with 200 once it serves; `environment` are all
-    of its variables.
+    Args:
+        command: Command line of the server.
+        url: Address of the server.
+        ready: Path that returns status 200 once the server is ready.
+        environment: All variables of the process.
+        folder: Working directory of the process.
 
     Raises:
-        CareError: If it ends or does not answer in time.
+        CareError: If the server exits or is not ready in time.
     """
 
-    def answers(_: IO[bytes]) -> str | None:
+    def ready_url(_: IO[bytes]) -> str | None:
         try:
             with urllib.request.urlopen(url + ready, timeout=30):
                 return url
         except (urllib.error.URLError, OSError):
             return None
 
-    return _start(list(command), environment, folder, answers)
+    return _start(list(command), environment, folder, ready_url)
 
 
 def free_port() -> int:
-    """Returns a port of the loopback address that nothing listens on."""
+    """Returns a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -125,7 +131,7 @@ def _start(
     folder: Path | None,
     address: Callable[[IO[bytes]], str | None],
 ) -> ServerProcess:
-    """Starts a process and waits until `address` finds out, from its output, where it serves."""
+    """Starts a process and waits until `address` returns the server's URL from its output."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdout=output)
         end = time.monotonic() + _START_WITHIN
@@ -134,11 +140,11 @@ def _start(
                 if url := address(output):
                     return ServerProcess(url, process)
                 time.sleep(_POLL_EVERY)
-            name, status = " ".join(command[1:3]), process.poll()
+            name, status = " ".join(command[1:4]), process.poll()
             if status is None:
-                message = f"'{name}' did not answer within {_START_WITHIN:.0f} s"
+                message = f"'{name}' was not ready within {_START_WITHIN:.0f} s"
                 raise CareError(message, code="server_not_ready")
-            reason = f"ended with status {status} before it served: what it printed says why"
+            reason = f"exited with status {status} before it was ready: see its output above"
             raise CareError(f"'{name}' {reason}", code="server_ended", status=status)
         except BaseException:
             process.kill()

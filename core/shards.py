@@ -1,8 +1,8 @@
-"""Vectors on disk: shards of a fixed size and a journal of those that are whole.
+"""Encoded vectors on disk: shards of a fixed size and a journal of the complete ones.
 
-shard-00000.npy  float32 [shard size, dimension], row i is unique text i
-shard-00000.ids  the id of the first document with that text, one a line
-journal.jsonl    a line for each whole shard, with its checksums
+shard-00000.npy  float32 [shard size, dimension], one row per unique text
+shard-00000.ids  the id of the first document with each text, one per line
+journal.jsonl    one line per complete shard, with its checksums
 """
 
 import os
@@ -20,9 +20,17 @@ JOURNAL = "journal.jsonl"
 
 
 class ShardRecord(BaseModel):
-    """A whole shard, as the journal describes it; reused rows have no tokens here.
+    """Entry of the journal for a complete shard.
 
-    `failed` has a reason for each row that cannot be encoded; its vector is zero.
+    Attributes:
+        shard: Number of the shard, from 0.
+        rows: Number of rows.
+        tokens: Number of encoded tokens; rows with reused vectors are not counted.
+        truncated: Number of encoded texts that exceeded the encoder's maximum length.
+        reused: Number of rows with reused vectors.
+        failed: Reason for each row that cannot be encoded; its vector is zero.
+        vectors_sha256: Checksum of the `.npy` file.
+        ids_sha256: Checksum of the `.ids` file.
     """
 
     shard: int
@@ -36,12 +44,12 @@ class ShardRecord(BaseModel):
 
 
 def vectors_path(folder: Path, shard: int) -> Path:
-    """Returns where a shard's vectors lie."""
+    """Returns the path of a shard's vectors."""
     return folder / f"shard-{shard:05d}.npy"
 
 
 def ids_path(folder: Path, shard: int) -> Path:
-    """Returns where a shard's ids lie."""
+    """Returns the path of a shard's ids."""
     return folder / f"shard-{shard:05d}.ids"
 
 
@@ -56,7 +64,10 @@ def write_shard(
     reused: int = 0,
     failed: Mapping[int, str] | None = None,
 ) -> ShardRecord:
-    """Writes a shard whole and then its line in the journal."""
+    """Writes the files of a shard, then appends its entry to the journal.
+
+    The vectors are float32 [rows, dimension]; for the other arguments see `ShardRecord`.
+    """
     path = vectors_path(folder, shard)
     with atomic(path) as temporary, temporary.open("wb") as file:
         np.save(file, vectors)
@@ -77,46 +88,52 @@ def write_shard(
 
 def _append(folder: Path, record: ShardRecord) -> None:
     with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
-        # A kill or a full disk may have cut the line before off: begin a new one.
+        # The last line may be incomplete after a kill or on a full disk: start a new line.
         journal.write(f"\n{record.model_dump_json()}\n")
         journal.flush()
         os.fsync(journal.fileno())
 
 
 def has_shards(folder: Path) -> bool:
-    """Returns whether a build folder may hold shards; unlike `whole_shards` it reads none."""
+    """Returns whether a build folder has a journal, without verifying any shard."""
     return (folder / JOURNAL).exists()
 
 
-def whole_shards(folder: Path) -> list[ShardRecord]:
-    """Returns the leading shards that are whole on disk; what follows must be encoded again."""
+def complete_shards(folder: Path) -> list[ShardRecord]:
+    """Returns the journal entries of shards 0 to n - 1, where n is the first incomplete shard.
+
+    The checksums of the files are verified. Later shards must be encoded again.
+    """
     path = folder / JOURNAL
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records: dict[int, ShardRecord] = {}
     for line in lines:
         try:
-            record = ShardRecord.model_validate_json(line)
+            entry = ShardRecord.model_validate_json(line)
         except ValidationError:
-            continue  # blank, or cut off by a kill
-        records[record.shard] = record
-    whole: list[ShardRecord] = []
-    while (following := records.get(len(whole))) and _is_whole(folder, following):
-        whole.append(following)
-    return whole
+            continue  # empty, or incomplete after a kill
+        records[entry.shard] = entry
+    complete: list[ShardRecord] = []
+    while (record := records.get(len(complete))) and _is_complete(folder, record):
+        complete.append(record)
+    return complete
 
 
-def _is_whole(folder: Path, record: ShardRecord) -> bool:
+def _is_complete(folder: Path, record: ShardRecord) -> bool:
     vectors, ids = vectors_path(folder, record.shard), ids_path(folder, record.shard)
     checksums = ((vectors, record.vectors_sha256), (ids, record.ids_sha256))
     return all(path.is_file() and sha256_file(path) == checksum for path, checksum in checksums)
 
 
 def link_shards(source: Path, folder: Path) -> int:
-    """Takes the whole shards of another build folder over, by hard links, and returns their number.
+    """Adds the complete shards of the build folder `source` as hard links.
 
-    Shards are never changed in place, so both folders may be used and deleted independently.
+    Shards are never modified, so both folders can be used and deleted independently.
+
+    Returns:
+        The number of shards.
     """
-    records = whole_shards(source)
+    records = complete_shards(source)
     for record in records:
         for path in (vectors_path(source, record.shard), ids_path(source, record.shard)):
             with suppress(FileExistsError):
@@ -126,12 +143,12 @@ def link_shards(source: Path, folder: Path) -> int:
 
 
 class ShardedVectors:
-    """The vectors of all documents, read from shards as they are needed.
+    """The vectors of all documents, read from memory-mapped shards on demand.
 
     Args:
         folder: The build folder.
-        shard_size: Rows of every shard but the last.
-        vector_of: int64 [documents], the unique text of each document.
+        shard_size: Number of rows of all shards but the last.
+        vector_of: int64 [documents], number of each document's unique text.
     """
 
     def __init__(self, folder: Path, shard_size: int, vector_of: RowArray) -> None:
@@ -148,16 +165,16 @@ class ShardedVectors:
         return len(self._vector_of)
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [len(rows), dimension], the vectors of these documents."""
+        """Returns the vectors of rows, int64 [n], as float32 [n, dimension]."""
         unique = self._vector_of[rows]
         vectors = np.empty((len(unique), self.dimension), dtype=np.float32)
         shard_of = unique // self._shard_size
         for shard in np.unique(shard_of):
-            here = shard_of == shard
-            vectors[here] = self._shards[shard][unique[here] % self._shard_size]
+            in_shard = shard_of == shard
+            vectors[in_shard] = self._shards[shard][unique[in_shard] % self._shard_size]
         return vectors
 
     def chunks(self, size: int) -> Iterator[tuple[int, FloatArray]]:
-        """Yields the first row and the vectors of successive runs of `size` documents."""
+        """Yields consecutive chunks of `size` rows: the first row and float32 [n, dimension]."""
         for start in range(0, len(self), size):
             yield start, self.take(np.arange(start, min(start + size, len(self))))

@@ -1,16 +1,16 @@
-"""The text rules: what happens to a text before an encoder's tokenizer sees it.
+"""Text normalisation, which is applied before an encoder's tokenizer.
 
-The indexer and the service call the same functions, so that a document and the
-query that asks for it are written alike.
+The indexer and the service call the same functions, so that documents and queries are
+normalised equally.
 """
 
 import re
 import unicodedata
 
-# Controls, formatting marks (zero-width characters, byte order marks) and lone
-# surrogates carry no meaning for retrieval and upset tokenizers.
+# Control characters, formatting characters (zero-width characters, byte order marks) and lone
+# surrogates have no meaning for retrieval, and tokenizers handle them inconsistently.
 _INVISIBLE = {"Cc", "Cf", "Cs"}
-# A full stop is not among them: it may be that of a number.
+# Without the full stop, which may be a decimal point.
 _SENTENCE_END = re.compile(r"[。！？!?；;]")
 
 
@@ -19,10 +19,10 @@ def _keep(character: str) -> bool:
 
 
 def normalize_text(text: str) -> str:
-    """Returns `text` in Unicode form NFC, free of invisible characters, white space collapsed.
+    """Returns `text` in Unicode form NFC, without invisible characters, white space collapsed.
 
-    Idempotent. Compatibility forms (full-width letters, `㎎`) are left to the tokenizer,
-    which knows the form that its model was trained on.
+    The function is idempotent. Compatibility characters (full-width letters, `㎎`) are not
+    changed: the tokenizer maps them to the form that its model was trained on.
     """
     if not text.isprintable():
         text = "".join(filter(_keep, text))
@@ -30,17 +30,17 @@ def normalize_text(text: str) -> str:
 
 
 def document_text(title: str, text: str) -> str:
-    """Returns the text that stands for a document: its title, a line break, its text."""
+    """Returns the text to encode for a document: normalised title, line break, normalised text."""
     parts = (normalize_text(title), normalize_text(text))
     return "\n".join(part for part in parts if part)
 
 
 def with_prompt(prompt: str, text: str) -> str:
-    """Returns `text` behind the encoder's prompt."""
+    """Returns the encoder's prompt followed by `text`."""
     return prompt + text
 
 
 def first_sentence(text: str) -> str:
-    """Returns a text up to the end of its first sentence, the mark included."""
+    """Returns the first sentence of a text, including its end mark."""
     end = _SENTENCE_END.search(text)
     return (text[: end.end()] if end else text).strip()

@@ -1,4 +1,4 @@
-"""Documents, queries and hits, and the arrays that stand for vectors and rows."""
+"""Documents, queries and hits; types of arrays of vectors and rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ Filter = Mapping[str, Sequence[FilterValue]]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A passage of the corpus.
+    """A document of the corpus, or a chunk of one.
 
     Attributes:
-        id: Unique in an index.
-        metadata: What it can be filtered by, and more.
-        parent: In an index of chunks the id of the document that this is a chunk of.
-        chunk: The number of the chunk, from 0.
-        chunks: The number of chunks of the parent.
+        id: Id, unique in an index.
+        metadata: JSON object; its strings, integers and booleans can be used in filters.
+        parent: In an index of chunks, the id of the chunk's document; otherwise None.
+        chunk: Number of the chunk, from 0.
+        chunks: Number of chunks of the document.
     """
 
     id: str
@@ -37,14 +37,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to the index.
+    """A search query.
 
     Attributes:
-        text: The question as the user typed it.
-        top_k: The number of hits wanted.
-        filter: For each metadata field the accepted values; all fields must match.
-        min_score: The lowest cosine similarity of a hit, or None for no limit.
-        collapse: Whether each document is found once, by its best chunk.
+        text: Query text as the user typed it.
+        top_k: Maximum number of hits.
+        filter: Accepted values by metadata field; all fields must match.
+        min_score: Minimum cosine similarity of a hit, or None.
+        collapse: Whether to return only the best chunk of each document.
     """
 
     text: str
@@ -56,7 +56,19 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document found for a query; rank counts from 1, score is the cosine similarity."""
+    """A retrieved document or, in an index of chunks, a chunk.
+
+    Attributes:
+        id: Id of the document or chunk.
+        score: Cosine similarity of query and document.
+        rank: Position in the hits, from 1.
+        title: Title of the document.
+        text: Text of the document or chunk.
+        metadata: Metadata of the document.
+        parent: Id of the chunk's document; None without chunks.
+        chunk: Number of the chunk in its document, from 0.
+        chunks: Number of chunks of the document.
+    """
 
     id: str
     score: float

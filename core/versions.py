@@ -1,7 +1,7 @@
-"""Index versions on disk: immutable folders, and a file that names the active one.
+"""Index versions on disk: immutable folders, and a file with the id of the active version.
 
-<root>/<name>/CURRENT                  the active version's id
-<root>/<name>/<version>/manifest.json  written last; a folder without it is not a version
+<root>/<name>/CURRENT                  id of the active version
+<root>/<name>/<version>/manifest.json  written last; folders without it are not versions
 """
 
 import json
@@ -25,16 +25,19 @@ def index_folder(root: Path, name: str) -> Path:
     """Returns the folder of an index.
 
     Raises:
-        IndexVersionError: If the name could leave the folder or confuse a shell.
+        IndexVersionError: If the name has characters that are not safe in paths and shells.
     """
     if not _NAME.fullmatch(name):
-        message = f"'{name}' is not an index name: use up to 64 letters, digits, '.', '_' and '-'"
+        message = (
+            f"'{name}' is not a valid index name: use up to 64 letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit"
+        )
         raise IndexVersionError(message, code="bad_index_name", name=name)
     return root / name
 
 
 def list_versions(root: Path, name: str) -> list[str]:
-    """Returns the ids of all complete versions, oldest first."""
+    """Returns the ids of all complete versions, sorted from oldest to newest."""
     folder = index_folder(root, name)
     return sorted(path.parent.name for path in folder.glob(f"[!.]*/{MANIFEST}"))
 
@@ -43,7 +46,7 @@ def current_version(root: Path, name: str) -> str:
     """Returns the id of the active version.
 
     Raises:
-        IndexVersionError: If there is none.
+        IndexVersionError: If the index has no active version.
     """
     path = index_folder(root, name) / _CURRENT
     try:
@@ -51,23 +54,25 @@ def current_version(root: Path, name: str) -> str:
     except OSError as error:
         message = (
             f"index '{name}' has no active version in {root}: build it with "
-            f"make build-index CORPUS=… INDEX={name}"
+            f"care index CORPUS --index {name}"
         )
         raise IndexVersionError(message, code="no_active_version", index=name) from error
     if not _NAME.fullmatch(version):
-        raise IndexVersionError.at(path, "does not name a version", "bad_current")
+        raise IndexVersionError.at(
+            path, "does not contain a version id: activate a version", "bad_current"
+        )
     return version
 
 
 def set_current(root: Path, name: str, version: str) -> None:
-    """Makes a version the active one, atomically.
+    """Activates a version, atomically.
 
     Raises:
-        IndexVersionError: If there is no such version.
+        IndexVersionError: If the version does not exist.
     """
     if version not in (versions := list_versions(root, name)):
         message = (
-            f"index '{name}' has no version '{version}' in {root}; it has: "
+            f"index '{name}' has no version '{version}' in {root}; its versions are: "
             f"{', '.join(versions) or 'none'}"
         )
         raise IndexVersionError(message, code="unknown_version", version=version)
@@ -75,10 +80,10 @@ def set_current(root: Path, name: str, version: str) -> None:
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Reads the manifest of one version, of this schema or the one before.
+    """Reads the manifest of a version, in the current or the previous schema.
 
     Raises:
-        IndexVersionError: If it is missing, not valid, or of another schema.
+        IndexVersionError: If the manifest is missing, invalid, or of another schema.
     """
     path = folder / MANIFEST
     try:
@@ -89,8 +94,8 @@ def read_manifest(folder: Path) -> IndexManifest:
         elif schema != SCHEMA_VERSION:
             older = isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
             reason = (
-                f"has schema version {schema}; this program reads {OLDEST_SCHEMA_VERSION} and "
-                f"{SCHEMA_VERSION}: {'build the index again' if older else 'update this program'}"
+                f"has schema version {schema}; supported are {OLDEST_SCHEMA_VERSION} and "
+                f"{SCHEMA_VERSION}: {'build the index again' if older else 'install a new release'}"
             )
             raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
         return IndexManifest.model_validate_json(json.dumps(content))
@@ -103,31 +108,32 @@ def read_manifest(folder: Path) -> IndexManifest:
         reason = f"is not a valid manifest: {field}: {first['msg']}"
         raise IndexVersionError.at(path, reason, "invalid_manifest", field=field) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = "is not a valid manifest: it is not the JSON of a manifest"
+        reason = "is not a valid manifest: it is not a JSON object with schema_version"
         raise IndexVersionError.at(path, reason, "invalid_manifest", field="") from error
 
 
 def schema_of(folder: Path) -> int:
-    """Returns the schema version in which the manifest of a version, which is valid, is written."""
+    """Returns the schema version of the manifest file of a valid version."""
     return int(json.loads((folder / MANIFEST).read_bytes())["schema_version"])
 
 
 def verify_files(folder: Path, manifest: IndexManifest) -> None:
-    """Compares each file of a version with the manifest's sizes and checksums.
+    """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: At the first file that is missing, truncated or changed.
+        IndexVersionError: If a file is missing, truncated or modified.
     """
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise IndexVersionError.at(path, "is missing", "file_missing")
+            reason = "is missing: build the index again"
+            raise IndexVersionError.at(path, reason, "file_missing")
         if (size := path.stat().st_size) != record.bytes:
-            reason = f"has {size} bytes instead of {record.bytes}"
+            reason = f"has {size} bytes instead of {record.bytes}: build the index again"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
         sums = pool.map(sha256_file, [folder / name for name in manifest.files])
     for (name, record), found in zip(manifest.files.items(), sums, strict=True):
         if found != record.sha256:
-            reason = "is corrupt: its checksum is not the manifest's"
+            reason = "differs from its checksum in the manifest: build the index again"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")

@@ -1,4 +1,4 @@
-"""How far judges agree."""
+"""Agreement between judges."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from curation.judging import GRADES, POSITIVE, VERDICTS, Judgement
 
 
 def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
-    """Returns verdicts, grades of each judge, and measures of agreement.
+    """Returns counts of verdicts and of each judge's grades, and measures of agreement.
 
-    Fleiss' kappa, on the five grades and on the two sides positive and not, takes the pairs
-    that all judges graded; Krippendorff's alpha, ordinal over the five grades, takes all.
-    Measures that are not defined, as of one judge or of grades that are all equal, are None.
+    Fleiss' kappa is computed on the five grades and on the two sides (positive or not), over the
+    pairs that all judges graded. Krippendorff's alpha is ordinal over the five grades, over all
+    pairs. Measures that are not defined, for one judge or for constant grades, are None.
     """
     verdicts = Counter(judgement.verdict for judgement in judgements)
     judges = list(judgements[0].grades) if judgements else []
-    # int [judges, pairs]; -1 for no grade
+    # int64 [judges, pairs]; -1 where a grade is missing
     places = {None: -1} | {grade: place for place, grade in enumerate(GRADES)}
     codes = np.array(
         [[places[judgement.grades[name]] for judgement in judgements] for name in judges],
@@ -84,7 +84,7 @@ def _defined(value: float) -> float | None:
 
 
 def summary(statistics: Mapping[str, Any]) -> dict[str, object]:
-    """Returns the main numbers by what they are."""
+    """Returns the statistics that commands print, by name."""
     measures = ("fleiss_kappa_grades", "fleiss_kappa_sides", "krippendorff_alpha_ordinal")
     pairs: Mapping[str, Any] = statistics["judge_pairs"]
     return {

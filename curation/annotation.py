@@ -1,9 +1,10 @@
-"""Training triples: the best candidates of each query, graded by one language model."""
+"""Training triples: the first candidates of each query, graded by one language model."""
 
 from typing import Any
 
 from core.records import write_json, write_jsonl
 from curation.agreement import agreement
+from curation.cleaning import clean_inputs
 from curation.common import output_folder, sample_queries
 from curation.config import AnnotationConfig
 from curation.judging import judge_candidates
@@ -11,14 +12,21 @@ from evaluation.beir import document_texts, read_documents, read_queries
 
 
 def annotate(config: AnnotationConfig) -> dict[str, Any]:
-    """Writes triples.jsonl: `query`, `positives`, `negatives`, best ranked first.
+    """Writes triples.jsonl: `query`, `positives`, `negatives`, in the order of the pool's ranks.
 
-    Positives are graded S or A. A text that several documents have stands once, and as a positive
-    if one of them is; training takes no other. Queries that lack either are left out and counted.
-    Returns the statistics, as written to statistics.json.
+    Positives are graded S or A. A text that several documents share is written once, as a positive
+    if one of the documents is positive, because training needs disjoint lists. Queries without a
+    positive or without a negative are omitted and counted.
+
+    Returns:
+        The statistics, as written to statistics.json.
     """
-    documents = read_documents(config.corpus)
-    queries = sample_queries(read_queries(config.queries), config.query_limit, config.seed)
+    documents, queries = read_documents(config.corpus), read_queries(config.queries)
+    cleaned: dict[str, Any] = {}
+    if config.cleaning:
+        documents, queries, counts = clean_inputs(documents, queries, config.cleaning)
+        cleaned = {"cleaning": counts}
+    queries = sample_queries(queries, config.query_limit, config.seed)
     texts = document_texts(documents)
     with output_folder(config.output) as folder:
         judged = judge_candidates(config, documents, queries)
@@ -45,6 +53,7 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
             "negatives": sum(len(triple["negatives"]) for triple in triples),
             "grades": labels["grades"],
             "verdicts": labels["verdicts"],
+            **cleaned,
         }
         write_json(folder / "statistics.json", statistics)
     return statistics

@@ -1,4 +1,4 @@
-"""An existing benchmark judged again: its false positives and false negatives."""
+"""Judges an existing benchmark again: its false positives and false negatives."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from curation.config import AuditConfig
 from curation.judging import judge_candidates
 from evaluation.beir import check_judged, read_documents, read_qrels, read_queries
 
-# Lists of document ids, for each query: positives of the benchmark and of all judges, what no
-# judge calls relevant, what the benchmark does not name, what judges differ on or did not grade.
+# Lists of document ids for each query: positives of the benchmark; positives of the vote; positives
+# of the benchmark that the vote calls negative; positives of the vote that the benchmark lacks;
+# disputed and incomplete pairs.
 LISTS = "original_positives", "judged_positives", "false_positives", "false_negatives", "disputed"
 
 
 def audit(config: AuditConfig) -> dict[str, Any]:
-    """Writes the table as audit.csv and audit.jsonl, and totals; returns the totals."""
+    """Writes a row per query to audit.csv and audit.jsonl, and totals; returns the totals."""
     documents = read_documents(config.corpus)
     every = read_queries(config.queries)
     relevant = {

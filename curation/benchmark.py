@@ -1,4 +1,4 @@
-"""A benchmark from a corpus and questions: cleaned, pooled, judged, voted on."""
+"""Builds a benchmark from a corpus and questions: cleaning, pooling, judging, voting."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
@@ -8,7 +8,7 @@ from core.files import write_text
 from core.records import write_json, write_jsonl
 from core.types import Document
 from curation.agreement import agreement, summary
-from curation.cleaning import clean_documents, clean_queries
+from curation.cleaning import clean_inputs
 from curation.common import markdown_table, output_folder, sample_queries, shuffled
 from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
@@ -20,18 +20,12 @@ STATISTICS = "statistics.json"
 def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     """Writes a retrieval set, a rerank set and statistics; returns the statistics.
 
-    `statistics.json` is written last: a folder without it is not whole.
+    `statistics.json` is written last: a folder without it is incomplete.
     """
-    cleaning = config.cleaning
     raw_documents, raw_queries = read_documents(config.corpus), read_queries(config.queries)
     with output_folder(config.output) as folder:
         (folder / STATISTICS).unlink(missing_ok=True)
-        documents, document_counts = clean_documents(
-            raw_documents, cleaning.document_chars, anonymous=cleaning.anonymize
-        )
-        queries, query_counts = clean_queries(
-            raw_queries, cleaning.query_chars, anonymous=cleaning.anonymize
-        )
+        documents, queries, counts = clean_inputs(raw_documents, raw_queries, config.cleaning)
         queries = sample_queries(queries, config.query_limit, config.seed)
         write_queries(folder / "queries.jsonl", queries)
         judged = judge_candidates(config, documents, queries)
@@ -48,7 +42,7 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
         write_jsonl(folder / "rerank" / f"{config.split}.jsonl", rerank)
 
         statistics = agreement(list(judged.judgements.values())) | {
-            "cleaning": {"documents": dict(document_counts), "queries": dict(query_counts)},
+            "cleaning": counts,
             "retrieval": _counts([len(ids) for ids in positives.values() if ids]),
             "rerank": _counts([len(row["positives"]) for row in rerank]),
             "pool": _counts([len(pool) for pool in judged.pools.values()]),
@@ -74,7 +68,7 @@ def rerank_set(
     sizes: Rerank,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns queries with sampled positives and negatives; those that lack either are left out."""
+    """Returns the queries that have positives and negatives, with a sample of both."""
     texts = document_texts(documents)
     rows = []
     for query, text in queries.items():

@@ -1,4 +1,4 @@
-"""Cleaning of texts for a benchmark: HTML, length, duplicates, personal data."""
+"""Cleaning of texts: HTML, width, length, duplicates, personal data."""
 
 import contextlib
 import html
@@ -10,14 +10,25 @@ from dataclasses import replace
 
 from core.text import normalize_text
 from core.types import Document
+from curation.config import Cleaning
 
-with contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
+with contextlib.redirect_stdout(io.StringIO()):  # jionlp prints a greeting
     import jionlp
 
-# Not HTML that merely looks like it: "WBC<4.0" and ">10" are values.
+# A tag begins with a letter: "WBC<4.0" and ">10" are values.
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+# Tags that were escaped, as in "&lt;p&gt;". Known names only: "ALT<AST，TBIL>17" has no tag.
+_ESCAPED_TAG = re.compile(
+    r"</?(?:a|b|br|div|em|font|h[1-6]|hr|i|img|li|ol|p|span|strong|table|tbody|td|th|tr|u|ul)"
+    r"(?:\s[^<>]*|/)?>",
+    re.IGNORECASE,
+)
+# Full-width digits, letters and the signs of addresses; Chinese punctuation is kept.
+_HALF_WIDTH = {
+    ord(wide): ord(wide) - 0xFEE0 for wide in map(chr, range(0xFF01, 0xFF5F)) if wide.isalnum()
+} | {ord(wide): ord(wide) - 0xFEE0 for wide in "＠－＿．／％＋"}
 _WECHAT = re.compile(
-    r"((?:微信号?|[vV][xX]|weixin|wechat)\s*[:：]?\s*)[a-zA-Z][\w-]{5,19}", re.IGNORECASE
+    r"((?:微信号?|[vV][xX]|加[vV]|weixin|wechat)\s*[:：]?\s*)[a-zA-Z][\w-]{5,19}", re.IGNORECASE
 )
 _NAME = re.compile(
     r"((?:我叫|姓名\s*[:：]|我的名字[是叫])\s*)[\u4e00-\u9fff]{2,3}(?=[，。,.；;！!\s]|$)"
@@ -25,15 +36,16 @@ _NAME = re.compile(
 
 
 def anonymize(text: str) -> str:
-    """Returns `text` with marks such as `<tel>` in place of personal data.
+    """Returns `text` with tokens such as `<tel>` in place of personal data.
 
-    Replaced are phone and identity numbers, addresses of mail and web, QQ and WeChat numbers,
-    and names that follow words such as 我叫. Phones and ids go first: a QQ number is any run of
-    digits. Other names, and places, need a recogniser of their own. Network addresses are left:
-    they are rarer than rows of values that look like one.
+    Phone and identity numbers, e-mail and web addresses, QQ and WeChat accounts, and names that
+    follow words such as 我叫 are replaced. Phone and identity numbers are replaced before QQ
+    numbers, which are any run of digits. Other names and places are kept: they need named-entity
+    recognition. IP addresses are kept too: in medical texts most matches are rows of values.
     """
     text = jionlp.replace_url(text, token="<url>")
-    text = jionlp.replace_email(text, token="<email>")
+    # The pattern of the library needs a character before and after the address.
+    text = jionlp.replace_email(f"\n{text}\n", token="<email>").strip("\n")
     text = jionlp.replace_id_card(text, token="<id>")
     text = jionlp.replace_phone_number(text, token="<tel>")
     text = jionlp.replace_qq(text, token="<qq>", strict=True)
@@ -42,17 +54,30 @@ def anonymize(text: str) -> str:
 
 
 def clean(text: str, *, anonymous: bool) -> str:
-    """Returns `text` under the text rules, without HTML and, if asked to, personal data."""
-    text = normalize_text(html.unescape(_TAG.sub(" ", text)))
+    """Returns `text` normalised, without HTML, with half-width digits and letters.
+
+    Args:
+        text: Any text.
+        anonymous: Whether personal data are replaced, see `anonymize`.
+    """
+    text = _ESCAPED_TAG.sub(" ", html.unescape(_TAG.sub(" ", text)))
+    text = normalize_text(text.translate(_HALF_WIDTH))
     return anonymize(text) if anonymous else text
 
 
 def clean_queries(
     queries: Mapping[str, str], chars: tuple[int, int], *, anonymous: bool
 ) -> tuple[dict[str, str], Counter[str]]:
-    """Cleans queries; drops those too short or too long, and all but the first of equal ones.
+    """Cleans queries and drops those that are too short, too long or duplicates.
 
-    Also returns how many were kept, dropped for which reason, or anonymised.
+    Args:
+        queries: Texts by id.
+        chars: The least and the greatest number of characters.
+        anonymous: Whether personal data are replaced, see `anonymize`.
+
+    Returns:
+        The queries that are kept, and counts: `kept`, `too_short`, `too_long`, `duplicate`, and
+        `anonymized`, those among the kept ones in which personal data were replaced.
     """
     shortest, longest = chars
     kept: dict[str, str] = {}
@@ -78,10 +103,23 @@ def clean_queries(
 def clean_documents(
     documents: Sequence[Document], chars: tuple[int, int], *, anonymous: bool
 ) -> tuple[list[Document], Counter[str]]:
-    """Cleans documents likewise; their length and equality are those of the text alone."""
+    """Cleans documents as `clean_queries` cleans queries; length and equality ignore the title."""
     kept, counts = clean_queries({d.id: d.text for d in documents}, chars, anonymous=anonymous)
     return [
         replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
         for d in documents
         if d.id in kept
     ], counts
+
+
+def clean_inputs(
+    documents: Sequence[Document], queries: Mapping[str, str], options: Cleaning
+) -> tuple[list[Document], dict[str, str], dict[str, dict[str, int]]]:
+    """Cleans what a command reads; returns documents, queries, and the counts of both."""
+    anonymous = options.anonymize
+    kept_documents, document_counts = clean_documents(
+        documents, options.document_chars, anonymous=anonymous
+    )
+    kept_queries, query_counts = clean_queries(queries, options.query_chars, anonymous=anonymous)
+    counts = {"documents": dict(document_counts), "queries": dict(query_counts)}
+    return kept_documents, kept_queries, counts

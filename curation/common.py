@@ -1,4 +1,4 @@
-"""What the commands share: output folder, endpoints, samples, tables."""
+"""Functions of several commands: output folder, endpoints, samples, tables."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ COST = "cost.json"
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[Path]:
-    """Makes an output folder and locks it against other commands."""
+    """Creates an output folder and locks it: other commands that write to it fail."""
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         yield folder
@@ -25,9 +25,9 @@ def output_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def language_models(config: Command, endpoints: Sequence[Endpoint]) -> Iterator[LanguageModels]:
-    """Yields endpoints whose calls are kept in the output folder.
+    """Yields endpoints whose calls are cached in the output folder.
 
-    However the block ends, the costs and the questions without a valid answer are written.
+    When the block ends, with or without an error, costs and invalid answers are written.
     """
     folder = config.output
     ledger = folder / CACHE / "calls.sqlite"
@@ -40,17 +40,17 @@ def language_models(config: Command, endpoints: Sequence[Endpoint]) -> Iterator[
 
 
 def sample_key(seed: int, *parts: str) -> str:
-    """Returns a key that orders things at random, the same on each machine, by `seed` alone."""
+    """Returns a sort key: a pseudo-random order that depends on `seed` and the parts alone."""
     return hashlib.sha256("\0".join([str(seed), *parts]).encode()).hexdigest()
 
 
 def shuffled(ids: Iterable[str], seed: int, *parts: str) -> list[str]:
-    """Returns ids in the order of their `sample_key` behind the parts."""
+    """Returns ids in pseudo-random order, by the `sample_key` of the parts and the id."""
     return sorted(ids, key=lambda id_: sample_key(seed, *parts, id_))
 
 
 def sample_queries(queries: Mapping[str, str], limit: int | None, seed: int) -> dict[str, str]:
-    """Returns at most `limit` queries, chosen by `seed`, in their order."""
+    """Returns a random sample of at most `limit` queries, in the given order."""
     chosen = set(shuffled(queries, seed)[:limit])
     return {id_: text for id_, text in queries.items() if id_ in chosen}
 

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from core.encoders import Frozen
+from core.encoders import FrozenModel
 from core.errors import CareError
 from core.records import read_text
 
@@ -31,51 +31,51 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
 _Path = Annotated[Path, AfterValidator(_resolve)]
 
 
-class Endpoint(Frozen):
+class Endpoint(FrozenModel):
     """A language model behind an OpenAI-compatible server."""
 
-    name: _Name  # in files and reports; with `model` the identity of its cached answers
-    base_url: str = Field(pattern=r"^https?://\S+$")  # up to `/v1`
-    model: str = Field(min_length=1)  # as the server names it
-    api_key_env: str | None = None  # the environment variable of the key; None for no key
-    concurrency: int = Field(8, ge=1)  # calls at once
-    timeout: float = Field(120.0, gt=0)  # the longest wait for one answer [s]
-    retries: int = Field(6, ge=0)  # of a call that failed for a transient reason
-    backoff: float = Field(1.0, gt=0)  # the longest wait before the first; doubled by each [s]
+    name: _Name  # in files and reports; `name` and `model` identify cached answers
+    base_url: str = Field(pattern=r"^https?://\S+$")  # including `/v1`
+    model: str = Field(min_length=1)  # its name on the server
+    api_key_env: str | None = None  # environment variable with the API key; None sends no key
+    concurrency: int = Field(8, ge=1)  # concurrent calls
+    timeout: float = Field(120.0, gt=0)  # of a call [s]
+    retries: int = Field(6, ge=0)  # of a call after transient failures
+    backoff: float = Field(1.0, gt=0)  # longest wait before the first retry [s]; doubles with each
     temperature: float = Field(0.0, ge=0)
-    seed: int | None = None  # of sampling; None sends none
-    max_tokens: int = Field(512, ge=1)  # of an answer
+    seed: int | None = None  # of sampling; None omits it
+    max_tokens: int = Field(512, ge=1)  # of a completion
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    # How the server is asked for JSON: under the schema, as any object, or by the prompt alone.
+    # How JSON is requested: by its schema, as any object, or by the prompt alone.
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    extra_body: dict[str, Any] = Field(default_factory=dict)  # more fields of each request
-    input_price: float = Field(0.0, ge=0)  # of a million prompt tokens
-    output_price: float = Field(0.0, ge=0)  # of a million answer tokens
+    extra_body: dict[str, Any] = Field(default_factory=dict)  # additional fields of each request
+    input_price: float = Field(0.0, ge=0)  # per million prompt tokens
+    output_price: float = Field(0.0, ge=0)  # per million completion tokens
 
 
-class Budget(Frozen):
-    """What may be spent in all, earlier runs in the same output folder included."""
+class Budget(FrozenModel):
+    """Limits on all runs in the output folder together; None for no limit."""
 
     calls: int | None = Field(None, ge=0)
     tokens: int | None = Field(None, ge=0)
 
 
-class Cleaning(Frozen):
-    """Which texts are kept, by their length [characters]; whether they are anonymised."""
+class Cleaning(FrozenModel):
+    """Lengths [characters] of the texts that are kept, and whether texts are anonymised."""
 
     anonymize: bool = True
     query_chars: tuple[int, int] = (4, 500)
     document_chars: tuple[int, int] = (10, 5000)
 
 
-class Bm25Retriever(Frozen):
-    """BM25 over words that jieba cuts."""
+class Bm25Retriever(FrozenModel):
+    """BM25 over the words of jieba."""
 
     kind: Literal["bm25"]
     name: _Name = "bm25"
 
 
-class PairRetriever(Frozen):
+class PairRetriever(FrozenModel):
     """A pair of encoders and exact search; a registered name or the path of a TOML file."""
 
     kind: Literal["pair"]
@@ -97,8 +97,8 @@ class PairRetriever(Frozen):
         return str(_resolve(Path(pair), info)) if pair.endswith(".toml") else pair
 
 
-class RunRetriever(Frozen):
-    """What any other system found: a run file in TREC format."""
+class RunRetriever(FrozenModel):
+    """The hits of another system: a run file in TREC format."""
 
     kind: Literal["run"]
     name: _Name
@@ -108,52 +108,52 @@ class RunRetriever(Frozen):
 Retriever = Annotated[Bm25Retriever | PairRetriever | RunRetriever, Field(discriminator="kind")]
 
 
-class Command(Frozen):
-    """What all commands that ask language models have in common."""
+class Command(FrozenModel):
+    """The keys of all commands that call language models."""
 
     output: _Path  # a folder; `cache/` in it makes the command resumable
     seed: int = 0  # of sampling
     language: Language = "zh"  # of the prompts
-    attempts: int = Field(3, ge=1)  # at one question before it is left without a valid answer
+    attempts: int = Field(3, ge=1)  # at a valid answer to a question
     budget: Budget = Budget()
 
 
-class JudgingOptions(Frozen):
-    """How passages are put to judges."""
+class JudgingOptions(FrozenModel):
+    """How passages are presented to judges."""
 
     language: Language = "zh"  # of the prompt
     passages_per_call: int = Field(10, ge=1, le=100)
-    passage_chars: int = Field(1500, ge=1)  # of a passage, that a judge reads
+    passage_chars: int = Field(1500, ge=1)  # longer passages are truncated
 
 
 class JudgingCommand(Command, JudgingOptions):
-    """What commands that judge passages have in common."""
+    """The keys of all commands that judge passages."""
 
     corpus: _Path  # JSONL with `_id`, `title`, `text`, `metadata`
     queries: _Path  # JSONL with `_id` and `text`
     retrievers: list[Retriever] = Field(min_length=1)
     judges: list[Endpoint] = Field(min_length=1)
-    depth: int = Field(50, ge=1)  # documents of each retriever that are judged
-    query_limit: int | None = Field(None, ge=1)  # a sample of so many queries; None for all
+    depth: int = Field(50, ge=1)  # hits of each retriever that are judged
+    query_limit: int | None = Field(None, ge=1)  # size of a sample; None for all queries
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         for kind in ("retrievers", "judges"):
             names = [item.name for item in getattr(self, kind)]
             if repeated := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"two {kind} are named '{min(repeated)}'")
+                raise ValueError(f"two {kind} have the name '{min(repeated)}'")
         return self
 
 
-class Rerank(Frozen):
-    """How many passages of each query the rerank set holds at most."""
+class Rerank(FrozenModel):
+    """The greatest numbers of passages per query of the rerank set."""
 
     positives: int = Field(10, ge=1)
     negatives: int = Field(20, ge=1)
 
 
 class BenchmarkConfig(JudgingCommand):
-    """`build-benchmark`: see docs/curation.md."""
+    """`build-benchmark`: see docs/make-a-benchmark.md."""
 
     split: _Name = "test"
     cleaning: Cleaning = Cleaning()
@@ -162,33 +162,36 @@ class BenchmarkConfig(JudgingCommand):
 
 
 class AuditConfig(JudgingCommand):
-    """`audit`: see docs/curation.md."""
+    """`audit`: see docs/make-a-benchmark.md."""
 
     qrels: _Path
 
 
 class AnnotationConfig(JudgingCommand):
-    """`annotate`: see docs/curation.md."""
+    """`annotate`: see docs/make-a-benchmark.md."""
 
     judges: list[Endpoint] = Field(min_length=1, max_length=1)
-    max_negatives: int | None = Field(None, ge=1)
+    cleaning: Cleaning | None = None  # None reads the texts as they are
+    max_negatives: int | None = Field(None, ge=1)  # of each query; None for all
 
 
 class StsConfig(Command):
-    """`sts`: see docs/curation.md."""
+    """`sts`: see docs/make-a-benchmark.md."""
 
     questions: _Path  # JSONL with `_id` and `text`
     synonyms: _Path  # TSV: a term, and one or more synonyms
-    writer: Endpoint  # rewrites
-    limit: int | None = Field(None, ge=1)  # a sample of so many questions; None for all
-    length_change: float = Field(0.3, gt=0, lt=1)  # of a rewrite at most, as a share
+    writer: Endpoint  # writes the rewrites
+    limit: int | None = Field(None, ge=1)  # size of a sample; None for all questions
+    length_change: float = Field(
+        0.3, gt=0, lt=1
+    )  # greatest change of length by a rewrite, as a fraction
 
 
 Config = TypeVar("Config", bound=Command)
 
 
 def load_config(path: Path, kind: type[Config]) -> Config:
-    """Reads a YAML file; paths in it are relative to it. A CareError names the key at fault."""
+    """Reads a YAML file; its paths are relative to it. A CareError names the invalid key."""
     text = read_text(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -197,27 +200,27 @@ def load_config(path: Path, kind: type[Config]) -> Config:
         reason = " ".join(str(error).split())
         raise CareError.at(path, f"is not valid YAML: {reason}", "not_yaml") from error
     if root is None or not isinstance(data, dict):
-        raise CareError.at(path, "holds no keys", "no_keys")
+        raise CareError.at(path, "has no keys: it must be a mapping", "no_keys")
     try:
         return kind.model_validate(data, context=path.parent)
     except ValidationError as error:
         first = error.errors()[0]
         line, key = _locate(root, first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
-        reason = f"line {line}: {key}: {reason}" if key else f"is wrong: {reason}"
+        reason = f"line {line}: {key}: {reason}" if key else f"is invalid: {reason}"
         code = _CODES.get(first["type"], "bad_value")
         raise CareError.at(path, reason, code, line=line if key else None, key=key) from error
 
 
 def _locate(node: yaml.Node, location: tuple[int | str, ...]) -> tuple[int, str]:
-    """Returns the line and the dotted name of a key; the line is its parent's if it is missing."""
+    """Returns the line and the dotted name of a key; the line of its parent if it is missing."""
     line, names = node.start_mark.line + 1, []
     for part in location:
         if isinstance(node, yaml.MappingNode):
             found = [pair for pair in node.value if pair[0].value == str(part)]
             if not found:
                 if any(part == value.value for _, value in node.value):
-                    continue  # the tag of a union, as pydantic names it
+                    continue  # pydantic adds the tag of a union to the location
                 names.append(str(part))
                 break
             line, node = found[0][0].start_mark.line + 1, found[0][1]

@@ -1,10 +1,10 @@
-"""The diversity filter: of texts that say nearly the same, a few are kept."""
+"""The diversity filter: drops near-duplicate texts."""
 
 import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import compress
 from pathlib import Path
@@ -34,7 +34,7 @@ Kind = Literal["queries", "documents"]
 
 @dataclass(frozen=True, slots=True)
 class DiversityRule:
-    """A text is dropped if more than `near` of its `k` nearest kept texts are closer than `t`."""
+    """Drops a text if more than `near` of its `k` nearest kept texts have a cosine above `t`."""
 
     k: int
     t: float  # cosine similarity
@@ -42,28 +42,42 @@ class DiversityRule:
 
     def __post_init__(self) -> None:
         if not 0 <= self.near < self.k:
-            message = f"k {self.k} must be greater than n {self.near}, and n at least 0"
+            message = (
+                f"n must be at least 0 and less than k, but n is {self.near} and k is {self.k}"
+            )
             raise CareError(message, code="bad_rule", k=self.k, n=self.near)
 
 
-RULES = {"queries": DiversityRule(5, 0.85, 1), "documents": DiversityRule(5, 0.78, 1)}
+RULES: dict[Kind, DiversityRule] = {
+    "queries": DiversityRule(5, 0.85, 1),
+    "documents": DiversityRule(5, 0.78, 1),
+}
+
+
+def diversity_rule(
+    kind: Kind, *, k: int | None = None, t: float | None = None, near: int | None = None
+) -> DiversityRule:
+    """Returns the paper's rule for queries or documents, with the given values in place of its."""
+    given: dict[str, Any] = {"k": k, "t": t, "near": near}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return replace(RULES[kind], **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class DiversityOptions:
-    """How the filter works; each of these can change what is kept."""
+    """Options of the filter; each can change which texts are kept."""
 
     seeds: int = 5000  # texts that are kept without a check and start the index
-    seed: int = 0  # of their choice
+    seed: int = 0  # of the random choice of these texts
     flat_limit: int = 100_000  # kept texts up to which the search is exact
-    # Texts that are searched for at once. Among those of a block the rule is applied in turn, so
-    # an exact search keeps what one text at a time would have kept.
+    # Texts per search. Within a block the rule is applied to one text after the other, so that
+    # exact search keeps the same texts as a block of 1.
     block: int = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Diversified:
-    """What was kept, bool [n], and the index in which it ended."""
+    """The texts that are kept, bool [n], and the type of the index at the end."""
 
     kept: NDArray[np.bool_]
     index: str
@@ -77,13 +91,21 @@ def diversify(
     checkpoint: Path | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> Diversified:
-    """Applies the rule to each text in turn: the seeds first, then the others in their order.
+    """Applies the rule to one text after the other: the seeds first, then the others in order.
 
-    Vectors, float32 [n, dimension], may be mapped from disk; they are scaled to unit norm. The
-    result is the same on each run, with any number of threads, and after a kill: decisions are
-    saved in `checkpoint`, once in `checkpoint_seconds` at most, until it is removed at the end.
-    A later call with equal arguments, on the same vectors, continues from there (with others it
-    raises a CareError); the index is built again from the decisions, without its searches.
+    The result does not depend on the number of threads. An interrupted call resumes from
+    `checkpoint`: it builds the index from the saved decisions, without searching again.
+
+    Args:
+        vectors: float32 [n, dimension], in memory or memory-mapped; they are scaled to unit norm.
+        rule: Which texts are dropped.
+        options: See `DiversityOptions`.
+        threads: Threads of the search.
+        checkpoint: File in which decisions are saved; it is removed at the end.
+        checkpoint_seconds: The least time between two saves [s].
+
+    Raises:
+        CareError: If the checkpoint was written with other vectors, rule or options.
     """
     options = options or DiversityOptions()
     order = _order(len(vectors), options)
@@ -102,8 +124,8 @@ def diversify(
                 near = (index.search(block, rule.k) > rule.t).sum(axis=1)
                 closer = block @ block.T > rule.t
                 chosen = kept[part]
-                # More than `near` of the k nearest are close if, and only if, more than `near`
-                # of all are: those of the index, at most k, and those of the block add up.
+                # More than `near` of the k nearest are above t if and only if more than `near` of
+                # all are, because near < k. So counts from the index and the block are added.
                 for at in range(max(0, first - start), len(block)):
                     inside = np.count_nonzero(closer[at, :at] & chosen[:at])
                     chosen[at] = near[at] + inside <= rule.near
@@ -123,7 +145,7 @@ def diversify(
 
 
 def _order(count: int, options: DiversityOptions) -> RowArray:
-    """Returns all rows: the seeds in their order, then the others in theirs."""
+    """Returns all rows: first the seeds, then the others, each in ascending order."""
     shuffled = np.random.default_rng(options.seed).permutation(count)
     seeds, others = np.split(shuffled, [options.seeds])
     return np.concatenate([np.sort(seeds), np.sort(others)])
@@ -136,12 +158,12 @@ def _unit(vectors: FloatArray) -> FloatArray:
 
 
 def _read_checkpoint(path: Path | None, identity: str, kept: NDArray[np.bool_]) -> int:
-    """Fills `kept` as far as decisions were saved, and returns how far that is."""
+    """Fills `kept` with the saved decisions and returns their number."""
     if not path or not path.is_file():
         return 0
     with np.load(path, allow_pickle=False) as saved:
         if str(saved["identity"]) != identity:
-            reason = "is of another rule, other options or other texts: remove it to start anew"
+            reason = "was written with another rule, options or texts: delete it to start again"
             raise CareError.at(path, reason, "other_checkpoint")
         done = int(saved["done"])
         kept[:done] = np.unpackbits(saved["kept"], count=done).astype(np.bool_)
@@ -149,10 +171,10 @@ def _read_checkpoint(path: Path | None, identity: str, kept: NDArray[np.bool_]) 
 
 
 class GrowingIndex:
-    """Unit vectors by inner product: Flat up to `flat_limit` of them, HNSW from there on.
+    """An index of unit vectors by inner product: Flat up to `flat_limit` vectors, then HNSW.
 
-    Flat is exact. HNSW finds most neighbours, not all; its graph depends on the order of
-    additions and on nothing else, since they run on one thread.
+    Flat is exact; HNSW is approximate. Vectors are added by one thread, so that the graph depends
+    on their order alone.
     """
 
     def __init__(self, dimension: int, flat_limit: int, threads: int = 1) -> None:
@@ -170,7 +192,7 @@ class GrowingIndex:
         return "Flat" if isinstance(self._index, faiss.IndexFlatIP) else f"HNSW{_HNSW_LINKS}"
 
     def add(self, vectors: FloatArray) -> None:
-        """Adds unit vectors, float32 [n, dimension]; their rows follow those that are there."""
+        """Appends unit vectors, float32 [n, dimension]."""
         if self.kind == "Flat" and len(self) + len(vectors) > self._flat_limit:
             flat = self._index
             self._index = faiss.IndexHNSWFlat(flat.d, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
@@ -183,9 +205,9 @@ class GrowingIndex:
         faiss.omp_set_num_threads(self._threads)
 
     def search(self, vectors: FloatArray, k: int) -> FloatArray:
-        """Returns the cosines of the k nearest of each vector, float32 [n, k], descending.
+        """Returns the cosines of the k nearest vectors, float32 [n, k], descending.
 
-        They are -inf where there are fewer than k.
+        Missing neighbours, in an index of fewer than k vectors, have the cosine -inf.
         """
         scores, rows = self._index.search(np.ascontiguousarray(vectors, dtype=np.float32), k)
         return np.where(rows < 0, np.float32(-np.inf), scores)
@@ -203,11 +225,21 @@ def diversify_file(
     batch_size: int = 32,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Writes the lines of a JSONL file that the filter keeps, and a report beside them.
+    """Writes the lines of a JSONL file that the filter keeps, and a report.
 
-    Lines have `text` and, of documents, `title`; other fields are kept. The side of the pair
-    that `kind` names encodes them, or `vectors` is an .npy of float32 [texts, dimension]. Returns
-    the report, as written to the output's name with `.report.json` behind it.
+    Args:
+        texts: JSONL with `text` and, for documents, `title`; other fields are kept.
+        output: JSONL of the kept lines.
+        kind: Which side of the pair encodes the texts.
+        rule: Which texts are dropped.
+        options: See `DiversityOptions`.
+        pair: The pair that encodes the texts.
+        vectors: .npy file of float32 [texts, dimension], instead of encoding.
+        batch_size: Texts per batch of the encoder.
+        threads: Threads of the encoder and of the search.
+
+    Returns:
+        The report, as written to OUTPUT.report.json.
     """
     started = time.perf_counter()
     lines, contents = _read(texts)
@@ -244,31 +276,31 @@ def diversify_file(
 
 
 def load_vectors(path: Path, rows: int) -> FloatArray:
-    """Maps float32 vectors [rows, dimension] from an .npy file; all else is a CareError."""
+    """Memory-maps an .npy file of float32 [rows, dimension]; other contents are a CareError."""
     try:
         vectors: FloatArray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise CareError.at(path, f"cannot be read as .npy: {error}", "unreadable") from error
     if vectors.ndim != 2 or len(vectors) != rows or vectors.dtype != np.float32:
         facts = {"dtype": str(vectors.dtype), "shape": list(vectors.shape), "rows": rows}
-        reason = f"holds {facts['dtype']} {facts['shape']}, not float32 [{rows}, dimension]"
+        reason = f"contains {facts['dtype']} {facts['shape']}, not float32 [{rows}, dimension]"
         raise CareError.at(path, reason, "bad_vectors", **facts)
     return vectors
 
 
 def peak_memory() -> int:
-    """Returns the most memory that this process has held [bytes]."""
+    """Returns the peak memory of this process [bytes]."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
-    """Returns lines and, for the encoder, texts."""
+    """Returns the lines to write and the texts to encode."""
     lines, texts = [], []
     for number, record in read_jsonl(path):
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         title = string(path, number, {"title": record.get("title") or ""}, "title")
         texts.append(document_text(title, string(path, number, record, "text")))
     if not lines:
-        raise DataError.at(path, "holds no texts", "no_texts")
+        raise DataError.at(path, "has no texts", "no_texts")
     return lines, texts

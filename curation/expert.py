@@ -1,4 +1,4 @@
-"""The expert check: a sample of pairs without labels, and its comparison with an expert's."""
+"""The expert check: a blind sample of pairs, and the agreement with an expert's labels."""
 
 import csv
 from collections.abc import Iterable
@@ -29,12 +29,18 @@ HEADER = ("pair", "query", "passage", "label", "comment")
 def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     """Writes a sample of a benchmark's agreed pairs as pairs.csv and pairs.xlsx, and their key.
 
-    The spreadsheets hold no label, id or rank; only key.jsonl tells which pair is which, and
-    must not go out with them. An earlier sample in `output`, which may be labelled already, is a
-    CareError. Returns the number of pairs: `size`, or all if there are fewer.
+    The spreadsheets contain no labels, ids or ranks. key.jsonl maps pairs to ids and verdicts; do
+    not send it to the expert.
+
+    Returns:
+        The number of pairs: `size`, or all if there are fewer.
+
+    Raises:
+        CareError: If the benchmark is incomplete, or `output` contains an earlier sample, which
+            may have labels.
     """
     if not (benchmark / STATISTICS).is_file():
-        reason = f"has no {STATISTICS}: let build-benchmark finish first"
+        reason = f"has no {STATISTICS}: run build-benchmark to its end first"
         raise CareError.at(benchmark, reason, "incomplete_benchmark")
     path = benchmark / JUDGEMENTS
     agreed: list[dict[str, Any]] = [
@@ -80,15 +86,15 @@ def _write_xlsx(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
 
 
 def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
-    """Compares the labels of a returned spreadsheet, CSV or XLSX, with the consensus.
+    """Compares the labels of a spreadsheet, CSV or XLSX, with the verdicts of the judges.
 
-    A label is 1 if the passage answers the question directly, 0 if not, empty if the expert
-    could not say; all else is a DataError. `key` is the file that `expert_sample` wrote.
+    A label is 1 if the passage answers the question directly, 0 if not, and empty if the expert
+    cannot say; other labels are a DataError. `key` is the file that `expert_sample` wrote.
     """
     consensus: dict[str, str] = {}
     for number, record in read_jsonl(key):
         if "pair" not in record:
-            reason = "has no pair: it is no key of expert-sample"
+            reason = "has no field 'pair': give the key.jsonl that expert-sample wrote"
             raise record_error(key, number, reason, code="not_key")
         consensus[str(record["pair"])] = string(key, number, record, "verdict")
     given: dict[str, int] = {}
@@ -101,7 +107,7 @@ def expert_agreement(labels: Path, key: Path) -> dict[str, Any]:
         if pair in given:
             raise _row_error(labels, number, f"pair '{pair}' is a duplicate", "duplicate_id")
         if label not in ("1", "0", ""):
-            reason = f"label '{label}' is neither 1 nor 0"
+            reason = f"label '{label}' is not 1, 0 or empty"
             raise _row_error(labels, number, reason, "bad_label")
         if label:
             given[pair] = int(label)
@@ -134,10 +140,12 @@ def _spreadsheet(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
         reason = "is not UTF-8: save it as 'CSV UTF-8' or as XLSX"
         raise DataError.at(path, reason, "not_utf8") from error
     except (BadZipFile, InvalidFileException, KeyError, csv.Error) as error:
-        raise DataError.at(path, f"is no spreadsheet: {error}", "not_spreadsheet") from error
+        raise DataError.at(
+            path, f"is not a CSV or XLSX file: {error}", "not_spreadsheet"
+        ) from error
     header = rows[0] if rows else []
     if missing := {"pair", "label"} - set(header):
-        raise _row_error(path, 1, f"there is no column '{min(missing)}'", "missing_column")
+        raise _row_error(path, 1, f"the header has no column '{min(missing)}'", "missing_column")
     records = (dict(zip(header, row, strict=False)) for row in rows[1:])
     return enumerate(records, start=2)
 
@@ -147,5 +155,5 @@ def _row_error(path: Path, number: int, reason: str, code: str) -> DataError:
 
 
 def _cell(value: object) -> str:
-    """Returns a cell as text; numbers come as floats where a program has touched them."""
+    """Returns a cell as text; spreadsheet programs store whole numbers as floats."""
     return "" if value is None else str(value).strip().removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Grades of passages by several language models, and the vote on them."""
+"""Grading of passages by several language models, and the vote on their grades."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A query and a document, and the grade of each judge; None where it gave no valid one."""
+    """The grades of a query and a document, by judge; None for an invalid answer."""
 
     query: str
     document: str
@@ -37,15 +37,15 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        """What the judges agree on, by `consensus`."""
+        """The result of the vote, see `consensus`."""
         return consensus(list(self.grades.values()))
 
 
 def consensus(grades: Sequence[Grade | None]) -> Verdict:
     """Applies the voting rule: positive if all judges say S or A, negative if none does.
 
-    Anything between is disputed; a pair that a judge did not grade is incomplete. Neither
-    belongs in a benchmark.
+    Other pairs are disputed. Pairs without the grade of a judge are incomplete. A benchmark omits
+    both.
     """
     if None in grades:
         return "incomplete"
@@ -63,10 +63,20 @@ def judge(
     documents: Mapping[str, str],
     options: JudgingOptions,
 ) -> list[Judgement]:
-    """Has each judge, an endpoint by name, grade the documents of each pool, ids by query id.
+    """Grades the documents of each pool with each judge.
 
-    All judges see the same calls: the pool's documents in its order, cut into groups. Queries
-    and documents are texts by id. Returns a judgement for each pair, in the pools' order.
+    All judges get the same prompts: the documents of a pool in its order, in groups.
+
+    Args:
+        models: The language models.
+        judges: Names of their endpoints.
+        pools: Document ids, by query id.
+        queries: Texts, by id.
+        documents: Texts, by id.
+        options: Language of the prompt, passages per call and their length.
+
+    Returns:
+        A judgement for each pair of query and document, in the order of the pools.
     """
     size = options.passages_per_call
     groups = [
@@ -87,7 +97,7 @@ def judge(
             answer=grades_model(len(group)),
         )
 
-    # Made when they are asked: together they can be gigabytes.
+    # Built on demand: all prompts together can take gigabytes.
     questions = [partial(question, query, group) for query, group in groups]
     answers = models.ask(dict.fromkeys(judges, questions), "judge")
     return [
@@ -109,13 +119,13 @@ def grades_model(count: int) -> type[BaseModel]:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Candidates and what the judges said of them."""
+    """Candidates and their judgements."""
 
-    pools: Pools  # ids by query id, best first
+    pools: Pools  # document ids by query id, best first
     judgements: Mapping[tuple[str, str], Judgement]  # by query and document id
 
     def of(self, query: str, verdict: str) -> list[str]:
-        """Returns the documents of a query that have a verdict, in the pool's order."""
+        """Returns the documents of a query with a verdict, in the order of the pool."""
         return [id_ for id_ in self.pools[query] if self.judgements[query, id_].verdict == verdict]
 
 
@@ -125,16 +135,25 @@ def judge_candidates(
     queries: Mapping[str, str],
     also: Mapping[str, Sequence[str]] | None = None,
 ) -> Judged:
-    """Retrieves candidates, has them judged, and writes judgements, costs, invalid answers.
+    """Retrieves candidates, judges them, and writes judgements, costs and invalid answers.
 
-    Judges see each pool in an order that tells nothing, the same for all of them. Documents in
-    `also`, ids by query id, are judged wherever they rank. The output folder must be locked.
+    Each pool is shuffled, in the same way for all judges, so that ranks do not influence grades.
+    The output folder must be locked.
+
+    Args:
+        config: Retrievers, judges and output folder.
+        documents: The corpus.
+        queries: Texts, by id.
+        also: More document ids to judge, by query id, whatever their rank.
+
+    Raises:
+        CareError: If there are no queries or documents, or a judge fails.
     """
     if not queries or not documents:
-        message = f"{config.queries} and {config.corpus} leave nothing to judge"
+        message = f"{config.queries} or {config.corpus} has no texts to judge after cleaning"
         counts = {"queries": len(queries), "documents": len(documents)}
         raise CareError(message, code="nothing_to_judge", **counts)
-    # Opened first: a key that is missing shows before hours of encoding.
+    # Opened first, so that a missing API key fails before hours of encoding.
     with language_models(config, config.judges) as models:
         vectors = config.output / CACHE / "vectors"
         pools = candidate_pools(config.retrievers, documents, queries, config.depth, vectors)

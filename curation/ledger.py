@@ -1,4 +1,4 @@
-"""Every call to a language model, on disk: its answer is the cache, its tokens are the costs."""
+"""A file of all calls to language models: the cache of answers and the record of tokens."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from core.errors import CareError
 
 State = Literal["sent", "answered", "rejected", "failed", "lost"]
 
-# A killed process loses no row that was committed; only a power cut may lose the last ones.
+# A killed process loses no committed row; a power failure may lose the last ones.
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -31,18 +31,21 @@ UPDATE calls SET state = 'lost' WHERE state = 'sent';
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended for good: the answer's text, or why the server rejected the question."""
+    """The final result of a call: the answer, or why the server rejected the question."""
 
     state: Literal["answered", "rejected"]
     text: str
 
 
 class Ledger:
-    """The calls of one output folder; one process at a time holds it.
+    """The calls of one output folder, in a SQLite file that one process opens at a time.
 
-    A call is written before it is sent, with the most tokens that it can use, and again when
-    its answer is there, with what it used. One that was cut off in between counts in full.
-    The file is of SQLite, and made if it is not there; any other file is a CareError.
+    A call is written before it is sent, with the greatest number of tokens that it can use, and
+    updated with the tokens used when the response arrives. An interrupted call keeps the greatest
+    number. The file is created if it does not exist.
+
+    Raises:
+        CareError: If the file is not a ledger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +54,9 @@ class Ledger:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise CareError.at(path, f"is not a ledger of calls: {error}", "not_ledger") from error
+            raise CareError.at(
+                path, f"is not a file of calls: {error}; delete it to start again", "not_ledger"
+            ) from error
         self.calls: int
         self.tokens: int
         self.calls, self.tokens = self._db.execute(
@@ -59,7 +64,7 @@ class Ledger:
         ).fetchone()
 
     def outcome(self, key: str) -> Outcome | None:
-        """Returns how the call ended, or None if it never did."""
+        """Returns the final result of a call, or None if it has none."""
         row = self._db.execute(
             "SELECT state, text FROM calls WHERE key = ? AND state IN ('answered', 'rejected')",
             (key,),
@@ -67,7 +72,7 @@ class Ledger:
         return Outcome(*row) if row else None
 
     def begin(self, key: str, endpoint: str, prompt_tokens: int, answer_tokens: int) -> int:
-        """Writes that a call is sent, with the most tokens that it can use; returns its row."""
+        """Records a call before it is sent, with the most tokens it can use; returns its row."""
         row = self._db.execute(
             "INSERT INTO calls (key, endpoint, state, prompt_tokens, answer_tokens)"
             " VALUES (?, ?, 'sent', ?, ?)",
@@ -86,7 +91,7 @@ class Ledger:
         answer_tokens: int | None = None,
         text: str = "",
     ) -> None:
-        """Writes how a call ended and what it used; None leaves what it could have used."""
+        """Records the result of a call and the tokens used; None keeps the greatest number."""
         (change,) = self._db.execute(
             "SELECT coalesce(?, prompt_tokens) - prompt_tokens"
             " + coalesce(?, answer_tokens) - answer_tokens FROM calls WHERE id = ?",
@@ -100,7 +105,7 @@ class Ledger:
         self.tokens += change
 
     def usage(self, endpoint: str) -> list[tuple[State, int, int, int]]:
-        """Returns calls of an endpoint, their prompt and answer tokens, by state."""
+        """Returns state, calls, prompt tokens and answer tokens of an endpoint, for each state."""
         return self._db.execute(
             "SELECT state, count(*), sum(prompt_tokens), sum(answer_tokens) FROM calls"
             " WHERE endpoint = ? GROUP BY state ORDER BY state",

@@ -1,4 +1,4 @@
-"""Questions to language models: answers are valid JSON under a schema, paid for once."""
+"""Questions to language models: answers are JSON, validated by a schema and cached."""
 
 import asyncio
 import hashlib
@@ -8,9 +8,8 @@ import re
 import sqlite3
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -23,20 +22,21 @@ from tqdm import tqdm
 
 from core.errors import CareError
 from core.retries import RetryPolicy, TransientError, is_transient, retry_after
+from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
 from curation.ledger import Ledger, Outcome
 
 _LONGEST_RETRY_AFTER = 600.0
-# The least time between two messages about an endpoint that fails [s].
+# The least time between two messages about a failing endpoint [s].
 _MESSAGE_INTERVAL = 10.0
-# What a chat template may add to each message [tokens].
+# Tokens that a chat template may add to each message.
 _TEMPLATE_TOKENS = 32
 _QUOTED_CHARS = 2000
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 _MEANINGS = {
-    401: "the key is wrong or missing",
-    403: "the key may not use this model",
-    404: "it does not know the model, or the address is wrong",
+    401: "the API key is wrong or missing",
+    403: "the API key has no access to this model",
+    404: "the model or the address is wrong",
 }
 _COSTS = (
     *("calls", "answered", "rejected", "failed", "lost", "reused", "invalid"),
@@ -47,50 +47,35 @@ Answer = TypeVar("Answer", bound=BaseModel)
 Message = dict[str, str]
 
 
-class LanguageModelError(CareError):
-    """A server of a language model cannot be reached, rejects requests, or keeps failing."""
-
-    default_code = "language_model_failed"
-
-
-class BudgetError(LanguageModelError):
-    """The next call to a language model could exceed the budget."""
-
-    default_code = "budget_spent"
-
-
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Answer]):
-    """One question and what counts as an answer."""
+    """A question and the schema of its answer."""
 
-    id: str  # what it is about, as the file of invalid answers names it
+    id: str  # in the file of invalid answers
     system: str
     user: str
-    again: str  # how an invalid answer is asked for again; `{complaint}` says what was wrong
+    again: str  # the message after an invalid answer; `{complaint}` is replaced by the error
     answer: type[Answer]
-    check: Callable[[Answer], str] = lambda _: ""  # what is wrong with an answer that fits
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidAnswer:
-    """A question without a valid answer, and what came instead: texts and complaints."""
-
-    endpoint: str
-    id: str
-    tried: list[dict[str, str]]
+    # Returns the error of an answer that fits the schema, or "".
+    check: Callable[[Answer], str] = lambda _: ""
 
 
 class LanguageModels:
     """Endpoints that share a ledger and a budget.
 
-    An answer that is in the ledger is never asked for again. When the budget is spent, or an
-    endpoint fails for good, calls under way are waited for and written down; a later run
-    continues from there.
+    Answers in the ledger are reused. When the budget is spent or an endpoint fails, calls in flight
+    are completed and recorded; a later run continues from there.
 
-    The budget is of all runs with the file `ledger`. A call is sent only if the most that it can
-    use still fits: a token for each byte of the prompt, and all that the answer may have. A
-    question is asked `attempts` times before it is left without a valid answer. The variable of
-    a key that is not set is a LanguageModelError, a file that is no ledger a CareError.
+    Args:
+        endpoints: The language models.
+        ledger: The file of calls, see `Ledger`.
+        budget: Limits on all runs with this ledger. A call is sent only if the most tokens that it
+            can use fit: one per byte of the prompt, and `max_tokens` of the answer.
+        attempts: How often a question is asked until an answer is valid.
+
+    Raises:
+        LanguageModelError: If the environment variable of an API key is not set.
+        CareError: If the file is not a ledger.
     """
 
     def __init__(
@@ -102,7 +87,7 @@ class LanguageModels:
     ) -> None:
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._keys = {endpoint.name: _api_key(endpoint) for endpoint in endpoints}
-        self._account = _Account(Ledger(ledger), budget or Budget(), attempts)
+        self._account = Account(Ledger(ledger), budget or Budget(), attempts)
 
     @property
     def invalid(self) -> list[InvalidAnswer]:
@@ -112,14 +97,19 @@ class LanguageModels:
     def ask(
         self, questions: Mapping[str, Sequence[Callable[[], Question[Answer]]]], title: str
     ) -> dict[str, list[Answer | None]]:
-        """Puts questions to endpoints, given by name; each is made when it is asked.
+        """Asks each endpoint its questions.
 
-        Returns for each endpoint the answers, in the order of the questions; None where none was
-        valid: see `invalid`.
+        Args:
+            questions: Functions that build the questions, by the name of the endpoint.
+            title: Label of the progress bar.
+
+        Returns:
+            The answers of each endpoint, in the order of its questions; None for a question without
+            a valid answer, see `invalid`.
 
         Raises:
             BudgetError: If the next call could exceed the budget.
-            LanguageModelError: If an endpoint cannot be used or goes on failing.
+            LanguageModelError: If an endpoint rejects requests or fails repeatedly.
         """
         answers: dict[str, list[Answer | None]] = {
             name: [None] * len(asked) for name, asked in questions.items()
@@ -130,7 +120,7 @@ class LanguageModels:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
                 for name, asked in questions.items():
                     endpoint = self._endpoints[name]
-                    # Repetitions are ours: each counts against the budget.
+                    # Retries are made here, because each counts against the budget.
                     client = openai.AsyncOpenAI(
                         base_url=endpoint.base_url,
                         api_key=self._keys[name],
@@ -150,9 +140,9 @@ class LanguageModels:
         return answers
 
     def costs(self) -> dict[str, dict[str, float]]:
-        """Returns calls by state, tokens and price of each endpoint, and of all.
+        """Returns calls by state, tokens and price of each endpoint, and their sums as "all".
 
-        `reused` counts the answers that this run found in the ledger; all else, all runs.
+        `reused` and `invalid` count this run; the other values count all runs.
         """
         table: dict[str, dict[str, float]] = {}
         for name, endpoint in self._endpoints.items():
@@ -179,77 +169,29 @@ class LanguageModels:
 
 
 @dataclass
-class _Account:
-    """What all endpoints share."""
-
-    ledger: Ledger
-    budget: Budget
-    attempts: int
-    in_flight: int = 0  # calls that are sent and not answered yet
-    stopped: CareError | None = None  # after it no call begins
-    # Is set when a call has ended or all are stopped; of one event loop.
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    reused: Counter[str] = field(default_factory=Counter)  # answers in the ledger, by endpoint
-    invalid: list[InvalidAnswer] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def admitted(
-        self, key: str, endpoint: str, prompt_tokens: int, answer_tokens: int
-    ) -> AsyncIterator[int]:
-        """Waits until a call fits into the budget, and yields its row in the ledger."""
-        # Calls in flight may use less than they can.
-        while not self._fits(prompt_tokens + answer_tokens):
-            self.changed.clear()
-            await self.changed.wait()
-        row = self.ledger.begin(key, endpoint, prompt_tokens, answer_tokens)
-        self.in_flight += 1
-        try:
-            yield row
-        finally:
-            self.in_flight -= 1
-            self.changed.set()
-
-    def _fits(self, tokens: int) -> bool:
-        if self.stopped:
-            raise self.stopped
-        most, spent = self.budget, self.ledger
-        if most.calls is not None and spent.calls >= most.calls:
-            message = f"the budget of {most.calls:,} calls is spent: raise budget.calls"
-            raise BudgetError(f"{message} and run again to continue", calls=most.calls)
-        if most.tokens is None or spent.tokens + tokens <= most.tokens:
-            return True
-        if not self.in_flight:
-            left = most.tokens - spent.tokens
-            message = f"the budget of {most.tokens:,} tokens has {left:,} left and the next call"
-            message += f" could use {tokens:,}: raise budget.tokens and run again to continue"
-            raise BudgetError(message, tokens=most.tokens, left=left)
-        return False
-
-
-@dataclass
 class _Session:
     """One endpoint during one `ask`."""
 
-    account: _Account
+    account: Account
     endpoint: Endpoint
     client: openai.AsyncOpenAI
     progress: "tqdm[Any]"
-    # Of calls under way, by their key.
+    # Locks of the calls in flight, by key.
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    answers: bool = False  # whether it has answered any question
-    reported: float = -inf  # when a failure was last shown [s]
+    answers: bool = False  # whether any call succeeded
+    reported: float = -inf  # time of the last message about a failure [s]
 
     async def work(
         self,
         todo: Iterator[tuple[int, Callable[[], Question[Answer]]]],
         answers: list[Answer | None],
     ) -> None:
-        """Asks questions until none is left or the calls are stopped."""
+        """Asks questions until all are asked or the run is stopped."""
         for place, question in todo:
             try:
                 answers[place] = await self._answer(question())
             except (CareError, sqlite3.Error) as error:
-                # Not raised before the calls of the other workers have ended: they are paid for.
+                # Raised when the calls of all workers have ended, because those are paid for.
                 if isinstance(error, sqlite3.Error):
                     message = f"the ledger of calls cannot be written: {error}"
                     error = CareError(message, code="ledger_not_written")
@@ -285,10 +227,10 @@ class _Session:
     async def _outcome(self, messages: list[Message], schema: type[BaseModel]) -> Outcome:
         endpoint = self.endpoint
         body = _body(endpoint, messages, schema)
-        # The server's address is no part of a call's identity.
+        # The key does not contain the server's address.
         identity = json.dumps([endpoint.name, body, endpoint.extra_body], sort_keys=True)
         key = hashlib.sha256(identity.encode()).hexdigest()
-        # Equal questions at once: the second waits for the first one's answer.
+        # Of two equal concurrent questions, the second uses the answer to the first.
         async with self.locks.setdefault(key, asyncio.Lock()):
             if known := self.account.ledger.outcome(key):
                 self.account.reused[endpoint.name] += 1
@@ -299,7 +241,7 @@ class _Session:
                 return await policy.run(lambda: self._call(key, body), self._report)
             except TransientError as error:
                 if error.wait > policy.longest_wait:
-                    reason = f"{error.reason} and asks to wait for {error.wait:.0f} s"
+                    reason = f"{error.reason} with Retry-After {error.wait:.0f} s: run again later"
                     raise self._error(reason, wait=error.wait) from None
                 attempts = endpoint.retries + 1
                 reason = f"failed {attempts} times in a row: it {error.reason}"
@@ -329,12 +271,12 @@ class _Session:
             except openai.APIStatusError as error:
                 return self._rejected(row, error)
             except (TimeoutError, openai.APITimeoutError):
-                reason = f"gives no answer within {endpoint.timeout:g} s"
+                reason = f"did not respond within {endpoint.timeout:g} s"
             except openai.APIConnectionError as error:
                 reason = f"cannot be reached ({type(error.__cause__ or error).__name__})"
             except (openai.APIError, ValueError, TypeError, IndexError, AttributeError):
-                # The status is 200 nevertheless.
-                reason = "sends a body that is no chat completion"
+                # The status is 200.
+                reason = "returned a body that is not a chat completion"
             else:
                 self.answers = True
                 used = completion.usage
@@ -346,19 +288,19 @@ class _Session:
             raise TransientError(reason)
 
     def _rejected(self, row: int, error: openai.APIStatusError) -> Outcome:
-        """Says what a status other than 200 means: for the question, the call or the endpoint."""
+        """Returns the result of a rejected question, or raises the error of the call."""
         status, ledger = error.status_code, self.account.ledger
         if status in (400, 413, 422) and self.answers:
-            # It answers other questions: this one is too long, or against its rules.
+            # Other questions succeed: this one is too long or violates the rules of the server.
             text = f"status {status}: {error.message}"
             ledger.end(row, "rejected", 0, 0, text)
             return Outcome("rejected", text)
         ledger.end(row, "failed", 0, 0)
         if is_transient(status):
             wait = retry_after(error.response.headers.get("Retry-After"))
-            raise TransientError(f"answers status {status}", wait)
+            raise TransientError(f"returned status {status}", wait)
         meaning = _MEANINGS.get(status, error.message)
-        raise self._error(f"answers status {status}: {meaning}", "request_rejected", status=status)
+        raise self._error(f"returned status {status}: {meaning}", "request_rejected", status=status)
 
     def _error(self, reason: str, code: str | None = None, **fields: float) -> LanguageModelError:
         message = f"{_place(self.endpoint)} {reason}"
@@ -372,9 +314,11 @@ def _place(endpoint: Endpoint) -> str:
 def _api_key(endpoint: Endpoint) -> str:
     variable = endpoint.api_key_env
     if variable is None:
-        return "none"  # the client insists on one; servers without keys ignore it
+        return "none"  # the client requires a key; servers without keys ignore it
     if not (key := os.environ.get(variable)):
-        message = f"the environment variable {variable}, the key of {endpoint.name}, is not set"
+        message = (
+            f"the environment variable {variable} is not set: {endpoint.name} needs its API key"
+        )
         fields = {"variable": variable, "endpoint": endpoint.name}
         raise LanguageModelError(message, code="missing_api_key", **fields)
     return key
@@ -398,7 +342,7 @@ def _body(endpoint: Endpoint, messages: list[Message], schema: type[BaseModel]) 
 
 
 def _read(text: str, question: Question[Answer]) -> tuple[Answer | None, str]:
-    """Returns the answer, or what is wrong with the text."""
+    """Returns the answer and "", or None and the error of the text."""
     if fenced := _FENCE.fullmatch(text):
         text = fenced[1]
     try:

@@ -1,7 +1,7 @@
-"""What language models are told, in Chinese and English; the words are in prompts.yaml.
+"""Prompts for language models, in Chinese and English; prompts.yaml contains the texts.
 
-Texts go into the question as JSON strings: quotation marks in them cannot end them, and the
-instruction says that they are material, whatever they ask for.
+Questions and passages are inserted as JSON strings, so that quotation marks cannot end them. The
+prompts say that these texts are material and that requests in them are to be ignored.
 """
 
 import json
@@ -18,13 +18,13 @@ _PROMPTS: dict[str, dict[Language, str]] = yaml.safe_load(
 
 
 def prompt(name: Literal["judge", "rewrite", "again"], language: Language) -> str:
-    """Returns the instruction to judge or to rewrite, or how a valid answer is asked for again.
+    """Returns the prompt to judge or to rewrite, or the message after an invalid answer ("again").
 
-    Its places are `{shortest}` and `{longest}` of a rewrite [characters], `{complaint}` of again.
+    Placeholders: `{shortest}` and `{longest}` [characters] in "rewrite", `{complaint}` in "again".
     """
     return _PROMPTS[name][language]
 
 
 def question(**material: object) -> str:
-    """Returns what a question is made of, as JSON."""
+    """Returns the material of a question as JSON."""
     return json.dumps(material, ensure_ascii=False, indent=1)

@@ -1,4 +1,4 @@
-"""Candidate pools: what several retrievers find, merged."""
+"""Candidate pools: the merged hits of several retrievers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,9 +31,9 @@ def candidate_pools(
     depth: int,
     cache: Path,
 ) -> Pools:
-    """Returns for each query the ids of the documents that any retriever ranks in its top.
+    """Returns for each query the ids of the documents in the top `depth` of any retriever.
 
-    They are in the order of reciprocal rank fusion. Vectors are kept in the folder `cache`.
+    Ids are sorted by reciprocal rank fusion. Vectors are cached in the folder `cache`.
     """
     runs = [_run(retriever, documents, queries, depth, cache) for retriever in retrievers]
     pools = {}
@@ -55,7 +55,7 @@ def encode(
     batch_size: int = 32,
     threads: int = 1,
 ) -> FloatArray:
-    """Encodes texts under the text rules by one side of a pair, in the way of `encode_cached`.
+    """Encodes normalised texts with one side of a pair, with the cache of `encode_cached`.
 
     Returns unit vectors, float32 [n, dimension].
     """
@@ -78,14 +78,16 @@ def _run(
             return bm25_run(documents, queries, depth)
         case RunRetriever(path=path):
             known = {document.id for document in documents}
-            # Cleaning dropped some documents; some queries are not of the sample.
+            # Cleaning may have dropped documents, and the sample may omit queries.
             run = {
                 query: {id_: score for id_, score in scores.items() if id_ in known}
                 for query, scores in read_run(path).items()
                 if query in queries
             }
             if not any(run.values()):
-                reason = "has no document of the corpus for any of the queries"
+                reason = (
+                    "contains no document of the corpus for any query: is it a run on other data?"
+                )
                 raise CareError.at(path, reason, "run_of_other_data")
             return run
         case PairRetriever(pair=pair, batch_size=batch_size, threads=threads):

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from core.encoders import Frozen
+from core.encoders import FrozenModel
 from core.errors import CareError
 from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
 from core.text import normalize_text
@@ -17,8 +17,8 @@ from curation.llm import Question
 from evaluation.beir import read_queries
 
 
-class Rewrites(Frozen):
-    """Three rewrites of a question; only the first keeps its meaning."""
+class Rewrites(FrozenModel):
+    """Three rewrites of a question; only the first has the same meaning."""
 
     same_with_synonym: str
     other_with_synonym: str
@@ -31,9 +31,9 @@ KINDS = tuple(Rewrites.model_fields)
 def check_rewrites(
     rewrites: Rewrites, *, question: str, term: str, synonym: str, chars: tuple[int, int]
 ) -> str:
-    """Returns what is wrong with rewrites, or "".
+    """Returns the error of the rewrites, or "".
 
-    Whether the intent is the same only a reader can say; all else is checked.
+    Terms, lengths and equality are checked. The intent of a rewrite cannot be checked by code.
     """
     shortest, longest = chars
     texts = {name: normalize_text(getattr(rewrites, name)) for name in KINDS}
@@ -46,15 +46,15 @@ def check_rewrites(
         if not shortest <= len(text) <= longest:
             return f"{name} has {len(text)} characters, not {shortest} to {longest}"
     if len({question, *texts.values()}) < 1 + len(texts):
-        return "two of the rewrites and the question are equal"
+        return "the question and the rewrites are not all different"
     return ""
 
 
 def read_synonyms(path: Path) -> dict[str, list[str]]:
-    """Reads tab-separated lines of a term and its synonyms; a line without any is a DataError.
+    """Reads tab-separated lines of a term and its synonyms; a line without synonyms is a DataError.
 
-    A synonym that contains its term, or is part of it, is ignored: code could not tell which of
-    the two a rewrite uses.
+    A synonym that contains its term, or is part of it, is ignored: the check of rewrites could not
+    distinguish the two.
     """
     synonyms: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
@@ -63,7 +63,7 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
             continue
         term, others = words[0], [word for word in words[1:] if word]
         if not term or not others:
-            reason = "is not a term and its synonyms, tab-separated"
+            reason = "must be a term and its synonyms, tab-separated"
             raise record_error(path, number, reason, code="not_synonyms")
         usable = [word for word in others if word not in term and term not in word]
         synonyms.setdefault(term, []).extend(usable)
@@ -71,7 +71,7 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
 
 
 def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns the longest term that the question contains, if it has none of its synonyms too."""
+    """Returns the longest term in the question, or None if the question contains its synonym."""
     found = (term for term in synonyms if term in question)
     longest = max(found, key=lambda term: (len(term), term), default=None)
     if longest and any(word in question for word in synonyms[longest]):
@@ -86,7 +86,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}
     questions = sample_queries({id_: every[id_] for id_ in terms}, config.limit, config.seed)
     if not questions:
-        reason = f"has no question with a term of {config.synonyms}"
+        reason = f"has no question that contains a term of {config.synonyms}"
         raise CareError.at(config.questions, reason, "no_term")
     chosen = {id_: shuffled(synonyms[terms[id_]], config.seed, id_)[0] for id_ in questions}
     with output_folder(config.output) as folder:
@@ -128,7 +128,7 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
 def _question(
     config: StsConfig, id_: str, text: str, term: str, synonym: str
 ) -> Question[Rewrites]:
-    # Whole numbers of characters that lie within the share.
+    # The whole numbers of characters within the allowed change of length.
     shortest = math.ceil(len(text) * (1 - config.length_change))
     longest = math.floor(len(text) * (1 + config.length_change))
     chars = shortest, longest

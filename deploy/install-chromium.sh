@@ -1,5 +1,5 @@
 #!/bin/sh
-# The browser tests need Chromium: install Debian's where that is allowed, say so where it is not.
+# Installs Chromium, which the browser tests need. If this user cannot install packages, says how to.
 set -eu
 
 if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then
@@ -10,6 +10,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
 else
-    echo "Chromium is not installed and cannot be installed by this user: the browser tests will be" \
-        "skipped. To run them: sudo apt-get install chromium" >&2
+    echo "Chromium is not installed; without it the browser tests are skipped:" \
+        "sudo apt-get install chromium" >&2
 fi

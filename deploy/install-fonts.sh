@@ -1,5 +1,6 @@
 #!/bin/sh
-# Plots have Chinese labels: install a font for them where that is allowed, say so where it is not.
+# Installs a font with Chinese characters, for the labels of plots. If this user cannot install packages, says
+# how to.
 set -eu
 
 if ls /usr/share/fonts/opentype/noto/NotoSansCJK* >/dev/null 2>&1 ||
@@ -11,6 +12,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends fonts-noto-cjk >/dev/null
 else
-    echo "No font with Chinese characters is installed, and this user cannot install one: plots will" \
-        "lack Chinese labels. To have them: sudo apt-get install fonts-noto-cjk" >&2
+    echo "No font with Chinese characters is installed; without one, plots lack Chinese labels:" \
+        "sudo apt-get install fonts-noto-cjk" >&2
 fi

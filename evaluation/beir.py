@@ -4,7 +4,7 @@ corpus.jsonl        `_id`, `title`, `text` and, beyond BEIR, `metadata`
 queries.jsonl       `_id`, `text`, of all splits
 qrels/SPLIT.tsv     query-id, corpus-id, score; with a header
 
-A file that cannot be read, or a line or id that is wrong, is a DataError that names both.
+A file that cannot be read, and an invalid line or id, is a DataError with its place.
 """
 
 import csv
@@ -41,10 +41,9 @@ class BeirPaths(NamedTuple):
 
 
 def beir_paths(folder: Path, split: str) -> BeirPaths:
-    """Returns the files of a split.
+    """Returns the files of a split, without checking that they exist.
 
-    Instead of queries.jsonl and qrels/SPLIT.tsv a folder may have queries and qrels by split,
-    SPLIT.queries.jsonl and SPLIT.qrels.tsv. Whether the files exist is not checked.
+    A folder may also have separate files for each split, SPLIT.queries.jsonl and SPLIT.qrels.tsv.
     """
     queries, qrels = folder / f"{split}.queries.jsonl", folder / f"{split}.qrels.tsv"
     if not queries.is_file() and not qrels.is_file():
@@ -80,7 +79,7 @@ def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Reads judgements: scores by document id, by query id; to have none is an error."""
+    """Reads judgements: scores by document id, by query id; a file without any is a DataError."""
     qrels: Qrels = {}
     lines = read_text(path).removesuffix("\n").split("\n")
     for number, row in enumerate(csv.reader(lines, delimiter="\t"), start=1):
@@ -90,11 +89,22 @@ def read_qrels(path: Path) -> Qrels:
             query, document, score = row
             qrels.setdefault(query, {})[document] = int(score)
         except ValueError as error:
-            reason = "is not query-id, corpus-id and a whole score"
+            reason = "must be query-id, corpus-id and a whole-number score, tab-separated"
             raise record_error(path, number, reason, code="not_qrels") from error
     if not qrels:
-        raise DataError.at(path, "holds no judgement", "no_judgements")
+        raise DataError.at(path, "has no judgements", "no_judgements")
     return qrels
+
+
+def read_judged_queries(queries: Path, qrels: Path) -> tuple[dict[str, str], Qrels]:
+    """Reads judgements and the texts of their queries, both by query id in the same order.
+
+    Raises:
+        DataError: If a file is wrong, or the judgements reference an unknown query.
+    """
+    judgements, texts = read_qrels(qrels), read_queries(queries)
+    check_judged(qrels, dict.fromkeys(judgements, ()), texts, ())
+    return {id_: texts[id_] for id_ in judgements}, judgements
 
 
 def check_judged(
@@ -103,7 +113,17 @@ def check_judged(
     queries: Collection[str],
     documents: Collection[str],
 ) -> None:
-    """Checks that the queries and documents exist that a file judges, by their ids."""
+    """Checks that all judged queries and documents exist.
+
+    Args:
+        path: The file of judgements, for the error.
+        judged: Ids of judged documents, by query id.
+        queries: The ids of all queries.
+        documents: The ids of all documents.
+
+    Raises:
+        DataError: With the first id that does not exist.
+    """
     unknown = chain(
         (("query", id_) for id_ in judged if id_ not in queries),
         (("document", id_) for ids in judged.values() for id_ in ids if id_ not in documents),
@@ -140,5 +160,5 @@ def write_queries(path: Path, queries: Mapping[str, str]) -> None:
 
 
 def document_texts(documents: Iterable[Document]) -> dict[str, str]:
-    """Returns what encoders and judges read of documents, by id."""
+    """Returns the text of each document as encoders and judges read it, title first, by id."""
     return {document.id: document_text(document.title, document.text) for document in documents}

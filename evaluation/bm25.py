@@ -16,9 +16,12 @@ B = 0.75
 
 
 class Bm25Index:
-    """BM25 over words that jieba cuts in its search mode; a corpus without words is a CareError.
+    """BM25 over the words of jieba's search mode.
 
-    Chunks stand for their document, which judgements are of: it has the score of its best chunk.
+    The score of a document that is indexed in chunks is the score of its best chunk.
+
+    Raises:
+        CareError: If no document contains a word.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
@@ -31,16 +34,18 @@ class Bm25Index:
             self._most_chunks = max(self._most_chunks, document.chunks)
             words.append(_words(document_text(document.title, document.text)))
         if not any(words):
-            raise CareError("BM25 finds no word in any document", code="no_words")
+            raise CareError(
+                "BM25 needs words, and no document contains one: check the corpus", code="no_words"
+            )
         self._rows = {id_: row for row, id_ in enumerate(self._ids)}
         self._index = bm25s.BM25(k1=K1, b=B)
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[dict[str, float]]:
-        """Returns scores by document id for each query; hits share a word with it."""
+        """Returns scores by document id for each query; hits share at least one word with it."""
         found = self._index.retrieve(
             [_words(normalize_text(text)) for text in queries],
-            # So many chunks hold the best chunk of each of `top_k` documents.
+            # This many chunks include the best chunk of each of `top_k` documents.
             k=min(top_k * self._most_chunks, len(self._ids)),
             show_progress=False,
         )
@@ -54,7 +59,7 @@ class Bm25Index:
         return hits
 
     def score(self, query: str, candidates: Sequence[str]) -> dict[str, float]:
-        """Returns the scores of the candidates, documents given by their ids, for one query."""
+        """Returns the scores of the candidates, given by document id, for one query."""
         words = [w for w in _words(normalize_text(query)) if w in self._index.vocab_dict]
         scores = self._index.get_scores(words) if words else np.zeros(len(self._ids))
         return {id_: float(scores[self._rows[id_]]) for id_ in candidates}

@@ -16,7 +16,7 @@ def dense_run(
     document_vectors: FloatArray,
     depth: int,
 ) -> Run:
-    """Returns for each query the `depth` nearest documents, or all, with their cosines.
+    """Returns for each query the `depth` nearest documents (or all) and their cosines.
 
     Queries and documents are ids; the vectors, float32 [n, dimension], have unit norm.
     """

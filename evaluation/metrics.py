@@ -1,4 +1,4 @@
-"""Measures of a run: each query's value, and the mean over the judged queries."""
+"""Metrics of a run, per query and averaged over the judged queries."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,13 @@ from evaluation.beir import Qrels, Run
 
 MEASURES: dict[str, Measure] = {
     "nDCG@10": nDCG @ 10,
-    # Of runs cut at 10: trec_eval has no cut of its own, and other tools break ties otherwise.
+    # Of the top 10: trec_eval has no cut-off for RR, and other tools break ties differently.
     "MRR@10": RR,
     "Recall@10": R @ 10,
     "Recall@100": R @ 100,
 }
 
-# As trec_eval: MAP@10 divides by all relevant documents of a query, not by the ten at most
-# that could be found.
+# As in trec_eval, MAP@10 divides by the number of relevant documents even if it exceeds ten.
 MAP = AP
 MAP_10 = AP @ 10
 NDCG_10 = nDCG @ 10
@@ -36,8 +35,8 @@ def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
     """Returns a measure of each judged query, in the order of the qrels, as trec_eval computes it.
 
     nDCG takes graded gains; a document is relevant from grade 1. Ties in a run are broken by
-    descending document id. Every judged query counts: one without results scores 0, and so
-    does one without a relevant document.
+    descending document id. Every judged query counts: a query without hits or without a relevant
+    document scores 0.
     """
     values = dict.fromkeys(qrels, 0.0)
     for metric in ir_measures.iter_calc([measure], qrels, run):
@@ -47,5 +46,5 @@ def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
 
 
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Returns ids with their scores, the best first; ties by descending id."""
+    """Returns ids with scores by descending score; ties by descending id."""
     return sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)

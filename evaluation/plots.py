@@ -1,4 +1,4 @@
-"""Pictures of scores; labels may be Chinese."""
+"""Plots of scores; labels may be Chinese."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from core.files import atomic
 from evaluation.statistics import Interval
 
-# In order of preference; each has the simplified forms.
+# In order of preference; each contains the simplified characters.
 FONTS = (
     "Noto Sans CJK SC",
-    "Noto Sans CJK JP",  # one file holds all CJK forms; matplotlib knows it by its first name
+    "Noto Sans CJK JP",  # a file with all CJK variants; matplotlib lists it by its first name
     "Noto Sans SC",
     "Source Han Sans SC",
     "WenQuanYi Micro Hei",
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SystemPoint:
-    """A system in the accuracy–speed picture."""
+    """A system in the accuracy–speed plot."""
 
     name: str
     queries_per_second: float  # of its query side
@@ -46,7 +46,7 @@ class SystemPoint:
 def chinese_font() -> str | None:
     """Returns the family of an installed font with Chinese characters, or None."""
     manager = font_manager.fontManager
-    # Fonts may have been installed since matplotlib made its list.
+    # Fonts may have been installed after matplotlib built its list.
     for path in set(font_manager.findSystemFonts()) - {font.fname for font in manager.ttflist}:
         with suppress(RuntimeError, OSError):
             manager.addfont(path)
@@ -59,7 +59,8 @@ def _style() -> Iterator[None]:
     font = chinese_font()
     if font is None:
         logger.warning(
-            "no font with Chinese characters is installed: apt-get install fonts-noto-cjk"
+            "no font with Chinese characters is installed; labels show boxes. "
+            "On Debian and Ubuntu: apt-get install fonts-noto-cjk"
         )
     families = [font, "DejaVu Sans"] if font else ["DejaVu Sans"]
     with matplotlib.rc_context(
@@ -87,10 +88,9 @@ def draw_tradeoff(points: Sequence[SystemPoint], folder: Path) -> None:
 
 
 def tradeoff_figure(points: Sequence[SystemPoint]) -> Figure:
-    """Draws nDCG@10 against queries/s, and against the document encoder's size.
+    """Plots nDCG@10 against queries/s, and against the size of the document encoder.
 
-    With fewer than two document encoders there is nothing to compare by size, and the second
-    panel is left out.
+    The second panel is omitted if fewer than two systems have a document encoder.
     """
     sized = [(p, p.document_bytes / 1e6) for p in points if p.document_bytes]
     panels = 2 if len(sized) > 1 else 1
@@ -119,7 +119,7 @@ def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
         face = None if point.asymmetric else "white"
         (mark,) = axes.plot(x, value.value, "o", mfc=face, ms=7, mew=1.5)
         axes.vlines(x, value.low, value.high, color=mark.get_color(), lw=1)
-        # By turns above and below, so that neighbours can be read.
+        # Alternately above and below, so that labels of neighbours do not overlap.
         place = (7, -12 if order.index(x) % 2 else 4)
         axes.annotate(
             point.name, (x, value.value), xytext=place, textcoords="offset points", fontsize=8
@@ -128,7 +128,7 @@ def _scatter(axes: Axes, points: Sequence[tuple[SystemPoint, float]]) -> None:
 
 
 def score_bars(scores: Mapping[str, Interval], title: str) -> str:
-    """Returns bars of scores with their intervals, as an SVG element."""
+    """Returns a bar chart of scores with their intervals, as an SVG element."""
     with _style():
         figure = Figure(figsize=(_WIDTH, 0.6 + 0.35 * len(scores)), layout="constrained")
         axes = figure.subplots()

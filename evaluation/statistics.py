@@ -1,7 +1,7 @@
 """Confidence intervals of scores, and significance tests of the difference of two systems.
 
-Resampling is seeded: equal scores give equal intervals and p-values. Lists that are empty, or
-differ in length, are a ValueError.
+Resampling is seeded: equal scores give equal intervals and p-values. Empty lists and lists of
+different lengths are a ValueError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from scipy import stats
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 _SEED = 20260411
-# Resamples at once: bounds the memory of large test sets.
+# Resamples per batch: bounds the memory for large test sets.
 _BATCH = 500
 
 
@@ -29,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference(Interval):
-    """The difference of two systems on the same items, first less second; p is two-sided."""
+    """The difference of two systems on the same items, first minus second; p is two-sided."""
 
     p: float
 
@@ -49,11 +49,11 @@ def pearson_interval(x: Sequence[float], y: Sequence[float]) -> Interval:
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Compares two systems by their values for the same queries.
 
-    The interval is a bootstrap over queries; p is of the randomisation test, in which each
-    query's two values are exchanged at random (Smucker et al., CIKM 2007).
+    The interval is a bootstrap over queries. p is from the paired randomisation test, which swaps
+    the two values of a query at random (Smucker et al., CIKM 2007).
     """
     delta = _array(first) - _array(second)
-    # A small tolerance: sums in another order differ in the last bits.
+    # Tolerance for rounding: sums in a different order differ in the last bits.
     observed = abs(delta.mean()) - 1e-12
     extreme = sum(
         int((abs(((2 * draws - 1) * delta).mean(1)) >= observed).sum())
@@ -68,7 +68,7 @@ def pearson_difference(
 ) -> Difference:
     """Compares the correlations of two systems with the truth, by a bootstrap over pairs.
 
-    p is twice the share of resamples in which the difference has the other sign.
+    p is twice the share of resamples in which the difference has the opposite sign.
     """
     t, a, b = _array(truth), _array(first), _array(second)
     value = np.corrcoef(t, a)[0, 1] - np.corrcoef(t, b)[0, 1]
@@ -79,7 +79,7 @@ def pearson_difference(
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Returns Spearman's coefficient of two lists and its two-sided p."""
+    """Returns Spearman's rank correlation of two lists and its two-sided p."""
     result = stats.spearmanr(x, y)
     return float(result.statistic), float(result.pvalue)
 
@@ -87,7 +87,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, flo
 def _array(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
-        raise ValueError("there is nothing to average")
+        raise ValueError("the list of values is empty")
     return array
 
 

@@ -15,7 +15,7 @@ def write_run(path: Path, run: Run, system: str) -> None:
     for query, scores in run.items():
         for word in (query, *scores, system):
             if len(word.split()) != 1:
-                message = f"'{word}' holds white space: a run in TREC's format cannot name it"
+                message = f"'{word}' contains white space, which a TREC run cannot hold: rename it"
                 raise CareError(message, code="white_space_in_id", id=word)
         lines += [
             f"{query} Q0 {id_} {rank} {score!r} {system}\n"
@@ -26,12 +26,13 @@ def write_run(path: Path, run: Run, system: str) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run; a line that has not six columns with a score is a DataError."""
+    """Reads a run; a line without six columns or with a score that is no number is a DataError."""
     run: Run = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             query, _, document, _, score, _ = line.split()
             run.setdefault(query, {})[document] = float(score)
         except ValueError as error:
-            raise record_error(path, number, "is no line of a TREC run", code="not_run") from error
+            reason = "must be query-id Q0 document-id rank score system"
+            raise record_error(path, number, reason, code="not_run") from error
     return run

@@ -1,1 +1,1 @@
-"""The offline plane: a corpus to vectors to a published, immutable index version."""
+"""Offline indexing: encodes a corpus and publishes immutable index versions."""

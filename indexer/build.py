@@ -1,11 +1,10 @@
-"""The main job: corpus → staging → vectors → index → verified, published version."""
+"""Builds an index version: corpus → staging → vectors → index → verification → publication."""
 
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core import documents, filters
-from core.canaries import canary_candidates, check_canaries, choose_canaries, make_canaries
+from core.canaries import check_canaries
+from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
-from core.errors import CareError, CorpusError, IndexVersionError
-from core.files import exclusive, publish, sha256_file, write_text, writing_in
+from core.errors import IndexVersionError
+from core.files import exclusive, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.manifest import (
     SCHEMA_VERSION,
-    Canary,
     Chunking,
     CorpusRecord,
     FileRecord,
@@ -32,55 +31,64 @@ from core.manifest import (
 from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedVectors, has_shards, link_shards
-from core.text import first_sentence, normalize_text
-from core.types import FloatArray, RowArray
+from core.text import normalize_text
 from core.versions import MANIFEST, current_version, index_folder, read_manifest
 from indexer import versions
 from indexer.chunking import Chunker
-from indexer.corpus import Reject, corpus_checksum, corpus_files, read_corpus
-from indexer.encoding import EncodingSummary, Executor, LocalExecutor, Reuse, encode_corpus
-from indexer.failures import FAILURES, failed_documents, max_failed
+from indexer.corpus import corpus_checksum, corpus_files
+from indexer.encoding import EncodingSummary, Executor, LocalExecutor, VectorCache, encode_corpus
+from indexer.failures import failed_documents, max_failed
+from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
     read_chunks,
-    row_texts,
     stage,
-    unique_text_rows,
     write_version,
 )
 from stores.base import NewVectors, SearchChoice, StoreName
 from stores.recall import RECALL_K
-from stores.registry import FILES, VectorStores, check_factory, default_factory
+from stores.registry import FAISS_ONLY, VectorStores, check_factory, default_factory
 
 FAILED = "failed.jsonl"
 DEFAULT_RECALL = 0.99
 
 _log = logging.getLogger(__name__)
 
-# Part of the key of a build: another format of staging, shards or journal starts anew.
+# Part of the build key: builds of another format of staging, shards or journal are not resumed.
 _BUILD_FORMAT = 2
-_HELD_OUT_QUERIES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the user asks for: options of the command, whose help says more, and its defaults.
+    """Options of a build.
 
     Attributes:
-        recall: The recall@10 that search parameters must reach, or None for 0.99 or, if no
-            parameters reach it, the best there is, with a warning.
-        queries: A JSONL file of held-out queries, or None to take first sentences.
-        memory_gib: What inverted lists in work, or the sample to train them on, may take [GiB].
-        progress: Whether to show bars.
-        chunking: How long documents are cut, or None to keep them whole.
+        corpus: A JSONL or Parquet file, a folder, or a glob.
+        name: Name of the index.
+        indexes: Folder of all indexes.
+        builds: Folder of all build folders.
+        factory: Index type as a FAISS factory string, or None to choose it by size.
+        recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
+            no parameters reach it, the best ones are used with a warning.
+        queries: JSONL file of held-out queries, or None to use first sentences of documents.
+        max_reject_rate: Maximum share of records that may be rejected.
+        shard_size: Texts per shard.
+        batch_size: Texts per call of the encoder.
+        threads: Threads of FAISS.
+        memory_gib: Memory limit for inverted lists and for the training sample [GiB].
+        progress: Whether to show progress bars.
+        chunking: How to split long documents, or None to index them as a whole.
+        store: Where to store the vectors.
         stores: All stores that versions of the index may use.
-        executor: Runs the document encoder, or None to run it here.
+        executor: Runs the document encoder; None runs it in this process.
+        backend: Backend of the document encoder, for the manifest.
+        dtype: Requested dtype of the document encoder, for the manifest.
     """
 
     corpus: str
     name: str
-    indexes: Path = Path("indexes")
-    builds: Path = Path("builds")
+    indexes: Path = DEFAULT_INDEXES
+    builds: Path = DEFAULT_BUILDS
     factory: str | None = None
     recall: float | None = None
     queries: Path | None = None
@@ -92,7 +100,7 @@ class BuildOptions:
     progress: bool = True
     chunking: Chunking | None = None
     store: StoreName = "faiss"
-    stores: VectorStores = FILES
+    stores: VectorStores = FAISS_ONLY
     executor: Executor | None = None
     backend: str = "onnx"
     dtype: str = "auto"
@@ -100,28 +108,31 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a version is made from.
+    """The documents of a new version: those of a corpus, or of an active version and changes.
 
     Attributes:
-        checksum: Checksum of all that decides on the documents; part of the build's key.
-        stage: Writes the documents by rows in the build folder.
-        reuse: Finds vectors that need not be computed again, or None.
+        checksum: Checksum of all inputs that determine the documents; part of the build key.
+        stage: Writes the documents to the build folder.
+        vector_cache: Returns known vectors of texts, or None.
         base: The version that must still be active when the new one is published, or None.
     """
 
     checksum: str
     stage: Callable[[Path], StagedCorpus]
-    reuse: Reuse | None = None
+    vector_cache: VectorCache | None = None
     base: IndexManifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A corpus that is staged and encoded in a build folder.
+class EncodedCorpus:
+    """A staged and encoded corpus in a build folder.
 
     Attributes:
-        keep: bool [staged rows], which rows are indexed, or None for all.
-        reasons: Why documents cannot be encoded, by id.
+        folder: The build folder.
+        staged: Result of the first pass.
+        summary: Result of the second pass.
+        keep: bool [staged rows], which rows are indexed; None for all.
+        reasons: Why documents cannot be encoded, by document id.
     """
 
     folder: Path
@@ -132,7 +143,7 @@ class Encoded:
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
-    """Returns the active version if a build would only repeat it, else None.
+    """Returns the manifest of the active version if it has the same inputs and options, or None.
 
     Raises:
         CorpusError: If the corpus cannot be read.
@@ -162,34 +173,37 @@ def encode(
     encoder: Encoder,
     query_encoder: Encoder | None = None,
     source: Source | None = None,
-) -> Encoded:
-    """Stages and encodes a corpus; what an earlier, killed run finished is not done again.
+) -> EncodedCorpus:
+    """Stages and encodes a corpus; resumes after an interrupted run.
 
-    A query encoder is only checked to share the space, before anything is encoded. A source is
-    encoded instead of the corpus that the options name.
+    Args:
+        options: Options of the build.
+        encoder: The document encoder.
+        query_encoder: If given, its embedding space is checked before documents are encoded.
+        source: Documents to encode; None reads `options.corpus`.
 
     Raises:
-        CareError: If the corpus or the vectors are bad, or another build works on them.
-        EmbeddingSpaceError: If the query encoder does not share the space.
+        CareError: If the corpus or the vectors are invalid, or another process locks the build.
+        EmbeddingSpaceError: If the query encoder has another embedding space.
     """
     index_folder(options.indexes, options.name)
     source = source or corpus_source(options, encoder)
     folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
     folder.mkdir(parents=True, exist_ok=True)
-    reuse = bool(source.reuse)
+    reuse = bool(source.vector_cache)
     with exclusive(folder), writing_in(folder):
         staged = source.stage(folder)
         if not has_shards(folder):
             _link_other_builds(options.builds, folder)
         if query_encoder:
-            _check_space(folder, source.base, encoder, query_encoder)
+            check_space(folder, source.base, encoder, query_encoder)
         summary = encode_corpus(
             folder,
             encoder.spec.dimension,
             options.executor or LocalExecutor(encoder, options.batch_size),
             shard_size=options.shard_size,
             progress=options.progress,
-            reuse=source.reuse,
+            vector_cache=source.vector_cache,
             max_failed=max_failed(staged, options.max_reject_rate, reuse=reuse),
         )
         keep, reasons = failed_documents(
@@ -198,7 +212,7 @@ def encode(
         if reasons:
             listed = ({"id": id_, "reason": why} for id_, why in reasons.items())
             write_jsonl(folder / FAILED, listed)
-    return Encoded(folder, staged, summary, keep, reasons)
+    return EncodedCorpus(folder, staged, summary, keep, reasons)
 
 
 def build(
@@ -206,17 +220,23 @@ def build(
     document_encoder: Encoder,
     query_encoder: Encoder,
     source: Source | None = None,
-) -> tuple[IndexManifest, Encoded]:
-    """Builds a version, verifies it and makes it the active one.
+) -> tuple[IndexManifest, EncodedCorpus]:
+    """Builds a version, verifies it and activates it.
 
-    The active version stays what it was until the new one is complete and verified. No other
-    command builds or prunes versions of the index meanwhile.
+    The active version does not change until the new one is complete and verified. The index is
+    locked, so that no other command builds or prunes versions at the same time.
 
-    The query encoder encodes the held-out queries and the canaries, as the service will. The
-    version is built from the source, if there is one, and not from the corpus of the options.
+    Args:
+        options: Options of the build.
+        document_encoder: Encodes the documents.
+        query_encoder: Encodes the held-out queries and the canaries.
+        source: Documents to index; None reads `options.corpus`.
+
+    Returns:
+        The manifest of the new version and the encoded corpus.
 
     Raises:
-        CareError: If anything fails; nothing is published then.
+        CareError: If the build fails; the active version does not change.
     """
     started = time.perf_counter()
     store = options.stores.get(options.store)
@@ -229,19 +249,19 @@ def build(
     with exclusive(parent):
         if options.store == "milvus":
             versions.remove_incomplete(parent, options.stores)
-        # A bad file of queries is found before days of encoding.
-        held_out = _read_queries(options.queries) if options.queries else []
+        # Read here to report an invalid file before the corpus is encoded.
+        held_out = read_queries(options.queries) if options.queries else []
         encoded = encode(options, document_encoder, query_encoder, source)
-        with _new_version(options, parent, encoded.folder.name) as (version, folder):
+        with versions.new_version(parent, encoded.folder.name, options.stores) as (version, folder):
             vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
             reader = DocumentReader(folder / documents.FILE_NAME)
             vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
             text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
             factory = options.factory or default_factory(options.store, len(vectors), dimension)
             check_factory(options.store, factory, dimension, len(vectors))
-            canaries = _canaries(reader, text_rows, vectors.take)
+            canaries = sample_canaries(reader, text_rows, vectors.take)
             check_canaries(query_encoder, canaries)
-            texts = held_out or _first_sentences(reader, text_rows)
+            texts = held_out or first_sentences(reader, text_rows)
             queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
             choice = store.build(
                 NewVectors(
@@ -298,8 +318,9 @@ def build(
             versions.verify_version(folder, options.stores)
             if source.base and source.base.version != _active(options):
                 raise IndexVersionError(
-                    f"index '{options.name}' has another active version than "
-                    f"{source.base.version}, which this update began with: run it again",
+                    f"index '{options.name}' was changed by another command: version "
+                    f"{source.base.version}, from which this update started, is no longer active: "
+                    "run the update again",
                     code="base_not_active",
                     version=source.base.version,
                 )
@@ -308,10 +329,10 @@ def build(
 
 
 def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
-    """Returns the corpus that options name.
+    """Returns the documents of `options.corpus`.
 
     Raises:
-        CareError: If it cannot be read, or not be cut by the tokens of the encoder.
+        CareError: If the corpus cannot be read, or the encoder does not support chunking.
     """
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
@@ -346,33 +367,15 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
 
 
 def _link_other_builds(builds: Path, folder: Path) -> None:
-    """Takes over the shards that a build of the same key made under another index name."""
+    """Links the shards of a build with the same key under another index name."""
     for other in sorted(builds.glob(f"*/{folder.name}/")):
         if other != folder and link_shards(other, folder):
             return
 
 
-def _check_space(
-    folder: Path, base: IndexManifest | None, encoder: Encoder, query_encoder: Encoder
-) -> None:
-    """Checks with 16 texts, before all are encoded, that both encoders share one space."""
-    if base:
-        check_canaries(query_encoder, base.canaries)
-        return
-    if has_shards(folder):
-        return
-    reader = DocumentReader(folder / documents.FILE_NAME)
-    rows = unique_text_rows(folder)
-
-    def encoded(chosen: RowArray) -> FloatArray:
-        texts = row_texts(reader, chosen)
-        return np.concatenate([encoder.encode([text]).vectors for text in texts])
-
-    with suppress(*FAILURES):  # encoding all finds the text at fault
-        check_canaries(query_encoder, _canaries(reader, rows, encoded))
-
-
-def _corpus_record(encoded: Encoded, folder: Path, unique_texts: int, rows: int) -> CorpusRecord:
+def _corpus_record(
+    encoded: EncodedCorpus, folder: Path, unique_texts: int, rows: int
+) -> CorpusRecord:
     staged, summary = encoded.staged, encoded.summary
     changed = staged.update and encoded.reasons
     return CorpusRecord(
@@ -404,59 +407,11 @@ def _check_recall(choice: SearchChoice, options: BuildOptions) -> None:
     if not choice.hint:
         return
     shortfall = (
-        f"recall@{RECALL_K} is {choice.recall:.4f} at most, below {_target(options)}: choose "
-        f"{choice.hint}"
+        f"the best recall@{RECALL_K} is {choice.recall:.4f}, below the target "
+        f"{_target(options)}: use {choice.hint}"
     )
     if options.recall is not None:
         raise IndexVersionError(
             shortfall, code="recall_not_reached", recall=choice.recall, target=options.recall
         )
-    _log.warning("%s; the index is published with it", shortfall)
-
-
-def _read_queries(path: Path) -> list[str]:
-    texts = []
-    for place, record in read_corpus(corpus_files(str(path))):
-        if isinstance(record, Reject):
-            raise CorpusError(
-                f"{place}: {record.reason}", code="bad_query", path=place.file, line=place.line
-            )
-        texts.append(record.text)
-    if not texts:
-        raise CorpusError.at(path, "holds no queries", "no_queries")
-    return texts
-
-
-def _first_sentences(reader: DocumentReader, rows: RowArray) -> list[str]:
-    number = min(len(rows), _HELD_OUT_QUERIES)
-    # Offset by half a step: not the rows that become canaries.
-    sample = [int(rows[(2 * i + 1) * len(rows) // (2 * number)]) for i in range(number)]
-    return [first_sentence(normalize_text(reader[row].text)) for row in sample]
-
-
-def _canaries(
-    reader: DocumentReader, text_rows: RowArray, vectors: Callable[[RowArray], FloatArray]
-) -> list[Canary]:
-    rows = text_rows[canary_candidates(len(text_rows))]
-    texts = list(row_texts(reader, rows))
-    chosen = choose_canaries([len(text) for text in texts])
-    return make_canaries([texts[i] for i in chosen], vectors(rows[chosen]))
-
-
-@contextmanager
-def _new_version(options: BuildOptions, parent: Path, build_key: str) -> Iterator[tuple[str, Path]]:
-    """Yields an id and a hidden folder that becomes the version when the block succeeds."""
-    version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:8]}"
-    if (parent / version).exists():
-        raise CareError(
-            f"index '{parent.name}' already has a version '{version}'", code="version_exists"
-        )
-    folder = versions.hidden_folder(parent, version)
-    with writing_in(parent):
-        folder.mkdir()
-        try:
-            yield version, folder
-            publish(folder, parent / version)
-        finally:
-            with suppress(CareError, OSError):  # what stays is what the next build or prune removes
-                versions.remove_hidden(folder, options.stores)
+    _log.warning("%s; the index is published with this recall", shortfall)

@@ -1,4 +1,4 @@
-"""Long documents to chunks: as many whole sentences as fit, each chunk with the title."""
+"""Splits long documents into chunks of whole sentences, each with the document's title."""
 
 import re
 import unicodedata
@@ -17,46 +17,53 @@ from indexer.corpus import Reject
 Span = tuple[int, int]
 
 _CLOSING = r"\"'”’」』》〉）)】〕〗］\]｝}»"
-# A full stop ends a sentence before white space alone: not in 3.5 mg.
+# A full stop ends a sentence only before white space, so that "3.5 mg" is not split.
 _SENTENCE_END = re.compile(
     rf"(?:(?:[。！？；…!?;]|(?<!\.)\.++(?=[{_CLOSING}]*(?:\s|\Z)))+[{_CLOSING}]*)+\s*|\n\s*"
 )
-# A text apart can have fewer tokens than it had within the whole.
+# A span can have fewer tokens than its part of the tokenized document.
 _SLACK = 8
 
 
 class Chunker:
-    """Cuts documents that are longer than a chunk may be.
+    """Splits documents that exceed the maximum length of a chunk.
+
+    Args:
+        encoder: The document encoder, which must be an `OffsetTokenizer`.
+        chunking: Length and overlap of chunks.
 
     Raises:
-        CareError: If the document encoder cannot count tokens or reads fewer than a chunk may have,
-            or chunks would be nothing but overlap.
+        CareError: If the encoder does not return token offsets, its maximum length is less than
+            that of a chunk, or the overlap is not less than the length of a chunk.
     """
 
     def __init__(self, encoder: Encoder, chunking: Chunking) -> None:
         try:
             if not isinstance(encoder, OffsetTokenizer):
-                raise CareError(f"that of {encoder.spec.model} does not")
-            # Some look for their tokenizer only now.
+                raise CareError(f"the encoder of {encoder.spec.model} has no tokenizer")
+            # Some encoders load their tokenizer at the first call.
             encoder.token_offsets("")
         except CareError as error:
-            message = f"chunks need a document encoder that shows its tokens: {error}"
+            message = f"chunking needs a document encoder that returns token offsets: {error}"
             raise CareError(message, code="no_token_offsets") from error
         tokens, overlap = chunking.tokens, chunking.overlap
         model, most = encoder.spec.model, encoder.spec.max_length
         if tokens > most:
-            message = f"chunks of {tokens} tokens are longer than the {most} that {model} reads"
+            message = (
+                f"chunks of {tokens} tokens exceed the maximum length of {model}, {most} tokens"
+            )
             raise CareError(message, code="chunks_too_long", tokens=tokens, max_length=most)
         if overlap >= tokens:
-            message = (
-                f"an overlap of {overlap} tokens leaves no room for text in chunks of {tokens}"
-            )
+            message = f"an overlap of {overlap} tokens is too long for chunks of {tokens} tokens"
             raise CareError(message, code="overlap_too_long", tokens=tokens, overlap=overlap)
         self._tokenizer: OffsetTokenizer = encoder
         self._chunking = chunking
 
-    def cut(self, document: Document) -> list[Document] | Reject:
-        """Returns the chunks of a document in order; one that fits is its own only chunk."""
+    def split(self, document: Document) -> list[Document] | Reject:
+        """Returns the chunks of a document, in order; a document that fits is one chunk.
+
+        Returns a reject if the title is so long that no text fits into a chunk.
+        """
         text = document.text
 
         @cache
@@ -70,7 +77,7 @@ class Chunker:
         limit, overlap = self._chunking.tokens, self._chunking.overlap
         spans = chunk_spans(text, count, starts, limit=limit, overlap=overlap)
         if not spans:
-            return Reject(f"beside its title no text fits into {limit} tokens")
+            return Reject(f"the title is too long: no text fits into a chunk of {limit} tokens")
         return [
             replace(
                 document,
@@ -84,17 +91,18 @@ class Chunker:
         ]
 
 
-def cut(record: Document | Reject, chunker: Chunker | None) -> list[Document] | Reject:
-    """Returns the chunks of a document or, without a chunker, itself alone; a reject as it is."""
+def split_record(record: Document | Reject, chunker: Chunker | None) -> list[Document] | Reject:
+    """Returns the chunks of a document or, without a chunker, the document; rejects unchanged."""
     if isinstance(record, Reject):
         return record
-    return chunker.cut(record) if chunker else [record]
+    return chunker.split(record) if chunker else [record]
 
 
 def token_starts(offsets: Iterable[Span]) -> list[int]:
-    """Returns where each token of a text begins, ascending; those of one character where it does.
+    """Returns the start of each token of a text, ascending.
 
-    Tokens that stand for no part of the text are left out.
+    Several tokens of one character have the same start. Tokens with an empty span, which are those
+    of the prompt and special tokens, are omitted.
     """
     starts: list[int] = []
     reached = 0
@@ -108,36 +116,47 @@ def token_starts(offsets: Iterable[Span]) -> list[int]:
 def chunk_spans(
     text: str, count: Callable[[int, int], int], starts: Sequence[int], *, limit: int, overlap: int
 ) -> list[Span]:
-    """Cuts a text with a visible character into chunks that fit; no character is left out.
+    """Splits a text with at least one visible character into chunks that cover all of it.
 
-    A chunk is as many whole sentences as fit. A sentence that does not fit alone is cut
-    between tokens; the rest of it is followed by the next sentences. The last whole
-    sentences of a chunk, up to `overlap` tokens, begin the next one as well, unless the
-    sentence that follows would not fit behind them. No chunk begins with white space, an
-    invisible character or a combining mark.
+    A chunk has as many whole sentences as fit. A sentence that does not fit into a chunk is split
+    between tokens; the next sentences follow its last part. The last whole sentences of a chunk,
+    up to `overlap` tokens, are repeated at the start of the next chunk, unless the next sentence
+    then does not fit. No chunk starts with white space, an invisible character or a combining
+    mark.
 
-    What fits into `limit` tokens is decided by `count`: the tokens of a chunk that is this span of
-    the text, with all that is read beside it. Where each token of the whole text begins, ascending,
-    is in `starts`: with them chunks are estimated, so that few spans are counted.
+    Args:
+        text: The text.
+        count: Returns the tokens of a chunk with the span [start, end) of the text, including
+            prompt, title and special tokens. It decides whether a span fits.
+        starts: Start of each token of the whole text, ascending. The length of spans is estimated
+            from it, so that `count` is called rarely.
+        limit: Maximum tokens of a chunk.
+        overlap: Maximum tokens that consecutive chunks share.
 
     Returns:
-        Start and end of each chunk, in order; none if not even one character fits.
+        Start and end of each chunk, in order; empty if not even one character fits.
     """
     whole = count(0, len(text))
     if whole <= limit:
         return [(0, len(text))]
-    cutter = _Cutter(text, count, starts, limit, overlap, room=limit - whole + len(starts))
+    splitter = _Splitter(text, count, starts, limit, overlap, room=limit - whole + len(starts))
     spans: list[Span] = [(0, 0)]
     while spans[-1][1] < len(text):
-        spans.append(cutter.after(*spans[-1]))
+        spans.append(splitter.after(*spans[-1]))
         if not spans[-1][1]:
             return []
     return spans[1:]
 
 
 @dataclass
-class _Cutter:
-    """Finds one chunk after the other; see `chunk_spans`."""
+class _Splitter:
+    """Finds the chunks of one text in order; see `chunk_spans`.
+
+    Attributes:
+        room: Estimate of the tokens of the text that fit into a chunk.
+        first: Position of the first visible character.
+        sentence_ends: Positions at which sentences end, ascending.
+    """
 
     text: str
     count: Callable[[int, int], int]
@@ -149,10 +168,10 @@ class _Cutter:
     def __post_init__(self) -> None:
         self.first = _visible(self.text, 0)
         ends = (match.end() for match in _SENTENCE_END.finditer(self.text))
-        self.sentence_ends = [*self._cuts(ends), len(self.text)]
+        self.sentence_ends = [*self._boundaries(ends), len(self.text)]
 
     def after(self, start: int, end: int) -> Span:
-        """Returns the chunk that follows the chunk [start, end); if none fits it ends at 0."""
+        """Returns the chunk after the chunk [start, end); its end is 0 if nothing fits."""
         for begin in self._overlaps(start, end):
             if stop := self._whole_sentences(begin, end, self.room):
                 return begin, stop
@@ -165,7 +184,7 @@ class _Cutter:
         return end, stop
 
     def _overlaps(self, start: int, end: int) -> list[int]:
-        """Returns where the sentences begin that may be repeated behind [start, end)."""
+        """Returns the starts of trailing sentences of [start, end) that may be repeated."""
         ends, starts = self.sentence_ends, self.starts
         at = bisect_left(ends, end)
         if not self.overlap or ends[at] != end:
@@ -175,25 +194,25 @@ class _Cutter:
         return [begin for begin in sentences if bisect_left(starts, begin) >= earliest]
 
     def _whole_sentences(self, begin: int, past: int, room: int) -> int:
-        """Returns the last sentence end beyond `past` that fits, or 0."""
+        """Returns the last sentence end after `past` that fits, or 0."""
         ends = self.sentence_ends
         low, high = bisect_right(ends, past), bisect_right(ends, self._reach(begin, room))
         return self._last_that_fits(begin, ends[low:high])
 
     def _tokens(self, begin: int) -> int:
-        """Returns the last end of a token that fits, or 0."""
+        """Returns the last token end that fits, or 0."""
         first = bisect_right(self.starts, begin)
         last = bisect_right(self.starts, self._reach(begin, self.room))
-        return self._last_that_fits(begin, self._cuts(self.starts[first:last]))
+        return self._last_that_fits(begin, self._boundaries(self.starts[first:last]))
 
     def _characters(self, begin: int) -> int:
-        """Returns the last end of a character that fits, or 0: estimates can be far off."""
+        """Returns the last character position that fits, or 0; used if the estimate fails."""
         near, length = begin + self.limit, len(self.text)
         end = [length] if near >= length else []
-        return self._last_that_fits(begin, self._cuts(range(begin + 1, near + 1)) + end)
+        return self._last_that_fits(begin, self._boundaries(range(begin + 1, near + 1)) + end)
 
     def _reach(self, begin: int, room: int) -> int:
-        """Returns up to where `room` tokens from `begin` on go."""
+        """Returns the estimated end of a span of `room` tokens from `begin`."""
         token = bisect_left(self.starts, begin) + max(room, 0)
         return self.starts[token] if token < len(self.starts) else len(self.text)
 
@@ -207,25 +226,25 @@ class _Cutter:
             middle = (low + high) // 2
         return ends[low] if low >= 0 else 0
 
-    def _cuts(self, places: Iterable[int]) -> list[int]:
-        """Returns where a chunk may begin at these ascending places or next behind them."""
-        cuts: list[int] = []
+    def _boundaries(self, positions: Iterable[int]) -> list[int]:
+        """Returns the positions, ascending, at or after the given ones where a chunk may start."""
+        boundaries: list[int] = []
         at = 0
-        for place in places:
-            if place < at:
-                continue  # there is nothing to see from here to the last one
-            at = _visible(self.text, place)
+        for position in positions:
+            if position < at:
+                continue  # no visible character between this position and the last boundary
+            at = _visible(self.text, position)
             if (
                 self.first < at < len(self.text)
                 and not unicodedata.category(self.text[at]).startswith("M")
-                and cuts[-1:] != [at]
+                and boundaries[-1:] != [at]
             ):
-                cuts.append(at)
-        return cuts
+                boundaries.append(at)
+        return boundaries
 
 
 def _visible(text: str, at: int) -> int:
-    """Returns the place of the first character from `at` on that the text rules keep."""
+    """Returns the position of the first character from `at` on that normalisation keeps."""
     while at < len(text) and not normalize_text(text[at]):
         at += 1
     return at

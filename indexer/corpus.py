@@ -1,4 +1,4 @@
-"""Reading a corpus: JSONL or Parquet, one record at a time, with the place of each fault."""
+"""Reads a corpus, JSONL or Parquet, record by record; invalid records become rejects."""
 
 import hashlib
 import json
@@ -17,14 +17,14 @@ from core.files import sha256_file
 from core.text import normalize_text
 from core.types import Document
 
-_MAX_TEXT_CHARS, _MAX_CUT_TEXT_CHARS = 100_000, 1_000_000
+_MAX_TEXT_CHARS, _MAX_CHUNKED_TEXT_CHARS = 100_000, 1_000_000
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
-# A longer line is not a document; reading it whole could exhaust the memory.
+# Longer lines are rejected without being read into memory.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-# What reading a file raises that is not what its name says.
-UNREADABLE = (OSError, ValueError, OverflowError, pa.ArrowException)
+# Exceptions of the JSON and Parquet readers for unreadable or malformed files.
+READ_ERRORS = (OSError, ValueError, OverflowError, pa.ArrowException)
 
 _SUFFIXES = (".jsonl", ".parquet")
 _PARQUET_ROWS = 1024
@@ -32,8 +32,8 @@ _COLUMNS = ["_id", "id", "title", "text", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A file and, from 1, the line (JSONL) or row (Parquet) in it."""
+class Location:
+    """A file and the number of a line (JSONL) or row (Parquet), from 1."""
 
     file: str
     line: int
@@ -49,23 +49,25 @@ class Reject:
     reason: str
 
 
-Record = tuple[Place, Document | Reject]
+Record = tuple[Location, Document | Reject]
 
 
-def max_text_chars(*, cut: bool) -> int:
-    """Returns how long a text may be, where long documents are cut and where not."""
-    return _MAX_CUT_TEXT_CHARS if cut else _MAX_TEXT_CHARS
+def max_text_chars(*, chunked: bool) -> int:
+    """Returns the maximum length of a text [characters], with and without chunking."""
+    return _MAX_CHUNKED_TEXT_CHARS if chunked else _MAX_TEXT_CHARS
 
 
 def corpus_files(corpus: str) -> list[Path]:
-    """Returns the files that a path, a folder or a glob names, sorted.
+    """Returns the corpus files of a path, a folder or a glob, sorted.
 
     Raises:
-        CorpusError: If there are none, or one is neither JSONL nor Parquet.
+        CorpusError: If no file is found, or a file is neither JSONL nor Parquet.
     """
     path = Path(corpus)
     if not corpus:
-        raise CorpusError("no corpus: name a file, a folder or a glob", code="no_corpus")
+        raise CorpusError(
+            "the corpus is not set: give a file, a folder or a glob", code="no_corpus"
+        )
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
     elif path.is_file():
@@ -73,11 +75,13 @@ def corpus_files(corpus: str) -> list[Path]:
     else:
         files = sorted(p for p in _glob(corpus) if p.is_file())
     if not files:
-        message = f"{corpus}: there is no such file, nor a folder with *.jsonl or *.parquet"
+        found = "has no *.jsonl and no *.parquet file" if path.is_dir() else "does not exist"
+        message = f"{corpus} {found}: give a file, a folder or a glob"
         raise CorpusError(message, code="corpus_missing", path=corpus)
     for file in files:
         if file.suffix not in _SUFFIXES:
-            raise CorpusError.at(file, "is neither .jsonl nor .parquet", "unsupported_format")
+            reason = "is not supported: use .jsonl or .parquet"
+            raise CorpusError.at(file, reason, "unsupported_format")
     return files
 
 
@@ -86,46 +90,62 @@ def _glob(pattern: str) -> Iterator[Path]:
     try:
         yield from Path(path.anchor).glob(str(path.relative_to(path.anchor)))
     except ValueError as error:
-        raise CorpusError(f"{pattern} is not a glob: {error}", code="bad_glob") from error
+        raise CorpusError(
+            f"{pattern} is not a valid glob pattern: {error}", code="bad_glob"
+        ) from error
 
 
 def corpus_checksum(files: list[Path]) -> str:
-    """Returns the SHA-256 over the contents of all files in order."""
+    """Returns the SHA-256 of the SHA-256 checksums of all files, in order."""
     digests = (bytes.fromhex(sha256_file(file)) for file in files)
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def read_corpus(files: list[Path], max_chars: int = _MAX_TEXT_CHARS) -> Iterator[Record]:
-    """Yields each record with its place, as a document or, like too long a text, as a reject.
+    """Yields the location of each record, and its document or the reason why it is rejected.
+
+    Args:
+        files: JSONL and Parquet files.
+        max_chars: Maximum length of a text [characters].
 
     Raises:
-        CorpusError: If a file cannot be read at all.
+        CorpusError: If a file cannot be read.
     """
     for file in files:
         try:
             read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
             for number, record in enumerate(read(file, max_chars), start=1):
                 if record:
-                    yield Place(str(file), number), record
-        except UNREADABLE as error:
+                    yield Location(str(file), number), record
+        except READ_ERRORS as error:
             reason = " ".join(str(error).split())
             raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
 
 
-def read_part(path: Path, start: int, end: int, max_chars: int) -> Iterator[Document | Reject]:
-    """Yields the records of a JSONL file whose lines begin at a byte in [start, end)."""
+def read_byte_range(
+    path: Path, start: int, end: int, max_chars: int
+) -> Iterator[Document | Reject]:
+    """Yields the records of the lines of a JSONL file that begin at a byte in [start, end)."""
     with path.open("rb") as file:
         if start:
-            # The line of the byte before belongs to the part before.
+            # Skip the rest of the line that begins before `start`.
             file.seek(start - 1)
             _skip_line(file)
         yield from filter(None, _parse_lines(file, end, max_chars))
 
 
-def read_rows(
+def read_row_group(
     path: Path, group: int, rows: int, chosen: slice, max_chars: int
 ) -> Iterator[list[Document | Reject]]:
-    """Yields the chosen ones of the runs of `rows` records of a row group of a Parquet file."""
+    """Yields batches of `rows` records of a row group of a Parquet file.
+
+    Args:
+        path: The Parquet file.
+        group: Number of the row group.
+        rows: Records per batch.
+        chosen: Which batches to yield.
+        max_chars: Maximum length of a text [characters].
+    """
     file = pq.ParquetFile(path)
     batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=_COLUMNS)
     for batch in islice(batches, chosen.start, chosen.stop, chosen.step):
@@ -145,7 +165,7 @@ def _read_jsonl(path: Path, max_chars: int) -> Iterator[Document | Reject | None
 
 
 def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Document | Reject | None]:
-    """Yields the records of the lines that begin before byte `end`; None for blank ones."""
+    """Yields the records of the lines that begin before byte `end`; None for empty lines."""
     while (at := file.tell()) < end and (line := file.readline(MAX_LINE_BYTES)):
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             _skip_line(file)
@@ -155,7 +175,7 @@ def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Documen
 
 
 def _skip_line(file: BinaryIO) -> None:
-    """Reads to the end of the line, however long it is, and holds little of it."""
+    """Reads to the end of a line of any length in bounded memory."""
     while (piece := file.readline(MAX_LINE_BYTES)) and not piece.endswith(b"\n"):
         pass
 
@@ -177,18 +197,18 @@ def _parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Rejec
 
 
 def _read_parquet(path: Path, max_chars: int) -> Iterator[Document | Reject]:
-    # Other columns can be large, or hold what Python has no value for.
+    # Other columns can be large, or have values that Python cannot represent.
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS, columns=_COLUMNS):
         for row in batch.to_pylist():
             yield _parse_row(row, max_chars)
 
 
 class _RecordError(ValueError):
-    """A fault of one record."""
+    """A record is invalid; the message is the reason."""
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise _RecordError(f"the line is not JSON: {name} is no JSON number")
+    raise _RecordError(f"the line is not JSON: {name} is not a JSON number")
 
 
 def _parse_record(record: Any, max_chars: int) -> Document:
@@ -214,9 +234,11 @@ def _id(record: dict[str, Any]) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value:
-        raise _RecordError("_id is missing" if value in (None, "") else "_id is not a string")
+        raise _RecordError(
+            "_id is missing" if value in (None, "") else "_id is neither a string nor an integer"
+        )
     if len(value) > MAX_ID_CHARS or not value.isprintable():
-        raise _RecordError(f"_id is longer than {MAX_ID_CHARS} characters or not printable")
+        raise _RecordError(f"_id has more than {MAX_ID_CHARS} characters or is not printable")
     return value
 
 
@@ -256,5 +278,5 @@ def _encodable(field: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise _RecordError(f"{field} holds half a surrogate pair") from error
+        raise _RecordError(f"{field} contains an unpaired surrogate") from error
     return value

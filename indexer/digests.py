@@ -1,7 +1,7 @@
-"""Checksums that tell texts and ids apart, and which of very many are equal.
+"""Digests of texts and ids, and the detection of duplicates among them.
 
-Memory does not grow with their number: they are compared part by part, a part being those whose
-first bits agree, and what is found lies in unnamed files.
+Memory is bounded: digests are partitioned by hash and compared partition by partition; results are
+arrays in unnamed temporary files.
 """
 
 import hashlib
@@ -14,52 +14,63 @@ from numpy.typing import NDArray
 from core.scratch import allocate, scratch
 from core.types import RowArray
 
-# 128 bits: a hundred million texts collide with a probability below 1e-22.
+# With 128 bits, the collision probability of 100 million texts is below 1e-22.
 DIGEST = np.dtype("S16")
 
-# Digests that are read, and about as many as are compared, at a time.
+# Digests that are read at a time, and the approximate size of a partition.
 _BLOCK = 1 << 18
 
 
 def digest(text: str) -> bytes:
-    """Returns 16 bytes that tell a text or an id from all others."""
+    """Returns the 128-bit BLAKE2b digest of a text or an id."""
     return hashlib.blake2b(text.encode(), digest_size=DIGEST.itemsize).digest()
 
 
-def first_equal(digests: NDArray[np.bytes_], folder: Path) -> RowArray:
-    """Returns int64 [n]: for each of n digests the place of the first that is equal to it.
+def first_occurrences(digests: NDArray[np.bytes_], folder: Path) -> RowArray:
+    """Returns int64 [n]: for each of n digests the position of its first occurrence.
 
     Args:
         digests: The digests [n].
-        folder: Where the result takes its space, in a file without a name.
+        folder: Folder of the unnamed file that holds the result.
     """
-    found: RowArray = allocate(folder, np.int64, len(digests))
+    first: RowArray = allocate(folder, np.int64, len(digests))
     parts = 1 << (len(digests) // _BLOCK).bit_length()
     for part in range(parts):
-        places = _part(digests, part, parts)
-        _, first, equal = np.unique(digests[places], return_index=True, return_inverse=True)
-        found[places] = places[first[equal]]
-    return found
+        positions = _partition(digests, part, parts)
+        _, index, inverse = np.unique(digests[positions], return_index=True, return_inverse=True)
+        first[positions] = positions[index[inverse]]
+    return first
 
 
-def first_places(found: RowArray, folder: Path) -> RowArray:
-    """Returns int64 [different]: the places, ascending, of all that are the first of their like."""
-    with scratch(folder, np.int64) as first:
-        for block in _blocks(len(found)):
-            places = np.arange(block.start, block.stop)
-            first.append(places[found[block] == places].data)
-        return first.array()
+def unique_positions(first: RowArray, folder: Path) -> RowArray:
+    """Returns int64 [unique]: positions of the first occurrence of each digest, ascending.
+
+    Args:
+        first: int64 [n], result of `first_occurrences`.
+        folder: Folder of the unnamed file that holds the result.
+    """
+    with scratch(folder, np.int64) as unique:
+        for block in _blocks(len(first)):
+            positions = np.arange(block.start, block.stop)
+            unique.append(positions[first[block] == positions].data)
+        return unique.array()
 
 
-def numbers(found: RowArray, first: RowArray, folder: Path) -> RowArray:
-    """Returns int64 [n]: which of the `first` places is that of each digest's first equal one."""
-    with scratch(folder, np.int64) as which:
-        for block in _blocks(len(found)):
-            which.append(np.searchsorted(first, found[block]).data)
-        return which.array()
+def inverse_indices(first: RowArray, unique: RowArray, folder: Path) -> RowArray:
+    """Returns int64 [n]: for each of n digests the index of its first occurrence in `unique`.
+
+    Args:
+        first: int64 [n], result of `first_occurrences`.
+        unique: int64 [unique], result of `unique_positions`.
+        folder: Folder of the unnamed file that holds the result.
+    """
+    with scratch(folder, np.int64) as inverse:
+        for block in _blocks(len(first)):
+            inverse.append(np.searchsorted(unique, first[block]).data)
+        return inverse.array()
 
 
-def _part(digests: NDArray[np.bytes_], part: int, parts: int) -> RowArray:
+def _partition(digests: NDArray[np.bytes_], part: int, parts: int) -> RowArray:
     heads = digests.view(np.uint64)[::2]
     found = [
         block.start + np.flatnonzero(heads[block] % np.uint64(parts) == part)

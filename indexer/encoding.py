@@ -1,7 +1,7 @@
-"""Second pass of a build: texts to vectors, shard by shard, resumable.
+"""Second pass of a build: encodes the staged texts into shards; resumable.
 
-The next shard is read and the last one written while an executor encodes; the local one also
-tokenises the next batch meanwhile. Whatever the size of the corpus, few shards are in memory.
+While an executor encodes a shard, one thread reads the next shard and another writes the previous
+one; the local executor also tokenizes the next batch. Only a few shards are in memory at a time.
 """
 
 import time
@@ -24,25 +24,26 @@ from core.documents import DocumentReader
 from core.encoders import Encoder, Encoding, QueryEncoder
 from core.errors import VectorError
 from core.progress import progress_bar
-from core.shards import ShardRecord, whole_shards, write_shard
+from core.shards import ShardRecord, complete_shards, write_shard
 from core.text import document_text
 from core.types import FloatArray
-from indexer.failures import FAILURES, Isolated, Isolator
+from indexer.failures import ENCODING_ERRORS, FailureIsolator, IsolationResult
 from indexer.staging import unique_text_rows
 
 T = TypeVar("T")
 
-# For n texts: bool [n], which of them are known; and float32 [known, dimension], their vectors.
-Reuse = Callable[[Sequence[str]], tuple[NDArray[np.bool_], FloatArray]]
+# Returns for n texts: bool [n], which texts are known, and their vectors, float32
+# [known, dimension].
+VectorCache = Callable[[Sequence[str]], tuple[NDArray[np.bool_], FloatArray]]
 
 
 @runtime_checkable
 class PipelinedEncoder(QueryEncoder, Protocol):
-    """An encoder whose tokenising can overlap its encoding.
+    """An encoder whose tokenization can run in parallel to encoding.
 
     Attributes:
-        concurrent_calls: Calls of `encode_tokens` that keep it at work without a gap; with
-            more than one they come from as many threads.
+        concurrent_calls: Number of concurrent calls of `encode_tokens` that use the encoder
+            fully; each call is made from its own thread.
     """
 
     concurrent_calls: int
@@ -50,17 +51,17 @@ class PipelinedEncoder(QueryEncoder, Protocol):
 
 @dataclass(slots=True)
 class Shard:
-    """Texts of the corpus and what has been encoded of them.
+    """Texts of the corpus and their vectors.
 
     Attributes:
-        number: Its number, from 0.
-        ids: Of each text the id of the first document with it.
-        texts: The texts, after the text rules.
-        vectors: float32 [texts, dimension], zero where a text is not encoded.
-        new: Rows to encode, the longest text first; the vectors of the others are known.
-        tokens: Tokens that were encoded.
-        truncated: Texts that were longer than the encoder reads.
-        failed: Of rows that cannot be encoded, the reasons.
+        number: Number of the shard, from 0.
+        ids: Id of the first document with each text.
+        texts: Normalised texts.
+        vectors: float32 [texts, dimension], zero for texts that are not encoded.
+        new: Rows to encode, the longest text first; the vectors of other rows are known.
+        tokens: Number of encoded tokens.
+        truncated: Number of texts that exceeded the encoder's maximum length.
+        failed: Reason for each row that cannot be encoded.
     """
 
     number: int
@@ -73,35 +74,38 @@ class Shard:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-# Called with a shard whose failures may be new, and the texts and tokens encoded since.
+# Called during encoding with the shard, and the texts and tokens encoded since the last call.
 Report = Callable[[Shard, int, int], None]
 
 
 class Executor(Protocol):
-    """What runs the document encoder over shards."""
+    """Runs the document encoder over shards."""
 
     @property
     def encoder_seconds(self) -> float:
-        """Time in which the encoder was running [s], of several its mean."""
+        """Time in which the encoder was busy [s]; the mean of several encoders."""
         ...
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
-        """Yields the shards in order, encoded; batches depend on the shard alone."""
+        """Encodes shards and yields them in order; batches must depend only on the shard."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingSummary:
-    """What the second pass did; all but new texts and seconds counts resumed shards too.
+    """Result of the second pass.
+
+    Resumed shards are included, except in `new_texts`, `seconds` and `encoder_seconds`.
 
     Attributes:
-        new_texts: Texts that were encoded.
-        resumed_texts: Texts of shards that existed.
-        reused_texts: Texts whose vectors were known.
-        tokens, truncated: As of a shard.
-        seconds: Wall time of the pass.
-        encoder_seconds: The part of it in which at least one call of the encoder was running.
-        failed: Of texts that cannot be encoded, by their number, the reasons.
+        new_texts: Number of texts that were encoded.
+        resumed_texts: Number of texts in shards of an earlier run.
+        reused_texts: Number of texts with known vectors.
+        tokens: Number of encoded tokens.
+        truncated: Number of texts that exceeded the encoder's maximum length.
+        seconds: Wall time of the pass [s].
+        encoder_seconds: Time in which the encoder was busy [s].
+        failed: Reason for each text that cannot be encoded, by number of the text.
     """
 
     new_texts: int
@@ -121,22 +125,31 @@ def encode_corpus(
     *,
     shard_size: int,
     progress: bool,
-    reuse: Reuse | None = None,
+    vector_cache: VectorCache | None = None,
     max_failed: int = 0,
 ) -> EncodingSummary:
-    """Encodes the unique texts of a staged corpus into shards, from the first missing one.
+    """Encodes the unique texts of a staged corpus into shards, starting at the first missing one.
 
-    Inside a shard texts are encoded by length, so that batches hold little padding. Batches
-    depend on the shard alone: a resumed run computes what an uninterrupted one would have.
-    Texts that `reuse` knows are not encoded. Rows of texts that cannot be encoded are zero.
+    Texts of a shard are encoded in order of length, so that batches have little padding. Batches
+    depend only on the shard, so a resumed run computes the same vectors as an uninterrupted one.
+    Texts with vectors in `vector_cache` are not encoded. Vectors of failed texts are zero.
+
+    Args:
+        folder: The build folder with the staged corpus.
+        dimension: Dimensions of the vectors.
+        executor: Runs the document encoder.
+        shard_size: Texts per shard.
+        progress: Whether to show a progress bar.
+        vector_cache: Returns known vectors of texts, or None.
+        max_failed: Maximum number of texts that may fail.
 
     Raises:
-        CareError: If the encoder fails at any text.
-        VectorError: If it fails at more than `max_failed`, or returns vectors that are not finite
-            and of unit norm.
+        CareError: If the encoder fails for every text.
+        VectorError: If more than `max_failed` texts fail, or vectors are not finite or not of
+            unit norm.
     """
     started = time.perf_counter()
-    records = whole_shards(folder)
+    records = complete_shards(folder)
     resumed = sum(record.rows for record in records)
     total = len(unique_text_rows(folder))
     new_texts = tokens = 0
@@ -152,20 +165,20 @@ def encode_corpus(
             row, reason = list(shard.failed.items())[-1]
             id_, allowed = shard.ids[row], max(max_failed, 0)
             message = (
-                f"document '{id_}': {reason}; texts that cannot be encoded: {failed}, "
-                f"allowed {allowed} (--max-reject-rate)"
+                f"document '{id_}': {reason}; {failed} texts cannot be encoded, {allowed} are "
+                "allowed (--max-reject-rate)"
             )
             raise VectorError(
                 message, code="too_many_failures", id=id_, count=failed, allowed=allowed
             )
 
     with (
-        # One reads shards, one writes them.
+        # One thread reads shards, one writes them.
         ThreadPoolExecutor(2) as pool,
         progress_bar("encode", show=progress, total=total, initial=resumed) as bar,
     ):
         writing: Future[ShardRecord] | None = None
-        shards = ahead(_read(folder, resumed, shard_size, dimension, reuse), pool)
+        shards = prefetch(_read(folder, resumed, shard_size, dimension, vector_cache), pool)
         for shard in executor.encode(shards, report):
             bar.update(len(shard.texts) - len(shard.new))
             new_texts += len(shard.new) - len(shard.failed)
@@ -201,7 +214,7 @@ def encode_corpus(
 
 
 def _read(
-    folder: Path, resumed: int, shard_size: int, dimension: int, reuse: Reuse | None
+    folder: Path, resumed: int, shard_size: int, dimension: int, vector_cache: VectorCache | None
 ) -> Iterator[Shard]:
     reader = DocumentReader(folder / documents.FILE_NAME)
     rows = unique_text_rows(folder)
@@ -210,8 +223,8 @@ def _read(
         texts = [document_text(d.title, d.text) for d in found]
         vectors = np.zeros((len(texts), dimension), dtype=np.float32)
         known = np.zeros(len(texts), dtype=np.bool_)
-        if reuse:
-            known, vectors_known = reuse(texts)
+        if vector_cache:
+            known, vectors_known = vector_cache(texts)
             vectors[known] = vectors_known
         new = [int(i) for i in np.flatnonzero(~known)]
         new.sort(key=lambda i: len(texts[i]), reverse=True)
@@ -220,12 +233,12 @@ def _read(
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows of a shard that are encoded together, none if the shard has no new ones."""
+    """Rows of a shard that are encoded in one call; empty if the shard has no new rows."""
 
     shard: Shard
     rows: list[int]
     texts: list[str]
-    work: Callable[[], Encoding]
+    call: Callable[[], Encoding]
     is_last: bool
     future: Future[Encoding] | None = None
 
@@ -233,8 +246,8 @@ class _Batch:
 class LocalExecutor:
     """Encodes in this process, in batches of `batch_size` texts.
 
-    A batch at which the encoder fails is encoded again and, if it fails again, without the texts
-    that it fails at. Encoders that ask for it get several calls at once.
+    A failed batch is retried; if it fails again, the failing texts are isolated. A
+    `PipelinedEncoder` receives several calls concurrently.
     """
 
     def __init__(self, encoder: Encoder, batch_size: int) -> None:
@@ -242,8 +255,8 @@ class LocalExecutor:
         self._pipelined = encoder if isinstance(encoder, PipelinedEncoder) else None
         self._calls = self._pipelined.concurrent_calls if self._pipelined else 1
         self._batch_size = batch_size
-        self._isolator = Isolator(lambda texts: self._run(partial(encoder.encode, texts)))
-        self._clock = WorkClock()
+        self._isolator = FailureIsolator(lambda texts: self._run(partial(encoder.encode, texts)))
+        self._clock = BusyTimer()
 
     @property
     def encoder_seconds(self) -> float:
@@ -251,13 +264,13 @@ class LocalExecutor:
         return self._clock.seconds
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
-        """Yields the shards in order, encoded; reports after each batch."""
-        # One tokenises, the others call the encoder.
+        """Encodes shards and yields them in order; reports after each batch."""
+        # One thread tokenizes, the others call the encoder.
         with ThreadPoolExecutor(1 + self._calls) as pool:
             pending: deque[_Batch] = deque()
-            for batch in ahead(self._batches(shards), pool):
+            for batch in prefetch(self._batches(shards), pool):
                 if batch.rows:
-                    batch.future = self._start(batch.work, pool)
+                    batch.future = self._start(batch.call, pool)
                 pending.append(batch)
                 if len(pending) == self._calls:
                     yield from self._end(pending, report)
@@ -270,26 +283,26 @@ class LocalExecutor:
             for at in range(0, len(shard.new), size) or (0,):
                 rows = shard.new[at : at + size]
                 texts = [shard.texts[row] for row in rows]
-                work = partial(self._encoder.encode, texts)
+                call = partial(self._encoder.encode, texts)
                 if self._pipelined and texts:
                     tokens = self._pipelined.tokenize(texts)
-                    work = partial(self._pipelined.encode_tokens, tokens)
-                yield _Batch(shard, rows, texts, work, at + size >= len(shard.new))
+                    call = partial(self._pipelined.encode_tokens, tokens)
+                yield _Batch(shard, rows, texts, call, at + size >= len(shard.new))
 
-    def _start(self, work: Callable[[], Encoding], pool: Threads) -> Future[Encoding]:
+    def _start(self, call: Callable[[], Encoding], pool: Threads) -> Future[Encoding]:
         if self._calls > 1:
-            return pool.submit(self._run, work)
-        # In this thread, which an interrupt reaches.
+            return pool.submit(self._run, call)
+        # In the main thread, so that Ctrl-C interrupts the encoder.
         done: Future[Encoding] = Future()
         try:
-            done.set_result(self._run(work))
-        except FAILURES as error:
+            done.set_result(self._run(call))
+        except ENCODING_ERRORS as error:
             done.set_exception(error)
         return done
 
-    def _run(self, work: Callable[[], Encoding]) -> Encoding:
+    def _run(self, call: Callable[[], Encoding]) -> Encoding:
         with self._clock.running():
-            return work()
+            return call()
 
     def _end(self, pending: deque[_Batch], report: Report) -> Iterator[Shard]:
         """Waits for the first batch and yields its shard if that is complete."""
@@ -297,10 +310,10 @@ class LocalExecutor:
         shard = batch.shard
         if batch.future:
             try:
-                found = Isolated([(list(range(len(batch.texts))), batch.future.result())])
+                found = IsolationResult([(list(range(len(batch.texts))), batch.future.result())])
                 self._isolator.succeeded()
-            except FAILURES as error:
-                # Another call could be what fails.
+            except ENCODING_ERRORS as error:
+                # A concurrent call could have caused the failure.
                 wait([other.future for other in pending if other.future])
                 found = self._isolator.encode(batch.texts, error)
             before = shard.tokens
@@ -319,8 +332,8 @@ class LocalExecutor:
 def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     if vectors.shape != (len(ids), dimension):
         raise VectorError(
-            f"the encoder returned an array of shape {vectors.shape} for {len(ids)} documents "
-            f"from '{ids[0]}' on, instead of {dimension} dimensions each",
+            f"the encoder returned an array of shape {vectors.shape} instead of "
+            f"({len(ids)}, {dimension}) for a batch with document '{ids[0]}'",
             code="wrong_shape",
             id=ids[0],
         )
@@ -328,23 +341,26 @@ def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
     bad = ~(np.abs(norms - 1) < 1e-3)
     if bad.any():
         row = int(bad.argmax())
-        message = f"the encoder returned a vector of norm {norms[row]} for document '{ids[row]}'"
+        message = (
+            f"the encoder returned a vector of norm {norms[row]:.6g} instead of 1 for document "
+            f"'{ids[row]}'"
+        )
         raise VectorError(message, code="not_unit_norm", id=ids[row])
 
 
-def ahead(items: Iterator[T], pool: Threads) -> Iterator[T]:
-    """Yields items, none of them None, each of which `pool` makes while the one before is in use.
+def prefetch(items: Iterator[T], pool: Threads) -> Iterator[T]:
+    """Yields the items of an iterator, computing the next one in `pool` meanwhile.
 
-    The items are made one at a time; an error is raised at its item's turn.
+    Items must not be None and are computed one at a time. An error is raised when its item is due.
     """
-    coming = pool.submit(next, items, None)
-    while (item := coming.result()) is not None:
-        coming = pool.submit(next, items, None)
+    pending = pool.submit(next, items, None)
+    while (item := pending.result()) is not None:
+        pending = pool.submit(next, items, None)
         yield item
 
 
-class WorkClock:
-    """The time in which at least one call was running; calls may come from several threads."""
+class BusyTimer:
+    """Measures the time in which at least one call is running; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -354,7 +370,7 @@ class WorkClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts the time of the block."""
+        """Counts the block as a running call."""
         with self._lock:
             if not self._running:
                 self._since = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What a build would take, from a sample of its corpus: tokens, hours, disk and memory.
+"""Estimates the tokens, time, disk space and memory of a build from a sample of the corpus.
 
-JSONL is sampled by its bytes: the lines that begin in evenly spaced blocks. Parquet says how
-many rows it has, and is sampled by them. A small corpus is read whole.
+JSONL files are sampled by bytes: the lines that begin in evenly spaced blocks. Parquet files are
+sampled by rows. A small corpus is read completely.
 """
 
 import json
@@ -21,8 +21,15 @@ from core.errors import CorpusError
 from core.text import document_text
 from core.types import Document
 from indexer.build import BuildOptions
-from indexer.chunking import Chunker, cut
-from indexer.corpus import UNREADABLE, Reject, corpus_files, max_text_chars, read_part, read_rows
+from indexer.chunking import Chunker, split_record
+from indexer.corpus import (
+    READ_ERRORS,
+    Reject,
+    corpus_files,
+    max_text_chars,
+    read_byte_range,
+    read_row_group,
+)
 from models.encoders.factory import TokenCounter
 from stores.base import StoreName
 from stores.faiss.factory import index_bytes
@@ -33,27 +40,27 @@ _BLOCKS = 64
 _BLOCK_ROWS = 64
 _GROUPS = 32
 _GROUP_BLOCKS = 2
-# Its multiples, less their whole parts, lie evenly between 0 and 1 however many there are.
+# The fractional parts of its multiples are evenly distributed (golden ratio sequence).
 _GOLDEN = 0.6180339887
 
 _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
-# Offsets of four columns of text, one of them of eight bytes; a chunk has three columns more.
+# Offsets of four string columns, one of eight bytes; chunks have three more columns.
 _ROW_BYTES, _CHUNK_ROW_BYTES = 20, 12
-# Measured with 100,000 and a million documents (python -m loadtest.bench.build).
+# Measured with 100,000 and 1,000,000 documents by the build benchmark.
 _STAGING_BYTES = 60e6
 _BASE_BYTES = 120e6
 _TRAINING_ROWS = 100_000
-# A shard that is read, one that is encoded, one that is written.
+# One shard is read, one encoded and one written at the same time.
 _SHARDS = 3
 
-# What is counted in a block: documents, rows, tokens, truncated texts, bytes of text.
+# float64 [blocks, 5]: documents, rows, tokens, truncated texts and bytes of text of each block.
 _Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """An estimate; the true value lies within ± `spread` of it in 95 cases of 100."""
+    """An estimated total and the half-width of its 95% confidence interval."""
 
     value: float
     spread: float
@@ -64,9 +71,11 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Blocks of the files of one kind, which have `units` bytes of JSONL or rows of Parquet.
+    """Sampled blocks of the files of one format.
 
-    A block is its size in these units, and its records, which follow each other.
+    Attributes:
+        units: Total size of the files, in bytes of JSONL or rows of Parquet.
+        blocks: Size, in the same units, and records of each block.
     """
 
     units: int
@@ -74,8 +83,14 @@ class Stratum:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How many tokens a device encodes per second; what a device is and who says so, in words."""
+class EncodingRate:
+    """Speed of an encoder.
+
+    Attributes:
+        tokens: Tokens per second and device.
+        device: Name of a device, as in "GPU".
+        source: Origin of the figure.
+    """
 
     tokens: float
     device: str
@@ -84,21 +99,22 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build would take; sizes in bytes.
+    """Estimated size of a build.
 
     Attributes:
-        is_whole: Whether the sample is the corpus.
-        sampled: Documents in the sample.
-        rejected: Records in the sample that cannot be indexed.
-        documents: Documents in the corpus.
-        rows: Documents or, if they are cut, their chunks.
-        tokens: Tokens to encode if no text repeats.
-        truncated: Share of the rows' texts that are cut at the encoder's length.
-        store, factory: Where the vectors are kept, and the index type.
-        shards: Shards in the build folder.
-        documents_file: `documents.arrow`, in the build folder and in the version.
-        vectors_file: `vectors.faiss`, or what Milvus keeps of it.
-        memory: Peak of each phase without the encoder.
+        is_whole: Whether the sample is the whole corpus.
+        sampled: Number of documents in the sample.
+        rejected: Number of rejected records in the sample.
+        documents: Number of documents in the corpus.
+        rows: Number of documents or, with chunking, of chunks.
+        tokens: Number of tokens to encode, without deduplication of texts.
+        truncated: Share of texts that exceed the encoder's maximum length.
+        store: Where the vectors are stored.
+        factory: Index type.
+        shards: Size of the shards in the build folder [bytes].
+        documents_file: Size of `documents.arrow` [bytes].
+        vectors_file: Size of `vectors.faiss` or of the vectors in Milvus [bytes].
+        memory: Peak memory of each phase without the encoder [bytes].
     """
 
     is_whole: bool
@@ -116,42 +132,50 @@ class Estimate:
     memory: dict[str, float]
 
 
-class Sample:
-    """A sample of the corpus that options name; nothing is written.
+class CorpusSample:
+    """A sample of a corpus.
+
+    Args:
+        options: Options of the build.
+        chunker: Splits long documents, or None.
 
     Raises:
-        CorpusError: If the corpus cannot be read or the sample holds no document.
+        CorpusError: If the corpus cannot be read, or no sampled record is valid.
     """
 
     def __init__(self, options: BuildOptions, chunker: Chunker | None) -> None:
         self._options = options
         self._chunker = chunker
-        limit = max_text_chars(cut=chunker is not None)
-        self._strata = sample(corpus_files(options.corpus), limit)
-        self._rows = [[self._cut(block) for _, block in part.blocks] for part in self._strata]
+        limit = max_text_chars(chunked=chunker is not None)
+        self._strata = sample_corpus(corpus_files(options.corpus), limit)
+        self._rows = [[self._chunks(block) for _, block in part.blocks] for part in self._strata]
         self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
         if not self.texts:
             raise CorpusError(
-                f"{options.corpus}: no record of the sample can be indexed", code="empty_corpus"
+                f"{options.corpus}: all sampled records are rejected", code="empty_corpus"
             )
 
-    def _cut(self, block: Iterable[Document | Reject]) -> list[Document]:
-        found = (cut(record, self._chunker) for record in block)
+    def _chunks(self, block: Iterable[Document | Reject]) -> list[Document]:
+        found = (split_record(record, self._chunker) for record in block)
         return [row for rows in found if not isinstance(rows, Reject) for row in rows]
 
     @property
     def texts(self) -> list[str]:
-        """The texts to encode, in the order of the corpus."""
+        """The sampled texts to encode, in the order of the corpus."""
         return [_text(row) for blocks in self._rows for rows in blocks for row in rows]
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
-        """Estimates what a build would take.
+        """Estimates the size of the build.
+
+        Args:
+            count: Counts the tokens of texts.
+            dimension: Dimensions of the vectors.
 
         Raises:
-            CareError: If the factory asked for cannot hold as many vectors.
+            CareError: If the requested factory does not support the number of vectors.
         """
-        counts = [np.array([_counted(rows, count) for rows in blocks]) for blocks in self._rows]
-        documents, rows, tokens, _, text = totals(self._strata, counts)
+        counts = [np.array([_count_block(rows, count) for rows in blocks]) for blocks in self._rows]
+        documents, rows, tokens, _, text = estimate_totals(self._strata, counts)
         sampled = np.sum([part.sum(axis=0) for part in counts], axis=0)
         unread = [part.units - sum(size for size, _ in part.blocks) for part in self._strata]
         number = round(rows.value)
@@ -183,20 +207,22 @@ class Sample:
         bound = self._options.memory_gib * 2**30
         index = 0.0 if self._options.store == "milvus" else float(vectors_file)
         if index and factory.startswith("IVF"):
-            # Lists grow by doubling, and are trained on a sample.
+            # The buffers of inverted lists grow by doubling; the lists are trained on a sample.
             sampled = 4 * dimension * min(rows, _TRAINING_ROWS)
             index = min(2 * max(vectors_file, sampled), bound)
         return {
             "staging": _BASE_BYTES + _STAGING_BYTES,
             "encoding": _BASE_BYTES + _SHARDS * shard,
-            "building the index": _BASE_BYTES + index,
+            "the index build": _BASE_BYTES + index,
         }
 
 
-def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
-    """Reads a sample of at most 4 MiB of JSONL and 4096 rows of Parquet, or some more.
+def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Stratum]:
+    """Reads a sample of about 4 MiB of JSONL and 4096 rows of Parquet.
 
-    A text of more than `max_chars` is no document.
+    Args:
+        files: The corpus files.
+        max_chars: Maximum length of a text [characters].
 
     Raises:
         CorpusError: If a file cannot be read.
@@ -205,20 +231,25 @@ def sample(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     tables = [file for file in files if file.suffix == ".parquet"]
     try:
         strata = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         reason = " ".join(str(error).split())
         raise CorpusError(f"the corpus cannot be read: {reason}", code="unreadable") from error
     return [stratum for stratum in strata if stratum.blocks]
 
 
-def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
-    """Estimates the sums of values over the whole corpus from those of each block.
+def estimate_totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
+    """Estimates the totals of counts over the whole corpus.
 
-    The ratio estimator for clusters of unequal size, with its variance (Cochran, Sampling
-    Techniques, 3rd edition, 1977, equations 6.1 and 6.13); evenly spaced blocks are taken as
-    random ones. Of a corpus that was read whole it is the sum.
+    This is the ratio estimator for clusters of unequal size, with its variance (Cochran, Sampling
+    Techniques, 3rd edition, 1977, equations 6.1 and 6.13). Evenly spaced blocks are treated as a
+    random sample. For a corpus that was read completely the result is exact.
 
-    The counts are, of each stratum, float64 [blocks, values].
+    Args:
+        strata: The sampled blocks.
+        counts: Counts of the blocks of each stratum, float64 [blocks, n].
+
+    Returns:
+        n totals.
     """
     sums, variances = np.zeros(counts[0].shape[1]), np.zeros(counts[0].shape[1])
     for stratum, y in zip(strata, counts, strict=True):
@@ -235,17 +266,25 @@ def totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
     return [Total(float(v), float(s)) for v, s in zip(sums, spreads, strict=True)]
 
 
-def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int, name: str) -> Rate:
-    """Encodes some evenly spaced texts, in batches of like length, and times it.
+def measure_rate(
+    encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int, name: str
+) -> EncodingRate:
+    """Measures the speed of an encoder with evenly spaced texts, in batches of similar length.
 
-    The first batch, which warms the encoder up, is timed only if it is the only one. The rate is
-    that of one of the GPUs that are used, its `devices`, of which a processor or a server is one.
+    If there are several batches, the first is also encoded before the measurement, as a warm-up.
+
+    Args:
+        encoder: The document encoder.
+        texts: Texts of the corpus.
+        batch_size: Texts per batch.
+        devices: Number of GPUs that the encoder uses; 1 for a processor or a server.
+        name: Name of the backend for the result.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
     chosen = [texts[int(i)] for i in np.linspace(0, len(texts) - 1, number)]
     chosen.sort(key=len, reverse=True)
     batches = [chosen[at : at + batch_size] for at in range(0, number, batch_size)]
-    # Long and short by turns: what the time allows for stands for all.
+    # Alternate between long and short batches: the time limit can end the measurement early.
     batches = batches[::2] + batches[1::2][::-1]
     if len(batches) > 1:
         encoder.encode(batches[0])
@@ -258,13 +297,13 @@ def trial(encoder: Encoder, texts: Sequence[str], batch_size: int, devices: int,
             break
     seconds = time.perf_counter() - started
     source = f"measured here: {encoded} texts in {seconds:.1f} s with {name}"
-    return Rate(tokens / seconds / devices, "device", source)
+    return EncodingRate(tokens / seconds / devices, "device", source)
 
 
-def described(estimate: Estimate, rate: Rate) -> list[str]:
-    """Returns an estimate in lines for the user."""
+def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
+    """Formats an estimate as lines of text for the user."""
     rows = f" in {estimate.rows} chunks" if estimate.rows != estimate.documents else ""
-    read = "all of them" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
+    read = "the whole corpus" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
     tokens = estimate.tokens
     hours = tokens.value / rate.tokens / 3600
     spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
@@ -278,16 +317,16 @@ def described(estimate: Estimate, rate: Rate) -> list[str]:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
-        f"corpus  {estimate.documents} documents{rows}, from {read}; "
-        f"{estimate.rejected:,} records of it would be rejected",
-        f"tokens  {tokens}: {tokens.value / estimate.rows.value:,.1f} a text; "
-        f"{estimate.truncated:.1%} of texts are cut at the encoder's length",
-        f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s a "
+        f"corpus  {estimate.documents} documents{rows}, estimated from {read}; "
+        f"{estimate.rejected:,} of its records are rejected",
+        f"tokens  {tokens}: {tokens.value / estimate.rows.value:,.1f} per text; "
+        f"{estimate.truncated:.1%} of texts are truncated at the encoder's maximum length",
+        f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s per "
         f"{rate.device}, {rate.source}",
         f"disk    builds {builds}: shards {_size(estimate.shards)}, {documents}",
         f"        version {version}",
-        f"memory  {_size(memory)} at its peak, {phase}, and what the encoder takes",
-        "        nothing is written; texts that repeat are encoded once, filters are not counted",
+        f"memory  peak of {_size(memory)} during {phase}, without the encoder",
+        "        nothing was written; duplicate texts and the size of filters are not considered",
     ]
 
 
@@ -295,7 +334,7 @@ def _size(size: float) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
-def _counted(rows: Sequence[Document], count: TokenCounter) -> list[float]:
+def _count_block(rows: Sequence[Document], count: TokenCounter) -> list[float]:
     counted = count([_text(row) for row in rows]) if rows else []
     return [
         len({row.parent or row.id for row in rows}),
@@ -328,11 +367,11 @@ def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
     for start in starts:
         end = min(start + _BLOCK_BYTES, units)
         records: list[Document | Reject] = []
-        # A block may lie in several files.
+        # A block can span several files.
         for file, size, base in zip(files, sizes, bases, strict=False):
             first, last = max(start - base, 0), min(end - base, size)
             if first < last:
-                records += read_part(file, first, last, max_chars)
+                records += read_byte_range(file, first, last, max_chars)
         blocks.append((end - start, records))
     return Stratum(units, blocks)
 
@@ -354,13 +393,13 @@ def _sample_rows(files: Sequence[Path], max_chars: int) -> Stratum:
         chosen = []
         for i in range(number):
             file, group, rows = groups[(2 * i + 1) * len(groups) // (2 * number)]
-            # Spread over the group, in each from another place on.
+            # Evenly spaced blocks of the group, with a different offset in each group.
             step = -(-rows // (_BLOCK_ROWS * most))
             start = int((i + 1) * _GOLDEN % 1 * step)
             chosen.append((file, group, slice(start, None, step)))
     blocks = [
         (len(records), records)
-        for file, group, place in chosen
-        for records in read_rows(file, group, _BLOCK_ROWS, place, max_chars)
+        for file, group, batches in chosen
+        for records in read_row_group(file, group, _BLOCK_ROWS, batches, max_chars)
     ]
     return Stratum(units, blocks)

@@ -1,4 +1,4 @@
-"""Texts that an encoder fails at: found by halving batches, and their documents left out."""
+"""Isolates texts for which an encoder fails, and excludes their documents from the index."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,34 +15,39 @@ from core.errors import (
     CorpusError,
     EmbeddingServerError,
     ProviderError,
-    TextRefusedError,
+    TextRejectedError,
     VectorError,
 )
 from indexer.staging import StagedCorpus, vector_of_row
 
-# A process that ended, a server that refuses or goes on failing, a vector that is not a number, as
-# half precision makes of some texts. What else an encoder raises is a fault of its own.
-FAILURES = (ProviderError, EmbeddingServerError, VectorError)
+# Errors that a single text can cause: a crashed process, a server that rejects the text or keeps
+# failing, a vector with NaN, which half precision yields for some texts. Other exceptions are bugs.
+ENCODING_ERRORS = (ProviderError, EmbeddingServerError, VectorError)
 
-# A text that every encoder takes.
+# A text that every encoder can encode.
 _PROBE = "care"
-# Each costs the start of an engine, perhaps of minutes.
+# Each failure can restart an engine, which can take minutes.
 _MAX_IN_A_ROW = 16
 
 
 @dataclass(slots=True)
-class Isolated:
-    """What became of a batch: encoded parts, and reasons of what failed, by position in it."""
+class IsolationResult:
+    """Result of a failed batch.
+
+    Attributes:
+        parts: Positions in the batch that were encoded together, and their encoding.
+        failed: Reason for each position that cannot be encoded.
+    """
 
     parts: list[tuple[list[int], Encoding]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
 
 
-class Isolator:
-    """Finds by halving the texts at which an encoder fails, and encodes the others.
+class FailureIsolator:
+    """Isolates the failing texts of a batch by bisection and encodes the others.
 
-    A text counts as failed if a server says so, or if the encoder failed at it alone, twice, and
-    encodes another one right after: then the text is at fault and not the encoder.
+    A text counts as failed if a server rejects it, or if the encoder fails twice for a batch of
+    this text alone but encodes another text directly afterwards.
     """
 
     def __init__(self, encode: Callable[[Sequence[str]], Encoding]) -> None:
@@ -50,50 +55,50 @@ class Isolator:
         self._in_a_row = 0
 
     def succeeded(self) -> None:
-        """Notes that the encoder has encoded texts."""
+        """Resets the count of consecutive failures."""
         self._in_a_row = 0
 
-    def encode(self, texts: Sequence[str], error: CareError) -> Isolated:
-        """Encodes a batch that failed with `error`; as a whole, if that was transient.
+    def encode(self, texts: Sequence[str], error: CareError) -> IsolationResult:
+        """Encodes a batch that failed with `error`, first as a whole: the error may be transient.
 
         Raises:
-            CareError: If the encoder fails at any text, or at 16 texts in a row.
+            CareError: If the encoder fails for every text, or for 16 texts in a row.
         """
-        found = Isolated()
+        found = IsolationResult()
         whole = list(range(len(texts)))
-        if isinstance(error, TextRefusedError):
+        if isinstance(error, TextRejectedError):
             found.failed[whole.pop(error.position)] = str(error)
-            waiting = _halves(whole)
+            pending = _halves(whole)
         else:
-            waiting = [whole]
+            pending = [whole]
         failed_alone: set[int] = set()
-        while waiting:
-            positions = waiting.pop()
+        while pending:
+            positions = pending.pop()
             try:
                 encoding = self._encode([texts[i] for i in positions])
-            except TextRefusedError as refusal:
-                found.failed[positions.pop(refusal.position)] = str(refusal)
-                waiting += _halves(positions)
-            except FAILURES as failure:
+            except TextRejectedError as rejection:
+                found.failed[positions.pop(rejection.position)] = str(rejection)
+                pending += _halves(positions)
+            except ENCODING_ERRORS as failure:
                 self._require_working(failure)
                 if len(positions) > 1:
-                    waiting += _halves(positions)
+                    pending += _halves(positions)
                 elif positions[0] in failed_alone:
                     self._give_up(found, positions[0], failure)
                 else:
                     failed_alone.add(positions[0])
-                    waiting.append(positions)
+                    pending.append(positions)
             else:
                 found.parts.append((positions, encoding))
                 self.succeeded()
         return found
 
-    def _give_up(self, found: Isolated, position: int, failure: CareError) -> None:
-        found.failed[position] = f"the encoder fails at this text: {failure}"
+    def _give_up(self, found: IsolationResult, position: int, failure: CareError) -> None:
+        found.failed[position] = f"the encoder fails for this text: {failure}"
         self._in_a_row += 1
         if self._in_a_row == _MAX_IN_A_ROW:
             raise ProviderError(
-                f"the encoder failed at {_MAX_IN_A_ROW} texts in a row, the last time with: "
+                f"the encoder failed for {_MAX_IN_A_ROW} texts in a row; the last error is: "
                 f"{failure}",
                 code="too_many_failures_in_a_row",
                 count=_MAX_IN_A_ROW,
@@ -102,24 +107,27 @@ class Isolator:
     def _require_working(self, failure: CareError) -> None:
         try:
             self._encode([_PROBE])
-        except FAILURES as error:
+        except ENCODING_ERRORS as error:
             raise type(failure)(
-                f"the encoder fails at any text: {failure}", code="encoder_fails"
+                f"the encoder fails for every text: {failure}", code="encoder_fails"
             ) from error
 
 
 def _halves(positions: list[int]) -> list[list[int]]:
-    """Returns the two halves, the first one last, without empty ones."""
+    """Returns the non-empty halves, the second one first."""
     middle = (len(positions) + 1) // 2
     return [half for half in (positions[middle:], positions[:middle]) if half]
 
 
 def max_failed(staged: StagedCorpus, max_reject_rate: float, *, reuse: bool) -> int:
-    """Returns how many documents may be left out beside the records rejected by the first pass.
+    """Returns how many documents may fail in addition to the records rejected by the first pass.
 
-    With `reuse` documents that an update left unchanged are not encoded, and do not count.
+    Args:
+        staged: Result of the first pass.
+        max_reject_rate: Maximum share of records that may be rejected.
+        reuse: Whether vectors of unchanged documents are reused; these do not count.
     """
-    # What 0.29 × 100 lacks to 29 is no document.
+    # The tolerance compensates rounding: 0.29 × 100 is less than 29 in float64.
     return int(max_reject_rate * _records(staged, reuse=reuse) + 1e-6) - staged.rejected
 
 
@@ -131,15 +139,20 @@ def failed_documents(
     max_reject_rate: float,
     reuse: bool,
 ) -> tuple[NDArray[np.bool_] | None, dict[str, str]]:
-    """Finds the documents to leave out; if one chunk cannot be encoded, none is indexed.
+    """Finds the documents with failed texts; if one chunk fails, its document is not indexed.
 
-    Why a text `failed` is said by its number; the other arguments are those of `max_failed`.
+    Args:
+        folder: The build folder.
+        staged: Result of the first pass.
+        failed: Reason for each failed text, by number of the text.
+        max_reject_rate: See `max_failed`.
+        reuse: See `max_failed`.
 
     Returns:
-        bool [staged rows], which rows are indexed, or None for all; and why not, by document id.
+        bool [staged rows], which rows are indexed, or None for all; and the reasons by document id.
 
     Raises:
-        CorpusError: If too many documents are left out, or none is left.
+        CorpusError: If too many documents fail, or all of them.
     """
     if not failed:
         return None, {}
@@ -154,14 +167,14 @@ def failed_documents(
         keep[first : first + document.chunks] = False
     id_, reason = next(iter(reasons.items()))
     if len(reasons) > max_failed(staged, max_reject_rate, reuse=reuse):
-        left_out = staged.rejected + len(reasons)
+        rejected = staged.rejected + len(reasons)
         total = _records(staged, reuse=reuse)
         message = (
-            f"{left_out} of {total} records are rejected ({left_out / total:.1%}, allowed "
+            f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
             f"{max_reject_rate:.1%}); the first that cannot be encoded is document '{id_}': "
             f"{reason}"
         )
-        raise CorpusError(message, code="too_many_rejects", rejected=left_out, total=total, id=id_)
+        raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total, id=id_)
     if len(reasons) == staged.documents:
         message = f"no document can be encoded; the first is '{id_}': {reason}"
         raise CorpusError(message, code="nothing_encoded", id=id_)

@@ -1,7 +1,7 @@
-"""Encoding by the actors of a Ray cluster; texts and vectors travel through Ray's object store.
+"""Encoding on the actors of a Ray cluster; texts and vectors are sent through Ray's object store.
 
-An actor is given a shard and returns it encoded by the local executor. Only the driver writes, in
-the order of shards: what is in its journal is never encoded again.
+An actor receives a shard and encodes it with the local executor. Only the driver writes files, in
+the order of shards; shards in its journal are not encoded again.
 """
 
 import logging
@@ -22,9 +22,9 @@ from indexer.encoding import LocalExecutor, Report, Shard
 
 LOCAL = "local"
 
-# Actors that may die over one shard before the build ends.
+# Actors that may crash while they encode one shard before the build fails.
 _ATTEMPTS = 3
-# Shards per actor that are encoded, or wait in memory for an earlier one to be written.
+# Shards per actor that are being encoded, or are held in memory until earlier ones are written.
 _AHEAD = 4
 _OBJECT_STORE_BYTES = 200 * 2**20
 _STARTS = 3
@@ -37,17 +37,18 @@ _log = logging.getLogger(__name__)
 class RayExecutor:
     """Encodes shards on the actors of a Ray cluster.
 
-    Batches depend on the shard alone, so the vectors are those of the local executor, however
-    many actors there are, and either executor resumes what the other began. Ray restarts an
-    actor that dies, and its shard is encoded again.
+    Batches depend only on the shard, so the vectors equal those of the local executor for any
+    number of actors, and each executor can resume a build of the other. Ray restarts a crashed
+    actor, and its shard is encoded again.
 
     Attributes:
-        make_encoder: Makes the document encoder, once in each actor.
-        address: The cluster's, or "local" for one that is started here and ends with the call.
-        actors: How many encode at once.
-        threads: Processors of an actor without GPUs.
-        gpus: GPUs of an actor, if the cluster has any.
-        encoder_seconds: The mean time in which the encoder of an actor was running [s].
+        make_encoder: Makes the document encoder; called once in each actor.
+        batch_size: Texts per call of the encoder.
+        address: Address of the cluster, or "local" to start one for the duration of the call.
+        actors: Number of actors.
+        threads: Processors per actor without GPUs.
+        gpus: GPUs per actor, if the cluster has GPUs.
+        encoder_seconds: Time in which an actor's encoder was busy, on average [s].
     """
 
     make_encoder: Callable[[], Encoder]
@@ -60,12 +61,12 @@ class RayExecutor:
     encoder_seconds: float = field(default=0.0, init=False)
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
-        """Yields the shards in order, encoded; reports after each shard.
+        """Encodes shards and yields them in order; reports after each shard.
 
         Raises:
-            CareError: If the encoder cannot be made or returns bad vectors, or actor after actor
-                dies over a shard.
-            ProviderError: If the cluster cannot be used.
+            CareError: If the encoder does not load or returns invalid vectors.
+            ProviderError: If the cluster cannot be used, or several actors crash while they encode
+                the same shard.
         """
         with connected(self.address, self.actors * self.threads):
             gpus = self.gpus if ray.cluster_resources().get("GPU") else 0
@@ -105,32 +106,36 @@ class RayExecutor:
 
 @dataclass(frozen=True)
 class RemoteEncoder:
-    """The spec of a document encoder that only actors load; it encodes nothing itself."""
+    """Placeholder for a document encoder that only the actors load."""
 
     spec: EncoderSpec
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Raises ProviderError: the executor encodes, on other machines."""
-        raise ProviderError("the document encoder is loaded by Ray's actors alone")
+        """Raises ProviderError: only the executor encodes."""
+        raise ProviderError("the document encoder is loaded only by the actors of Ray")
 
 
 @contextmanager
 def connected(address: str, processors: int) -> Generator[None]:
-    """Connects to a cluster, or starts one that is as large as is asked for."""
+    """Connects to a cluster; the address "local" starts one with that many processors.
+
+    Raises:
+        ProviderError: If the cluster cannot be reached or started.
+    """
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    alone = {
+    local_settings = {
         "num_cpus": processors,
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
     try:
         _check(address)
-        _init(address, **(alone if address == LOCAL else {}))
+        _init(address, **(local_settings if address == LOCAL else {}))
     except (OSError, RuntimeError, ValueError) as error:
-        message = f"no Ray cluster can be used at '{address}': {error}"
+        message = f"the Ray cluster at '{address}' cannot be used: {error}"
         raise ProviderError(message, code="ray_unavailable", address=address) from error
     try:
         yield
@@ -139,10 +144,10 @@ def connected(address: str, processors: int) -> Generator[None]:
 
 
 def _init(address: str, **settings: Any) -> None:
-    """Starts Ray or connects to it; tries again where a node never came up.
+    """Starts Ray or connects to it; retries if the node does not start.
 
-    Now and then a node never registers with the control service that was started with it. Ray
-    gives it up after 30 seconds, with an exception of no class of its own.
+    Sometimes a new node does not register with its control service. Ray then raises a plain
+    `Exception` after 30 seconds.
     """
     for attempt in range(1, _STARTS + 1):
         try:
@@ -154,43 +159,43 @@ def _init(address: str, **settings: Any) -> None:
                 raise
             if attempt == _STARTS:
                 raise RuntimeError(str(error)) from error
-            _log.warning("Ray's node did not come up: starting it again")
+            _log.warning("the Ray node did not start: retrying")
 
 
 def _check(address: str) -> None:
-    """Fails at once where nothing listens, which Ray goes on asking for many minutes."""
+    """Raises OSError if nothing listens at the address, which Ray would retry for minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 def _result(reference: Any, shard: int) -> tuple[Shard, float]:
-    """Returns the shard that an actor has encoded, and how long its encoder worked [s]."""
+    """Returns the shard that an actor has encoded, and the time its encoder was busy [s]."""
     try:
         made: tuple[Shard, float] | dict[str, Any] = ray.get(reference)
     except RayActorError as error:
         if "creation task" in str(error):
-            raise _ended(error) from error
+            raise _ray_error(error) from error
         raise ProviderError(
-            f"{_ATTEMPTS} actors died one after the other over shard {shard}: Ray's logs say why; "
-            "too little memory for a batch is the most common cause",
+            f"{_ATTEMPTS} actors crashed while they encoded shard {shard}: see Ray's logs; the "
+            "most common cause is too little memory (use a smaller --batch-size)",
             code="workers_died",
             shard=shard,
         ) from error
     except RayError as error:
-        raise _ended(error) from error
+        raise _ray_error(error) from error
     if isinstance(made, dict):
         raise CareError(**made)
     return made
 
 
-def _ended(error: RayError) -> ProviderError:
+def _ray_error(error: RayError) -> ProviderError:
     reason = str(error).strip().splitlines()[-1]
-    return ProviderError(f"Ray ended the encoding: {reason}", code="ray_failed")
+    return ProviderError(f"Ray failed during encoding: {reason}", code="ray_failed")
 
 
 class _Actor:
-    """What runs in an actor: the local executor, on one shard after the other."""
+    """The Ray actor; it runs the local executor on one shard per call."""
 
     def __init__(self, make_encoder: Callable[[], Encoder], batch_size: int) -> None:
         self._make_encoder = make_encoder
@@ -198,12 +203,12 @@ class _Actor:
         self._encoder: Encoder | None = None
 
     def encode(self, shard: Shard) -> tuple[Shard, float] | dict[str, Any]:
-        """Encodes a shard; an error is returned, which Ray would wrap in its own."""
+        """Encodes a shard; returns errors as data, because Ray would wrap exceptions."""
         try:
-            # Here and not when the actor starts: an actor that dies of it counts as an attempt.
+            # Loaded here and not in __init__, so that a crash counts as an attempt.
             self._encoder = self._encoder or self._make_encoder()
             local = LocalExecutor(self._encoder, self._batch_size)
-            # What Ray hands over cannot be written to.
+            # Arrays from Ray's object store are read-only.
             shard.vectors = shard.vectors.copy()
             (made,) = local.encode(iter([shard]), lambda *_: None)
             return made, local.encoder_seconds

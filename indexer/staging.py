@@ -1,11 +1,11 @@
-"""First pass of a build: the corpus is checked and its documents written by rows.
+"""First pass of a build: validates the corpus and writes its documents to the build folder.
 
-corpus.json      what was read; written last
-documents.arrow  the documents or, if long ones are cut, their chunks, row by row
+corpus.json      summary of the pass; written last
+documents.arrow  one row per document or, with chunking, per chunk
 filters.arrow    rows by metadata value
-texts.npy        int64 [unique texts], the first row that has the text
-vectors.npy      int64 [rows], which unique text is the row's
-rejects.jsonl    file, line and reason of each record left out
+texts.npy        int64 [unique texts], the first row with each text
+vectors.npy      int64 [rows], number of each row's unique text
+rejects.jsonl    file, line and reason of each rejected record
 """
 
 import itertools
@@ -29,9 +29,9 @@ from core.progress import progress_bar
 from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
-from indexer.chunking import Chunker, cut
-from indexer.corpus import Place, Reject, max_text_chars, read_corpus
-from indexer.digests import DIGEST, digest, first_equal, first_places, numbers
+from indexer.chunking import Chunker, split_record
+from indexer.corpus import Location, Reject, max_text_chars, read_corpus
+from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
 
 SUMMARY = "corpus.json"
 REJECTS = "rejects.jsonl"
@@ -39,12 +39,23 @@ REJECTS = "rejects.jsonl"
 _TEXTS = "texts.npy"
 _VECTORS = "vectors.npy"
 
-# The chunks of a document or, if it is not cut, the document alone.
-Chunks = tuple[Place, list[Document] | Reject]
+# Location of a record, and its chunks (without chunking, the document) or the reason to reject it.
+Chunks = tuple[Location, list[Document] | Reject]
 
 
 class StagedCorpus(BaseModel):
-    """What the first pass found; `chunks` is None if documents are not cut."""
+    """Summary of the first pass, stored as `corpus.json`.
+
+    Attributes:
+        checksum: Checksum of the corpus.
+        files: Names of the corpus files.
+        documents: Number of accepted documents.
+        unique_texts: Number of distinct texts.
+        rejected: Number of rejected records.
+        filter_fields: Number of distinct values of each metadata field.
+        update: Changes of an update, or None.
+        chunks: Number of chunks, or None without chunking.
+    """
 
     checksum: str
     files: list[str]
@@ -66,13 +77,21 @@ def stage(
     max_reject_rate: float,
     progress: bool,
 ) -> StagedCorpus:
-    """Checks a corpus and writes its documents by rows, or reads what an earlier run wrote.
+    """Validates a corpus and writes its documents to the build folder.
 
-    The documents, some of them cut if they are `chunked`, come from files of these names and this
-    checksum. At most the share `max_reject_rate` of them may be left out.
+    If an earlier run completed the pass, its summary is returned and nothing is read.
+
+    Args:
+        chunks: The records of the corpus.
+        folder: The build folder.
+        files: Names of the corpus files, for the summary.
+        checksum: Checksum of the corpus, for the summary.
+        chunked: Whether documents are split into chunks.
+        max_reject_rate: Maximum share of records that may be rejected.
+        progress: Whether to show a progress bar.
 
     Raises:
-        CorpusError: If ids are duplicated, too many records are rejected, or none is left.
+        CorpusError: If the corpus is empty, ids are duplicated, or too many records are rejected.
     """
     earlier = read_staged(folder)
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
@@ -83,34 +102,35 @@ def stage(
     with (
         scratch(folder, DIGEST) as texts,
         scratch(folder, DIGEST) as id_digests,
-        scratch(folder, np.int64) as id_places,
+        scratch(folder, np.int64) as id_locations,
     ):
-        ids = _Ids(id_digests, id_places)
+        ids = _Ids(id_digests, id_locations)
         with (
             FilterWriter(folder / filters.FILE_NAME) as by_value,
             DocumentWriter(folder / documents.FILE_NAME, chunked=chunked) as writer,
             (folder / REJECTS).open("w", encoding="utf-8") as reject_file,
             progress_bar("read", show=progress) as bar,
         ):
-            for place, parts in chunks:
+            for location, parts in chunks:
                 bar.update()
                 if isinstance(parts, Reject):
-                    line = {"file": place.file, "line": place.line, "reason": parts.reason}
+                    line = {"file": location.file, "line": location.line, "reason": parts.reason}
                     reject_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    first_reject = first_reject or f"{place}: {parts.reason}"
+                    first_reject = first_reject or f"{location}: {parts.reason}"
                     rejected += 1
                     continue
                 accepted += 1
                 if parts[0].id != (own := parts[0].parent or parts[0].id):
-                    ids.append(own, place, rows)
+                    ids.append(own, location, rows)
                 for document in parts:
                     by_value.add(rows, document.metadata)
-                    ids.append(document.id, place, rows)
+                    ids.append(document.id, location, rows)
                     texts.append(digest(document_text(document.title, document.text)))
                     writer.write(document)
                     rows += 1
         if not (total := rejected + accepted):
-            raise CorpusError("the corpus is empty", code="empty_corpus")
+            message = f"the corpus has no records: {', '.join(files)}"
+            raise CorpusError(message, code="empty_corpus", files=files)
         if rejected / total > max_reject_rate or not accepted:
             message = (
                 f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
@@ -119,10 +139,10 @@ def stage(
             )
             raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total)
         ids.check(folder)
-        equal = first_equal(texts.array(), folder)
-        first_rows = first_places(equal, folder)
+        equal = first_occurrences(texts.array(), folder)
+        first_rows = unique_positions(equal, folder)
         np.save(folder / _TEXTS, first_rows)
-        np.save(folder / _VECTORS, numbers(equal, first_rows, folder))
+        np.save(folder / _VECTORS, inverse_indices(equal, first_rows, folder))
     staged = StagedCorpus(
         checksum=checksum,
         files=files,
@@ -137,34 +157,34 @@ def stage(
 
 
 def write_staged(folder: Path, staged: StagedCorpus) -> None:
-    """Writes down that the first pass has ended, once all that it wrote is on disk."""
+    """Writes the summary of the first pass after its files are flushed to disk."""
     for name in (documents.FILE_NAME, filters.FILE_NAME, REJECTS, _TEXTS, _VECTORS):
         sync(folder / name)
     write_text(folder / SUMMARY, staged.model_dump_json(indent=2))
 
 
 def read_staged(folder: Path) -> StagedCorpus | None:
-    """Returns what the first pass found in a build folder, or None if it must be made again."""
+    """Returns the summary of a completed first pass, or None if the pass must be repeated."""
     with suppress(FileNotFoundError, ValidationError):
         return StagedCorpus.model_validate_json((folder / SUMMARY).read_bytes())
     return None
 
 
 def unique_text_rows(folder: Path) -> RowArray:
-    """Returns int64 [unique texts]: the first row that has each text."""
+    """Returns int64 [unique texts]: the first row with each text."""
     rows: RowArray = np.load(folder / _TEXTS, mmap_mode="r")
     return rows
 
 
 def row_texts(reader: DocumentReader, rows: Iterable[int]) -> Iterator[str]:
-    """Yields the text that is encoded of each of some rows."""
+    """Yields the text to encode for each of the rows."""
     for row in rows:
         document = reader[int(row)]
         yield document_text(document.title, document.text)
 
 
 def vector_of_row(folder: Path) -> RowArray:
-    """Returns int64 [rows]: which unique text, and so which vector, is each row's."""
+    """Returns int64 [rows]: number of each row's unique text, and thus of its vector."""
     rows: RowArray = np.load(folder / _VECTORS, mmap_mode="r")
     return rows
 
@@ -172,13 +192,17 @@ def vector_of_row(folder: Path) -> RowArray:
 def write_version(
     folder: Path, target: Path, staged: StagedCorpus, keep: NDArray[np.bool_] | None
 ) -> tuple[RowArray, dict[str, int]]:
-    """Writes the documents and filters of a version from a build folder into its own, `target`.
+    """Writes the documents and filters of a version.
 
-    Indexed are the rows to `keep`, bool [staged rows], or if that is None all.
+    Args:
+        folder: The build folder.
+        target: Folder of the version.
+        staged: Result of the first pass.
+        keep: bool [staged rows], which rows to index; None for all.
 
     Returns:
-        int64 [rows], which unique text, and so which vector, is each row's; and the number of
-        values of each metadata field.
+        int64 [rows], number of each row's unique text; and the number of distinct values of each
+        metadata field.
     """
     vector_of, fields = vector_of_row(folder), staged.filter_fields
     if keep is None:
@@ -199,67 +223,70 @@ def write_version(
 
 
 def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
-    """Returns the documents of files with their places, cut if there is a chunker.
+    """Reads the records of files and splits their documents into chunks, if a chunker is given.
 
     Raises:
-        CorpusError: If a file cannot be read at all.
+        CorpusError: If a file cannot be read.
     """
-    records = read_corpus(files, max_text_chars(cut=chunker is not None))
-    return ((place, cut(record, chunker)) for place, record in records)
+    records = read_corpus(files, max_text_chars(chunked=chunker is not None))
+    return ((location, split_record(record, chunker)) for location, record in records)
 
 
 class _Ids:
-    """All ids that must differ: those of documents and of their chunks.
+    """Detects duplicates among the ids of documents and chunks.
 
-    Scratch files take their digests, and for each the number of the file, the line and the row.
+    Scratch files hold the digest of each id, and int64 [3]: file number, line and row.
     """
 
-    def __init__(self, digests: Scratch, places: Scratch) -> None:
+    def __init__(self, digests: Scratch, locations: Scratch) -> None:
         self._digests = digests
-        self._places = places
+        self._locations = locations
         self._files: list[str] = []
 
-    def append(self, id_: str, place: Place, row: int) -> None:
-        if not self._files or self._files[-1] != place.file:
-            self._files.append(place.file)
+    def append(self, id_: str, location: Location, row: int) -> None:
+        if not self._files or self._files[-1] != location.file:
+            self._files.append(location.file)
         self._digests.append(digest(id_))
-        self._places.append(np.array([len(self._files) - 1, place.line, row]).data)
+        self._locations.append(np.array([len(self._files) - 1, location.line, row]).data)
 
     def check(self, folder: Path) -> None:
         digests = self._digests.array()
-        equal = first_equal(digests, folder)
-        repeats = len(equal) - len(first_places(equal, folder))
+        equal = first_occurrences(digests, folder)
+        repeats = len(equal) - len(unique_positions(equal, folder))
         if not repeats:
             return
         at = int(np.flatnonzero(equal != np.arange(len(equal)))[0])
         before = int(equal[at])
         reader = DocumentReader(folder / documents.FILE_NAME)
-        places = self._places.array().reshape(-1, 3)
-        id_, cut, place = self._describe(digests[at], places[at], reader)
-        _, cut_before, place_before = self._describe(digests[before], places[before], reader)
-        if cut or cut_before:
-            own, chunk = (place_before, place) if cut else (place, place_before)
+        locations = self._locations.array().reshape(-1, 3)
+        id_, parent, location = self._describe(digests[at], locations[at], reader)
+        _, parent_before, location_before = self._describe(
+            digests[before], locations[before], reader
+        )
+        if parent or parent_before:
+            own, chunk = (location_before, location) if parent else (location, location_before)
             message = (
-                f"{own}: _id '{id_}' is also the id of a chunk of "
-                f"'{cut or cut_before}' ({chunk}): change one of them"
+                f"{own}: _id '{id_}' is also the id of a chunk of document "
+                f"'{parent or parent_before}' ({chunk}): rename one of the documents"
             )
             raise CorpusError(message, code="id_is_a_chunk", path=own.file, line=own.line, id=id_)
         raise CorpusError(
-            f"{place}: _id '{id_}' is a duplicate of {place_before}; duplicates in all: {repeats}",
+            f"{location}: _id '{id_}' is a duplicate of {location_before}; {repeats} duplicates in "
+            "total: give each document its own id",
             code="duplicate_id",
-            path=place.file,
-            line=place.line,
+            path=location.file,
+            line=location.line,
             id=id_,
             count=repeats,
         )
 
     def _describe(
-        self, own: np.bytes_, place: RowArray, reader: DocumentReader
-    ) -> tuple[str, str | None, Place]:
-        """Returns an id, if it is a chunk's the id of the document, and its place."""
-        file, line, row = place.tolist()
+        self, own: np.bytes_, location: RowArray, reader: DocumentReader
+    ) -> tuple[str, str | None, Location]:
+        """Returns an id, the id of its document if it is a chunk's, and its location."""
+        file, line, row = location.tolist()
         document = reader[row]
         is_chunk = document.parent is not None and document.parent != document.id
         if is_chunk and own == np.array(digest(document.id), DIGEST):
-            return document.id, document.parent, Place(self._files[file], line)
-        return document.parent or document.id, None, Place(self._files[file], line)
+            return document.id, document.parent, Location(self._files[file], line)
+        return document.parent or document.id, None, Location(self._files[file], line)

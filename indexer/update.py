@@ -1,4 +1,4 @@
-"""A new version from the active one: only texts that it does not hold are encoded."""
+"""Builds a new version from the active one and changes; only new texts are encoded."""
 
 import hashlib
 import json
@@ -17,35 +17,42 @@ from core.files import exclusive, sha256_file, writing_in
 from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
 from core.types import Document
 from core.versions import current_version, index_folder
-from indexer.build import BuildOptions, Encoded, Source, build, corpus_source
-from indexer.corpus import Place
+from indexer.build import BuildOptions, EncodedCorpus, Source, build, corpus_source
+from indexer.corpus import Location
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
-from stores.registry import FILES, VectorStores, default_factory
+from stores.registry import FAISS_ONLY, VectorStores, default_factory
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update changes: options of the command, whose help says more."""
+    """Changes of an update.
+
+    Attributes:
+        add: A corpus; documents with new ids are added, those with known ids are replaced.
+        delete: A file of ids of documents to delete, one per line.
+        missing_ok: Whether to ignore ids in `delete` that are not in the index.
+        encode_all: Whether to encode all documents instead of reusing known vectors.
+    """
 
     add: str | None = None
-    delete: Path | None = None
+    delete: Path | Sequence[str] | None = None
     missing_ok: bool = False
     encode_all: bool = False
 
 
-def active_manifest(indexes: Path, name: str, stores: VectorStores = FILES) -> IndexManifest:
-    """Returns the active version's manifest, after the version is verified.
+def active_manifest(indexes: Path, name: str, stores: VectorStores = FAISS_ONLY) -> IndexManifest:
+    """Verifies the active version and returns its manifest.
 
     Raises:
-        IndexVersionError: If there is no active version or it is damaged.
+        IndexVersionError: If the index has no active version, or it is damaged.
     """
     return verify_version(index_folder(indexes, name) / current_version(indexes, name), stores)
 
 
-def kept_factory(manifest: IndexManifest) -> str | None:
-    """Returns the index type that was asked for, or None if it was chosen by size."""
+def requested_factory(manifest: IndexManifest) -> str | None:
+    """Returns the index type of a version, or None if it is the default for its size."""
     default = default_factory(manifest.store, manifest.count, manifest.encoder.dimension)
     return None if manifest.factory == default else manifest.factory
 
@@ -56,49 +63,56 @@ def update(
     base: IndexManifest,
     document_encoder: Encoder,
     query_encoder: Encoder,
-) -> tuple[IndexManifest, Encoded] | None:
-    """Builds the active version, `base`, with changes as a new one, verifies and activates it.
+) -> tuple[IndexManifest, EncodedCorpus] | None:
+    """Builds a new version from the active one and changes, verifies it and activates it.
 
-    Documents keep their order, replaced ones their place; new ones follow in the order of
-    their files. The version is what a build from a corpus in this order would yield. The corpus
-    that the options name is not read.
+    Documents keep their order; a replaced document keeps its position, and new documents follow in
+    the order of their files. The result equals a build from a corpus in this order.
+
+    Args:
+        options: Options of the build; `corpus` is ignored.
+        changes: Documents to add, replace and delete.
+        base: Manifest of the active version.
+        document_encoder: Encodes new documents.
+        query_encoder: Encodes the held-out queries and the canaries.
 
     Returns:
-        What `build` returns, or None if the changes change nothing.
+        The result of `build`, or None if the documents would not change.
 
     Raises:
-        CareError: If anything fails; nothing is published then.
+        CareError: If the update fails; the active version does not change.
     """
     if not changes.add and not changes.delete:
-        raise CorpusError("nothing to update: name --add or --delete", code="no_changes")
+        raise CorpusError("the update has no changes: use --add or --delete", code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
     if options.chunking not in (None, base.chunking):
         raise CareError(
-            f"the documents of index '{base.name}' are cut in other chunks: build the index from "
-            "its whole corpus to change that",
+            f"index '{base.name}' was built with another chunking, which an update cannot change: "
+            "omit the chunking options, or build the index again from its whole corpus",
             code="other_chunking",
         )
     options = replace(options, chunking=base.chunking)
-    deleted = _read_ids(changes.delete) if changes.delete else []
-    with _added(replace(options, corpus=changes.add or ""), document_encoder) as added:
+    given = changes.delete or ()
+    path, deleted = (given, _read_ids(given)) if isinstance(given, Path) else (None, list(given))
+    with _stage_additions(replace(options, corpus=changes.add or ""), document_encoder) as added:
         new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
         old = DocumentReader(folder / documents.FILE_NAME)
-        merged = _Merged(base.version, old, new, deleted)
+        merged = _MergedDocuments(base.version, old, new, deleted)
         if merged.missing and not changes.missing_ok:
             id_, count = merged.missing[0], len(merged.missing)
             message = (
-                f"{changes.delete}: there is no document '{id_}' in index '{base.name}'; ids "
-                f"without a document: {count} (--missing-ok ignores them)"
+                f"{path or 'delete'}: document '{id_}' is not in index '{base.name}'; {count} ids "
+                "in total are not (--missing-ok ignores them)"
             )
-            raise CorpusError(message, code="unknown_id", path=changes.delete, id=id_, count=count)
+            raise CorpusError(message, code="unknown_id", path=path, id=id_, count=count)
         if not merged.record.added + merged.record.replaced + merged.record.deleted:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
             stage=lambda target: _stage(target, options, base, merged, added),
-            reuse=None
+            vector_cache=None
             if changes.encode_all
             else version_vectors(folder, base, options.builds, options.stores),
             base=base,
@@ -107,15 +121,15 @@ def update(
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
-    """What is added, staged like a corpus in a folder of its own."""
+class _StagedAdditions:
+    """The corpus of added documents, staged in a separate folder."""
 
     folder: Path
     staged: StagedCorpus
 
 
 @contextmanager
-def _added(options: BuildOptions, encoder: Encoder) -> Iterator[_Added | None]:
+def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_StagedAdditions | None]:
     if not options.corpus:
         yield None
         return
@@ -127,15 +141,23 @@ def _added(options: BuildOptions, encoder: Encoder) -> Iterator[_Added | None]:
     with exclusive(folder):
         with writing_in(folder):
             staged = source.stage(folder)
-        yield _Added(folder, staged)
-        # An update that fails or is killed finds it again.
+        yield _StagedAdditions(folder, staged)
+        # Kept if the update fails, so that a retry can reuse it.
         shutil.rmtree(folder)
 
 
-class _Merged:
-    """Old documents with changes, in order; iterating reads the chunks of one after the other.
+class _MergedDocuments:
+    """The documents of a version after changes, in order; iteration yields each one's chunks.
 
-    New documents are added or replace old ones, those whose ids are `deleted` are left out.
+    Args:
+        base: Id of the version.
+        old: Documents of the version.
+        new: Documents that are added or replace old ones.
+        deleted: Ids of documents that are removed.
+
+    Attributes:
+        missing: Ids in `deleted` that are not in the version.
+        record: Numbers of changes.
     """
 
     def __init__(
@@ -149,25 +171,28 @@ class _Merged:
         self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
         self._deleted = dict.fromkeys(deleted)
         if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
-            message = f"_id '{both[0]}' is both added and deleted; ids that are both: {len(both)}"
+            message = (
+                f"_id '{both[0]}' is both added and deleted; {len(both)} such ids in total: list "
+                "them only in --add or only in --delete"
+            )
             raise CorpusError(message, code="added_and_deleted", id=both[0], count=len(both))
         found = set()
-        self._met = set()
+        self._matched = set()
         replaced = unchanged = 0
         for id_, chunks in groupby(old, _own_id):
             if id_ in self._deleted:
                 found.add(id_)
             elif id_ in self._row_of:
-                self._met.add(id_)
+                self._matched.add(id_)
                 same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
                 unchanged += same
                 replaced += not same
             else:
                 unchanged += 1
         self.missing = [id_ for id_ in self._deleted if id_ not in found]
-        added = len(self._row_of) - len(self._met)
+        added = len(self._row_of) - len(self._matched)
         if not added + replaced + unchanged:
-            raise CorpusError("the update would leave no document", code="empty_corpus")
+            raise CorpusError("the update would delete all documents", code="empty_corpus")
         self.record = UpdateRecord(
             base=base, added=added, replaced=replaced, deleted=len(found), unchanged=unchanged
         )
@@ -178,7 +203,7 @@ class _Merged:
             if id_ not in self._deleted:
                 yield list(chunks) if row is None else self._chunks(row)
         for id_, row in self._row_of.items():
-            if id_ not in self._met:
+            if id_ not in self._matched:
                 yield self._chunks(row)
 
     def _chunks(self, row: int) -> list[Document]:
@@ -190,16 +215,20 @@ def _own_id(document: Document) -> str:
 
 
 def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
-    # As JSON: in Python 1, 1.0 and True are equal.
+    # Compared as JSON, because 1 == 1.0 == True in Python.
     return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
 
 
 def _stage(
-    folder: Path, options: BuildOptions, base: IndexManifest, merged: _Merged, added: _Added | None
+    folder: Path,
+    options: BuildOptions,
+    base: IndexManifest,
+    merged: _MergedDocuments,
+    added: _StagedAdditions | None,
 ) -> StagedCorpus:
     new_files = added.staged.files if added else []
     staged = stage(
-        ((Place(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
+        ((Location(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
         folder,
         files=list(dict.fromkeys([*base.corpus.files, *new_files])),
         checksum="",
@@ -224,27 +253,27 @@ def _read_ids(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig") as file:
             return [line.rstrip("\n") for line in file if line.strip()]
     except UnicodeDecodeError as error:
-        raise CorpusError.at(path, "is not UTF-8", "not_utf8") from error
+        raise CorpusError.at(path, "is not encoded in UTF-8", "not_utf8") from error
 
 
 def _check_encoder(
     base: IndexManifest, spec: EncoderSpec, options: BuildOptions, changes: Changes
 ) -> None:
-    ours, theirs = base.encoder.model_dump(), spec.model_dump()
-    if differ := [field for field in ours if ours[field] != theirs[field]]:
+    expected, found = base.encoder.model_dump(), spec.model_dump()
+    if differ := [field for field in expected if expected[field] != found[field]]:
         raise EmbeddingSpaceError(
-            f"index '{base.name}' was encoded by {base.encoder.model} in the space "
-            f"'{base.encoder.embedding_space}', the pair's encoder is {spec.model} in the space "
-            f"'{spec.embedding_space}' (they differ in {', '.join(differ)}): update it with its "
-            "own pair, or build it again",
+            f"index '{base.name}' was encoded by {base.encoder.model} (embedding space "
+            f"'{base.encoder.embedding_space}'), the document encoder of the pair is {spec.model} "
+            f"(embedding space '{spec.embedding_space}'); different fields: {', '.join(differ)}. "
+            "Use the pair that built the index, or build the index again",
             code="other_encoder",
             differ=differ,
         )
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
     if not changes.encode_all and UNKNOWN not in before and before != now:
         message = (
-            f"index '{base.name}' was encoded by {' '.join(before)} and this update would use "
-            f"{' '.join(now)}: its vectors would be of two kinds; use --backend {before[0]} "
-            f"--dtype {before[1]}, or encode all documents again (--encode-all)"
+            f"index '{base.name}' was encoded with backend and dtype {' '.join(before)}, this "
+            f"update uses {' '.join(now)}: use --backend {before[0]} --dtype {before[1]}, or "
+            "encode all documents again (--encode-all)"
         )
         raise EmbeddingSpaceError(message, code="other_precision", before=before, now=now)

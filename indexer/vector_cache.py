@@ -1,4 +1,4 @@
-"""Vectors that an index version holds already, found by the checksum of their texts."""
+"""Lookup of the vectors of an index version by the digest of their text."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,22 +13,22 @@ from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.shards import ShardedVectors, whole_shards
+from core.shards import ShardedVectors, complete_shards
 from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
-from indexer.encoding import Reuse
+from indexer.encoding import VectorCache
 from indexer.staging import read_staged, row_texts, unique_text_rows
 from stores.registry import VectorStores
 
-# Other types keep approximations, or know no vector by its row.
+# Other index types store approximations, or cannot return the vector of a row.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
 
 
-def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> Reuse:
-    """Returns what finds vectors by text; it keeps a checksum and a row for each text.
+def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> VectorCache:
+    """Returns a function that looks up vectors by text; it stores a digest and a row per text.
 
     Args:
-        texts: The text of each row, after the text rules.
+        texts: Normalised text of each row.
         take: Returns the vectors of rows, float32 [rows, dimension].
     """
     known_digests, rows = np.unique(np.fromiter(map(digest, texts), DIGEST), return_index=True)
@@ -45,44 +45,52 @@ def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -
 
 def version_vectors(
     folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
-) -> Reuse:
-    """Returns the vectors of the version in `folder`: from its index, or from its build if lossy.
+) -> VectorCache:
+    """Returns a lookup of the vectors of a version.
+
+    They are read from the index or, if its type is lossy, from the shards of its build.
+
+    Args:
+        folder: Folder of the version.
+        manifest: Manifest of the version.
+        builds: Folder of all build folders.
+        stores: The stores that versions may use.
 
     Raises:
-        IndexVersionError: If they are gone, or the text rules have changed since.
+        IndexVersionError: If the vectors cannot be read, or the text normalisation has changed.
     """
     if _EXACT.fullmatch(manifest.factory):
         reader = DocumentReader(folder / documents.FILE_NAME)
         filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
-        vectors = stores.of(folder).open(folder, manifest, filter_reader)
+        vectors = stores.for_version(folder).open(folder, manifest, filter_reader)
         cache = vector_cache(row_texts(reader, range(len(reader))), vectors.take)
     elif found := _build_vectors(manifest, builds):
         cache = found
     else:
         raise IndexVersionError(
-            f"the vectors of {manifest.version} are gone: {manifest.factory} does not give them "
-            f"back and its shards are not in {builds}: build the index from its whole corpus, "
-            "or encode all its documents again (--encode-all)",
+            f"the vectors of version {manifest.version} are not available: its index type "
+            f"{manifest.factory} is lossy and its shards are not in {builds}: build the index "
+            "again from its whole corpus, or encode all documents again (--encode-all)",
             code="vectors_gone",
             version=manifest.version,
         )
     known, vectors_found = cache([canary.text for canary in manifest.canaries])
     if not known.all() or not np.array_equal(vectors_found, canary_vectors(manifest.canaries)):
         raise IndexVersionError(
-            f"the texts of {manifest.version} are not those that its vectors were made from; the "
-            "text rules have changed: encode all its documents again (--encode-all)",
+            f"the vectors of version {manifest.version} do not match its texts, because the text "
+            "normalisation has changed: encode all documents again (--encode-all)",
             code="text_rules_changed",
             version=manifest.version,
         )
     return cache
 
 
-def _build_vectors(manifest: IndexManifest, builds: Path) -> Reuse | None:
-    # A version's id ends with the first digits of its build's key.
+def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
+    # The id of a version ends with the first digits of its build key.
     for folder in builds.glob(f"*/{manifest.version.rpartition('-')[2]}*/"):
         if not read_staged(folder):
             continue
-        rows, records = unique_text_rows(folder), whole_shards(folder)
+        rows, records = unique_text_rows(folder), complete_shards(folder)
         if sum(record.rows for record in records) != len(rows):
             continue
         size = records[0].rows

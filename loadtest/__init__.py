@@ -1,1 +1,1 @@
-"""Load generators for a running service, and in `bench` its benchmarks beside other systems."""
+"""Load generators for a running service; `bench` holds benchmarks and comparisons."""

@@ -1,10 +1,10 @@
-"""Locust users that ask as applications of retrieval-augmented generation do.
+"""Locust users that send requests like applications of retrieval-augmented generation.
 
-Locust's exit status is 1 if the budget is missed: fewer successful requests per second than
-`--min-rate`, or a larger share of failed requests than `--max-error-rate`. Every status but 2xx
-is a failure, also 429, whatever its Retry-After says.
+Locust exits with status 1 if the budget is missed: fewer successful requests per second than
+`--min-rate`, or a larger share of failed requests than `--max-error-rate`. Every status except
+2xx counts as a failure, including 429.
 
-`CARE_LOAD_KEY` holds the API key, if one is needed.
+If the service needs an API key, set the variable `CARE_LOAD_KEY`.
 """
 
 import logging
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def add_options(parser: ArgumentParser, **_: Any) -> None:
-    """Adds the budget and the traffic's shares to Locust's options."""
+    """Adds options for the traffic and the budget to Locust."""
     group = parser.add_argument_group("Care", "Traffic and budget of a retrieval service")
     Mix.add_options(group)
     add = group.add_argument
-    add("--min-rate", type=float, default=0, help="least successful requests per second")
-    add("--max-error-rate", type=float, default=0.001, help="most failed requests, as a share")
+    add("--min-rate", type=float, default=0, help="minimum of successful requests per second")
+    add("--max-error-rate", type=float, default=0.001, help="maximum share of failed requests")
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
-def share_traffic(environment: Any, **_: Any) -> None:
-    """Reads the questions once; all users draw from them, so no two ask the same new one."""
+def create_traffic(environment: Any, **_: Any) -> None:
+    """Creates one traffic for all users, so that a new question is not sent twice."""
     options = environment.parsed_options
     texts, seed = read_texts(options.queries), random.randrange(2**32)
     RagApplication.traffic = Traffic(texts, seed, Mix.of(options))
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
-def judge(environment: Any, **_: Any) -> None:
-    """Sets the exit status from the budget."""
+def check_budget(environment: Any, **_: Any) -> None:
+    """Sets the exit status by comparing the results with the budget."""
     if isinstance(environment.runner, WorkerRunner):
         return
     options, total = environment.parsed_options, environment.stats.total
@@ -50,35 +50,35 @@ def judge(environment: Any, **_: Any) -> None:
     rate = good / seconds if seconds > 0 else 0.0
     missed = {}
     if not total.num_requests:
-        missed["no_request"] = "no request was made"
+        missed["no_request"] = "no request was sent"
     if rate < options.min_rate:
-        wanted = f"at least {options.min_rate:g} wanted"
-        missed["low_rate"] = f"{rate:.1f} requests/s succeeded, {wanted}"
+        bound = f"--min-rate is {options.min_rate:g}"
+        missed["low_rate"] = f"{rate:.1f} successful requests/s; {bound}"
     if total.fail_ratio > options.max_error_rate:
-        allowed = f"at most {options.max_error_rate:.3%} allowed"
-        missed["high_error_rate"] = f"{total.fail_ratio:.3%} of requests failed, {allowed}"
+        bound = f"--max-error-rate is {options.max_error_rate:.3%}"
+        missed["high_error_rate"] = f"{total.fail_ratio:.3%} of requests failed; {bound}"
     if environment.runner.exceptions:
-        missed["user_failed"] = "a user raised an exception"
+        missed["user_failed"] = "a Locust user raised an exception; see the log above"
     for code, reason in missed.items():
         logger.error("error: budget missed: %s [%s]", reason, code)
     environment.process_exit_code = 1 if missed else 0
 
 
 class RagApplication(FastHttpUser):
-    """Asks the next question as soon as the last one is answered."""
+    """Sends the next request as soon as the last response has arrived."""
 
     wait_time = constant(0)
     traffic: Traffic
 
     def on_start(self) -> None:
-        """Reads the departments that searches can be filtered by."""
+        """Reads the departments to filter by from the service."""
         key = os.environ.get("CARE_LOAD_KEY")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         index = self.client.get("/index", headers=self.headers, name="/index").json()
         self.traffic.departments = departments_of(index)
 
     @task
-    def ask(self) -> None:
-        """One request."""
+    def search(self) -> None:
+        """Sends one request."""
         name, path, body = self.traffic.draw()
         self.client.post(path, json=body, headers=self.headers, name=name)

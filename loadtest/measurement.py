@@ -1,9 +1,9 @@
-"""Latency at a fixed arrival rate, and the HTTP client that sends the requests.
+"""Measurement of latency at a fixed arrival rate, and the HTTP client that sends the requests.
 
-The driver shares the machine with what it measures, so its own work must be small: at 1,000
-requests per second asyncio's streams took 0.23 ms of processor time for one, a protocol class over
-httptools as much, geventhttpclient 0.27 (and requests left up to 10 ms late), aiohttp and httpx2
-two and six times as much.
+The load generator shares the machine with the service, so it must use little CPU time. At 1,000
+requests per second, asyncio streams took 0.23 ms of CPU time per request, a protocol class on
+httptools the same, geventhttpclient 0.27 ms (and sent requests up to 10 ms late), aiohttp twice
+and httpx2 six times as much.
 """
 
 import asyncio
@@ -16,20 +16,25 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-# asyncio's timers have a grain of 1 ms; a request that leaves later than this was held up.
+# Delay after which a request counts as sent late; asyncio's timers have a resolution of 1 ms.
 _LATE_MS = 5.0
-# Servers close connections after 5 s without a request (uvicorn's default) or later. An older
-# connection is not used again: the server may be closing it.
+# Idle connections are not reused after this time [s]: servers close them, uvicorn after 5 s.
 _MAX_IDLE = 2.0
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 
 
 class Client:
-    """Sends requests to one server over at most `limit` persistent connections.
+    """Sends requests to one server over persistent connections.
 
-    The address, `http://host:port`, may have a path to prefix every other. The timeout [s] of a
-    request includes its wait for a free connection.
+    Args:
+        url: `http://host:port`, optionally with a path that is prepended to all paths.
+        headers: Headers of all requests.
+        limit: Maximum number of connections.
+        timeout: Time-out of a request [s], including the wait for a free connection.
+
+    Raises:
+        ValueError: If `url` is not an http:// address.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Client:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url} is not an http:// address")
+            raise ValueError(f"{url} is not an address of the form http://host:port")
         self._address = parts.hostname, parts.port or 80
         self._prefix = parts.path.rstrip("/")
         every = {"Host": parts.netloc, **(headers or {}), "Content-Type": "application/json"}
@@ -56,10 +61,11 @@ class Client:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def send(self, message: bytes) -> tuple[int, bytes]:
-        """Sends what `message` made; returns the status and body of the response.
+        """Sends a request made by `message`; returns the status and body of the response.
 
-        Raises `TimeoutError` if no whole response comes in time, `OSError` if the connection is
-        refused or broken, or the response has no length.
+        Raises:
+            TimeoutError: If the response is not complete within the time-out.
+            OSError: If the connection is refused or broken, or the response has no length.
         """
         async with asyncio.timeout(self._timeout), self._permits:
             reader, writer = await self._connect()
@@ -97,17 +103,18 @@ class Client:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The outcome of requests that were due at a constant rate.
+    """Results of requests that were scheduled at a constant rate.
 
     Attributes:
-        rate: Requests that were due per second.
-        seconds: From when the first was due to the last response.
-        statuses: Requests by status, "timeout" and "connection" among them; `sent` are all.
-        latency_ms: p50, p90, p99 and max of the requests answered with 2xx, each counted from
-            when it was due, not from when it left; empty without such answers.
-        lag_ms: p50, p99 and max of how long after they were due requests left.
-        late: Requests that left more than 5 ms after they were due.
-        driver_cpu: Processor seconds of this process per second.
+        rate: Scheduled requests per second.
+        seconds: Time from the first scheduled request to the last response.
+        sent: Number of requests.
+        statuses: Number of requests by status, including "timeout" and "connection".
+        latency_ms: p50, p90, p99 and max of requests with status 2xx, from the scheduled time
+            (not from sending) to the response; empty if there are none.
+        lag_ms: p50, p99 and max of the delay between scheduled time and sending.
+        late: Number of requests sent more than 5 ms late.
+        driver_cpu: CPU seconds of this process per second.
     """
 
     rate: float
@@ -120,30 +127,30 @@ class Measurement:
     driver_cpu: float
 
     @property
-    def good(self) -> int:
-        """Requests that were answered with 2xx."""
+    def succeeded(self) -> int:
+        """Number of requests with status 2xx."""
         return sum(count for status, count in self.statuses.items() if status.startswith("2"))
 
     @property
     def goodput(self) -> float:
-        """Requests answered with 2xx per second."""
-        return self.good / self.seconds
+        """Requests with status 2xx per second."""
+        return self.succeeded / self.seconds
 
     @property
     def error_rate(self) -> float:
-        """Share of requests that were not answered with 2xx."""
-        return 1 - self.good / self.sent
+        """Share of requests without status 2xx."""
+        return 1 - self.succeeded / self.sent
 
     @property
     def kept_schedule(self) -> bool:
-        """Whether the latencies are the service's, and not those of a driver that fell behind.
+        """Whether the load generator sent requests on time, so that latencies are the service's.
 
-        They include the driver's lag. Its p99 may be 5 ms, or a tenth of the p99 latency.
+        The p99 of its lag may be at most 5 ms or a tenth of the p99 latency.
         """
         return self.lag_ms["p99"] <= max(_LATE_MS, 0.1 * self.latency_ms.get("p99", 0.0))
 
     def within(self, bound_ms: float, max_error_rate: float) -> bool:
-        """Whether the driver kept its schedule and p99 and errors are within their bounds."""
+        """Returns whether the schedule was kept and p99 and error rate are within the bounds."""
         return (
             self.kept_schedule
             and self.error_rate <= max_error_rate
@@ -151,18 +158,22 @@ class Measurement:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the attributes and what is computed from them."""
+        """Returns the attributes and the properties derived from them."""
         computed = ("goodput", "error_rate", "kept_schedule")
         return asdict(self) | {name: getattr(self, name) for name in computed}
 
 
 async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measurement:
-    """Sends message i at i / rate seconds, whether or not those before it are answered.
+    """Sends message i at i / rate seconds, regardless of outstanding responses (open loop).
 
-    The schedule is fixed before the first leaves. Latency counts from it, so that a stall counts
-    for every request that was due in it, also for those that could not leave: without this, a
-    driver that waits with the service would leave them out ("coordinated omission"). At least one
-    message is needed; the last response is waited for.
+    Latency counts from the scheduled time, so that a stall of the service affects all requests
+    scheduled during it, even those that could not be sent. A closed loop would omit these
+    requests ("coordinated omission").
+
+    Args:
+        send: Sends one message and returns status and body, as `Client.send`.
+        messages: At least one message.
+        rate: Requests per second.
     """
     statuses: Counter[str] = Counter()
     latencies: list[float] = []
@@ -185,10 +196,10 @@ async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measure
     async with asyncio.TaskGroup() as group:
         for i, message in enumerate(messages):
             due = start + i / rate
-            # Responses are read even when the driver is behind; timers may fire early.
+            # Lets responses be read even if the schedule is late; timers may also fire early.
             await asyncio.sleep(0)
-            while (left := due - time.perf_counter()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(left)
+            while (remaining := due - time.perf_counter()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(remaining)
             group.create_task(run(message, due))
     seconds = time.perf_counter() - start
     return Measurement(
@@ -204,7 +215,7 @@ async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measure
 
 
 def _quantiles_ms(seconds: Sequence[float], *percents: int) -> dict[str, float]:
-    """Returns nearest-rank quantiles and the maximum [ms]; empty of nothing."""
+    """Returns nearest-rank quantiles and the maximum [ms]; empty without values."""
     if not seconds:
         return {}
     names = [*(f"p{percent}" for percent in percents), "max"]

@@ -1,9 +1,9 @@
-"""Measures latency at constant arrival rates, or finds the highest rate within a bound.
+"""Measures latency at constant arrival rates, or finds the highest rate within bounds.
 
     python -m loadtest.open_loop --url http://127.0.0.1:8000 --rates 50,100,200
     python -m loadtest.open_loop --url http://127.0.0.1:8000 --find-max --bound-ms 100
 
-Writes `open_loop.json` and `open_loop.png`. `CARE_LOAD_KEY` holds the API key, if one is needed.
+Writes `open_loop.json` and `open_loop.png`. If the service needs an API key, set CARE_LOAD_KEY.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ import uvloop
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from core.cli import positive_float, positive_int, run
+from core.cli import run
 from core.errors import CareError
 from core.files import sha256_file
 from core.provenance import environment
@@ -32,26 +33,28 @@ from loadtest.measurement import Client, Measurement, measure
 from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
 _LIMITS = {
-    "service": "the next rate was too high for the service",
-    "driver": "at the next rate the driver fell behind; the service may sustain more",
-    "grid": "no higher rate was tried",
+    "service": "at the next rate the service exceeded the bounds",
+    "driver": "at the next rate the load generator fell behind; the service may sustain more",
+    "grid": "this is the highest rate that was tried; raise --highest",
 }
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest rate that a service sustains [requests/s]; None if not even the lowest.
+    """The highest rate that a service sustains.
 
-    `limited_by` says why it is not the next: `service`, or `driver` if that fell behind its
-    schedule, so that the service may sustain more; `grid` if there was none.
+    Attributes:
+        rate: Requests per second; None if the service does not sustain the lowest rate.
+        limited_by: Why the next rate failed: `service`, or `driver` if the load generator fell
+            behind its schedule; `grid` if there was no higher rate to try.
     """
 
     rate: float | None
     limited_by: Literal["service", "driver", "grid"]
 
 
-def grid(lowest: float, highest: float, step: float) -> list[float]:
-    """Returns rates from `lowest` to about `highest`, each `step` times the one before."""
+def rate_grid(lowest: float, highest: float, step: float) -> list[float]:
+    """Returns a geometric sequence of rates from `lowest` to about `highest`, with ratio `step`."""
     count = math.floor(math.log(highest / lowest, step) + 1e-9) + 1
     return [round(lowest * step**i, 1) for i in range(count)]
 
@@ -63,73 +66,78 @@ async def find_max(
     max_error_rate: float,
     attempts: int = 2,
 ) -> Capacity:
-    """Finds the highest rate whose p99 and errors are within their bounds.
+    """Finds the highest rate whose p99 latency and error rate are within bounds.
 
-    The rate is doubled from the lowest until it is too high, then bisected: a service is never
-    sent much more than twice what it sustains. The rates [requests/s] ascend.
+    The rate is doubled until it is too high, then bisected, so that the service never gets much
+    more than twice the rate that it sustains.
 
-    One is too high after so many attempts out of the bounds; more than one, so that a hiccup of
-    the machine is not taken for the limit.
+    Args:
+        measure: Measures the service at a rate.
+        rates: Rates to choose from [requests/s], ascending.
+        bound_ms: Maximum p99 latency.
+        max_error_rate: Maximum share of failed requests.
+        attempts: Failed measurements after which a rate is too high. More than one, because a
+            measurement can fail by a short disturbance of the machine.
     """
     doubling = max(1, sum(rate < 2 * rates[0] for rate in rates))
     limited_by: Literal["service", "driver", "grid"] = "grid"
-    # rates[good] is sustained, rates[bad] is not; one is before the grid, the other behind it.
-    good, bad, place = -1, len(rates), 0
-    while bad - good > 1:
-        failed: list[Measurement] = []
-        while len(failed) < attempts:
-            measurement = await measure(rates[place])
+    # rates[passed] is sustained, rates[failed] is not; both start outside of the grid.
+    passed, failed, current = -1, len(rates), 0
+    while failed - passed > 1:
+        failures: list[Measurement] = []
+        while len(failures) < attempts:
+            measurement = await measure(rates[current])
             if measurement.within(bound_ms, max_error_rate):
-                good = place
+                passed = current
                 break
-            failed.append(measurement)
+            failures.append(measurement)
         else:
-            bad = place
-            limited_by = "service" if any(m.kept_schedule for m in failed) else "driver"
-        unbounded = bad == len(rates)
-        place = min(good + doubling, len(rates) - 1) if unbounded else (good + bad) // 2
-    return Capacity(rates[good] if good >= 0 else None, limited_by)
+            failed = current
+            limited_by = "service" if any(m.kept_schedule for m in failures) else "driver"
+        unbounded = failed == len(rates)
+        current = min(passed + doubling, len(rates) - 1) if unbounded else (passed + failed) // 2
+    return Capacity(rates[passed] if passed >= 0 else None, limited_by)
 
 
 def plot_latency(
     measurements: Sequence[Measurement], path: Path, bound_ms: float | None, capacity: float | None
 ) -> None:
-    """Draws latency against arrival rate as a PNG, with the bound on p99 and the rate within it.
+    """Plots latency against arrival rate as a PNG, with the bound on p99 and the highest rate.
 
-    Each measurement is a dot, hollow where the driver fell behind; the lines join the last full
-    dot of each rate.
+    Each measurement is a dot, which is hollow if the load generator fell behind. Lines connect the
+    last filled dot of each rate.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    answered = sorted((m for m in measurements if m.latency_ms), key=lambda m: m.rate)
+    successful = sorted((m for m in measurements if m.latency_ms), key=lambda m: m.rate)
     for color, name in (("C0", "p50"), ("C1", "p90"), ("C2", "p99")):
-        line = {m.rate: m.latency_ms[name] for m in answered if m.kept_schedule}
+        line = {m.rate: m.latency_ms[name] for m in successful if m.kept_schedule}
         axes.plot(list(line), list(line.values()), color=color, label=name)
-        for m in answered:
+        for m in successful:
             fill = color if m.kept_schedule else "none"
             axes.plot(m.rate, m.latency_ms[name], "o", color=color, markerfacecolor=fill)
-    if not all(m.kept_schedule for m in answered):
-        axes.plot([], [], "o", color="grey", markerfacecolor="none", label="driver behind")
+    if not all(m.kept_schedule for m in successful):
+        axes.plot([], [], "o", color="grey", markerfacecolor="none", label="generator behind")
     if bound_ms is not None:
         axes.axhline(bound_ms, color="grey", linestyle=":", label=f"bound {bound_ms:g} ms")
     if capacity is not None:
         axes.axvline(capacity, color="grey", linestyle="--", label=f"highest {capacity:g} /s")
-    axes.set(xlabel="requests per second, due", ylabel="latency [ms]")
-    if answered:
+    axes.set(xlabel="arrival rate [requests/s]", ylabel="latency [ms]")
+    if successful:
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_locator(NullLocator())
     else:
-        axes.set_title("no request was answered")
+        axes.set_title("no request succeeded")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=150)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status, 1 if not even the lowest rate was sustained."""
+    """Runs the command; returns its exit status, 1 if the lowest rate was not sustained."""
     options = _parser().parse_args(arguments)
     return run(lambda: uvloop.run(_measure(options)))
 
@@ -165,7 +173,7 @@ async def _measure(options: argparse.Namespace) -> None:
         for rate in options.rates or []:
             await at(rate)
         if options.find_max:
-            rates = grid(options.lowest, options.highest, options.step)
+            rates = rate_grid(options.lowest, options.highest, options.step)
             limits = options.bound_ms, options.max_error_rate, options.attempts
             capacity = await find_max(at, rates, *limits)
     result = {
@@ -189,11 +197,12 @@ async def _measure(options: argparse.Namespace) -> None:
     plot_latency(measurements, path.with_suffix(".png"), bound, highest)
     print(path)
     if capacity and capacity.rate is None:
-        message = f"not even the lowest rate was sustained within {options.bound_ms:g} ms"
+        message = f"the service does not sustain the lowest rate, {options.lowest:g} requests/s, "
+        message += f"with p99 within {options.bound_ms:g} ms: lower --lowest or raise --bound-ms"
         raise CareError(message, code="no_capacity")
     if capacity:
         limit = _LIMITS[capacity.limited_by]
-        print(f"{capacity.rate:g} requests/s within p99 {options.bound_ms:g} ms: {limit}")
+        print(f"{capacity.rate:g} requests/s with p99 within {options.bound_ms:g} ms: {limit}")
 
 
 async def _index(client: Client, url: str) -> dict[str, Any]:
@@ -201,9 +210,12 @@ async def _index(client: Client, url: str) -> dict[str, Any]:
     try:
         status, body = await client.send(client.message("GET", "/index"))
     except OSError as error:
-        raise CareError(f"{url} does not answer: {error}", code="no_answer", url=url) from error
+        message = f"{url} does not respond: {str(error) or 'time-out'}; check that the service runs"
+        raise CareError(message, code="no_answer", url=url) from error
     if status != 200:
-        message = f"GET {url}/index: status {status}; CARE_LOAD_KEY holds the key, if one is needed"
+        message = f"GET {url}/index returned status {status}"
+        if status in (401, 403):
+            message += "; set CARE_LOAD_KEY to an API key of the service"
         raise CareError(message, code="unexpected_status", url=url, status=status)
     index: dict[str, Any] = json.loads(body)
     return index
@@ -212,11 +224,26 @@ async def _index(client: Client, url: str) -> dict[str, Any]:
 def _line(m: Measurement) -> str:
     latency = " ".join(f"{name} {ms:.1f}" for name, ms in m.latency_ms.items()) or "-"
     statuses = " ".join(f"{status}:{count}" for status, count in m.statuses.items())
-    note = "" if m.kept_schedule else "; driver behind: not the service's"
+    note = "" if m.kept_schedule else "; generator fell behind, latencies are not the service's"
     return (
-        f"{m.rate:8.1f}/s due, {m.goodput:8.1f}/s answered; {latency} ms; {statuses}; "
-        f"driver: lag p99 {m.lag_ms['p99']:.1f} ms, {m.late} late, cpu {m.driver_cpu:.0%}{note}"
+        f"{m.rate:8.1f}/s sent, {m.goodput:8.1f}/s succeeded; {latency} ms; {statuses}; "
+        f"generator: lag p99 {m.lag_ms['p99']:.1f} ms, {m.late} late, CPU {m.driver_cpu:.0%}{note}"
     )
+
+
+def _positive_int(text: str) -> int:
+    """Parses an argument that is an integer above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer above 0")
+    return int(text)
+
+
+def _positive_float(text: str) -> float:
+    """Parses an argument that is a number above 0."""
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -226,29 +253,29 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--url", required=True, help="http://host:port of the service")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--rates", type=_rates, help="requests per second, joined by commas")
-    what.add_argument("--find-max", action="store_true", help="find the highest rate within bounds")
-    add("--bound-ms", type=positive_float, default=100, help="highest p99, for --find-max")
-    add("--max-error-rate", type=float, default=0.001, help="share of requests, for --find-max")
-    add("--lowest", type=positive_float, default=10, help="first rate of --find-max")
-    add("--highest", type=positive_float, default=10_000, help="last rate of --find-max")
-    add("--step", type=positive_float, default=1.1, help="ratio of rates of --find-max")
-    add("--attempts", type=positive_int, default=2, help="failures that make a rate too high")
-    add("--seconds", type=positive_float, default=10, help="length of each measurement")
-    add("--warm-up", type=float, default=2, help="seconds before the first, not counted")
-    add("--pause", type=float, default=1, help="seconds of rest before each measurement")
-    add("--timeout", type=positive_float, default=10, help="seconds until a request fails")
-    add("--connections", type=positive_int, default=1000, help="most connections at once")
+    add("--url", required=True, help="address of the service, http://host:port")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--rates", type=_rates, help="requests per second, separated by commas")
+    mode.add_argument("--find-max", action="store_true", help="find the highest rate within bounds")
+    add("--bound-ms", type=_positive_float, default=100, help="maximum p99 of --find-max")
+    add("--max-error-rate", type=float, default=0.001, help="maximum error rate of --find-max")
+    add("--lowest", type=_positive_float, default=10, help="first rate of --find-max")
+    add("--highest", type=_positive_float, default=10_000, help="last rate of --find-max")
+    add("--step", type=_positive_float, default=1.1, help="ratio of successive rates of --find-max")
+    add("--attempts", type=_positive_int, default=2, help="failures after which a rate is too high")
+    add("--seconds", type=_positive_float, default=10, help="length of each measurement")
+    add("--warm-up", type=float, default=2, help="seconds of warm-up before the first measurement")
+    add("--pause", type=float, default=1, help="seconds of pause before each measurement")
+    add("--timeout", type=_positive_float, default=10, help="time-out of a request [s]")
+    add("--connections", type=_positive_int, default=1000, help="maximum number of connections")
     Mix.add_options(parser)
-    add("--seed", type=int, help="of the traffic (default: another each time)")
-    add("--out", type=Path, default=Path("loadtest/results/open_loop"), help="folder of the result")
+    add("--seed", type=int, help="seed of the traffic (default: random)")
+    add("--out", type=Path, default=Path("loadtest/results/open_loop"), help="output folder")
     return parser
 
 
 def _rates(text: str) -> list[float]:
-    return [positive_float(rate) for rate in text.split(",")]
+    return [_positive_float(rate) for rate in text.split(",")]
 
 
 if __name__ == "__main__":

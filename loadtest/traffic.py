@@ -1,4 +1,4 @@
-"""Requests as applications send them: questions asked again, new ones, filters and batches."""
+"""Synthetic traffic of applications: repeated and new questions, filters and batches."""
 
 import math
 import random
@@ -16,7 +16,7 @@ _SEXES = ("男", "女")
 _AGES = 99
 _DAYS = 365
 _PATIENTS = len(_SEXES) * _AGES * _DAYS
-# Consecutive new questions lie about this share of all of them apart.
+# Distance of consecutive new questions in the cycle, as a share of its length.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -27,18 +27,21 @@ def read_texts(path: Path) -> list[str]:
 
 
 def departments_of(index: dict[str, Any]) -> list[str]:
-    """Returns the departments that the response of `GET /index` lists; empty without any."""
+    """Returns the departments in a response of `GET /index`; empty if there are none."""
     departments: list[str] = index.get("filters", {}).get("department", [])
     return departments
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How requests are composed.
+    """Composition of the traffic.
 
-    Shares, between 0 and 1: of questions `repeated` are drawn by popularity, the others are new;
-    of single ones `filtered` are filtered by one department; of requests `batches` carry
-    `batch_size` questions. Each question wants `top_k` hits.
+    Attributes:
+        repeated: Share of questions that are sampled by popularity; the others are new.
+        filtered: Share of single questions with a filter on one department.
+        batches: Share of requests that are batches.
+        batch_size: Questions per batch.
+        top_k: Hits per question.
     """
 
     repeated: float = 0.5
@@ -49,37 +52,43 @@ class Mix:
 
     @classmethod
     def add_options(cls, parser: Any) -> None:
-        """Adds the shares and the file of questions to the options of a command."""
+        """Adds the shares and the file of questions to a command line."""
         add = parser.add_argument
         add("--queries", type=Path, default=SAMPLE, help="JSONL with `text`")
-        add("--repeated", type=float, default=cls.repeated, help="share of questions asked before")
+        add("--repeated", type=float, default=cls.repeated, help="share of repeated questions")
         add("--filtered", type=float, default=cls.filtered, help="share of questions with a filter")
-        add("--batches", type=float, default=cls.batches, help="share of requests that are batches")
+        add("--batches", type=float, default=cls.batches, help="share of batches among requests")
 
     @classmethod
     def of(cls, options: Any) -> Self:
-        """Returns the mix with the shares that options hold."""
+        """Returns the mix of parsed options."""
         return cls(options.repeated, options.filtered, options.batches)
 
 
 class Traffic:
-    """Draws questions from a list of them, and requests that ask them.
+    """Samples requests from a list of questions.
 
-    A repeated question follows Zipf's law: the n-th most popular is asked 1/n as often as the
-    first. A new one has a patient behind the question: "…（男，47岁，病程12天）".
-    There are 72,270 patients, so the 90 sample questions make 6.5 million new ones. They are
-    visited in the order of a full cycle, start + n × stride modulo their number, with a stride
-    that is coprime to it: none comes twice before all have come. Another seed starts elsewhere.
+    Repeated questions follow Zipf's law: the n-th most popular question is sampled 1/n as often
+    as the first. A new question is a question followed by a patient, "…（男，47岁，病程12天）".
+    There are 72,270 patients, so the 110 sample questions give 7.9 million new questions. They are
+    visited in a full cycle, (start + n × stride) modulo their number with a coprime stride, so
+    that none repeats before all have been used. The seed determines the start.
 
-    Texts are distinct, the most popular first. The seed fixes the order of everything that is
-    drawn. Without departments, no question is filtered.
+    Args:
+        texts: Distinct questions, the most popular first.
+        seed: Seed of all random choices.
+        mix: Composition of the traffic.
+        departments: Departments to filter by; without departments no question is filtered.
+
+    Raises:
+        ValueError: If there are no questions, or two are equal.
     """
 
     def __init__(
         self, texts: Sequence[str], seed: int, mix: Mix = Mix(), departments: Sequence[str] = ()
     ) -> None:
         if not texts or len(set(texts)) < len(texts):
-            raise ValueError("at least one question is needed, and all must differ")
+            raise ValueError("questions must not be empty and must all differ")
         self.departments = departments
         self._mix = mix
         self._texts = texts
@@ -89,31 +98,31 @@ class Traffic:
         self._stride = round(self._total * _GOLDEN)
         while math.gcd(self._stride, self._total) > 1:
             self._stride += 1
-        self._place = self._random.randrange(self._total)
+        self._position = self._random.randrange(self._total)
 
     def repeated(self) -> str:
-        """Returns a question by its popularity."""
+        """Samples a question by popularity."""
         return self._random.choices(self._texts, cum_weights=self._popularity)[0]
 
-    def fresh(self) -> str:
+    def new(self) -> str:
         """Returns a question that this object has not returned before."""
-        self._place = (self._place + self._stride) % self._total
-        patient, text = divmod(self._place, len(self._texts))
+        self._position = (self._position + self._stride) % self._total
+        patient, text = divmod(self._position, len(self._texts))
         patient, day = divmod(patient, _DAYS)
         sex, age = divmod(patient, _AGES)
         return f"{self._texts[text]}（{_SEXES[sex]}，{age + 1}岁，病程{day + 1}天）"
 
     def draw(self) -> tuple[str, str, dict[str, Any]]:
-        """Returns the next request: its kind in reports, its path, the body of the POST."""
+        """Samples a request: its name in reports, its path, and the body of the POST."""
         if self._random.random() < self._mix.batches:
             queries = [self._query() for _ in range(self._mix.batch_size)]
             return "/search/batch", "/search/batch", {"queries": queries}
         if self.departments and self._random.random() < self._mix.filtered:
-            wanted = {"department": [self._random.choice(self.departments)]}
-            return "/search filtered", "/search", self._query() | {"filter": wanted}
+            filter_ = {"department": [self._random.choice(self.departments)]}
+            return "/search filtered", "/search", self._query() | {"filter": filter_}
         return "/search", "/search", self._query()
 
     def _query(self) -> dict[str, Any]:
         repeated = self._random.random() < self._mix.repeated
-        text = self.repeated() if repeated else self.fresh()
+        text = self.repeated() if repeated else self.new()
         return {"query": text, "top_k": self._mix.top_k}

@@ -1,4 +1,4 @@
-"""The registry of pairs: one TOML file each, in `models/registry/` or anywhere."""
+"""Pairs of encoders: loading and writing their TOML files; registry in `models/registry/`."""
 
 import os
 import tomllib
@@ -8,12 +8,12 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from core.choices import DEFAULT_PAIR as DEFAULT_PAIR
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
 from core.files import write_text
 
 REGISTRY = Path(__file__).parent / "registry"
-DEFAULT_PAIR = "care-mini"
 _PATHS = {"weights", "tokenizer", "adapter"}
 
 
@@ -23,19 +23,27 @@ def list_pairs() -> list[str]:
 
 
 def load_pair(name: str) -> Pair:
-    """Loads a pair by its registered name or from the path of a TOML file.
+    """Loads a pair by its registered name or from a TOML file.
 
-    Paths of weights and tokenizers in the file are relative to the file.
+    Args:
+        name: Registered name, or path of a file that ends with `.toml`. Paths of weights in the
+            file are relative to its folder.
 
     Raises:
-        PairError: If there is no such pair or a field of it is wrong.
+        PairError: If the pair does not exist or a field is invalid.
     """
     path = Path(name) if name.endswith(".toml") else REGISTRY / f"{name}.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = ", ".join(list_pairs())
-        message = f"unknown pair '{name}': registered are {known}; or give the path of a .toml file"
+        if name.endswith(".toml"):
+            reason = (
+                f"{error.strerror}: give the path of a pair's TOML file, such as a run's pair.toml"
+            )
+            message = f"{name} cannot be read: {reason}"
+        else:
+            known = ", ".join(list_pairs())
+            message = f"unknown pair '{name}': use the path of a .toml file or one of {known}"
         raise PairError(message, code="unknown_pair", pair=name) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PairError.at(path, f"is not valid TOML: {error}", "not_toml") from error
@@ -49,14 +57,16 @@ def load_pair(name: str) -> Pair:
         )
     except KeyError as error:
         field = error.args[0]
-        raise PairError.at(path, f"lacks {field}", "missing_field", field=field) from error
+        raise PairError.at(
+            path, f"has no field {field}: add it", "missing_field", field=field
+        ) from error
     except TypeError as error:
-        reason = "must have query and document as tables, without role or embedding_space"
+        reason = "must have the tables query and document, without role and embedding_space"
         raise PairError.at(path, reason, "bad_table") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join([error.title, *map(str, first["loc"])])
-        reason = f"has a wrong field {field}: {first['msg']}"
+        reason = f"has an invalid field {field}: {first['msg']}"
         raise PairError.at(path, reason, "bad_field", field=field) from error
 
 
@@ -65,14 +75,14 @@ def _spec(data: dict[str, Any], role: Role) -> EncoderSpec:
 
 
 def write_pair(pair: Pair, path: Path) -> None:
-    """Writes the TOML file of a pair; local paths become relative to the file."""
+    """Writes the TOML file of a pair; local paths are written relative to its folder."""
     table = pair.model_dump(include={"name", "description"})
     table["embedding_space"] = pair.embedding_space
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:
             local = pair.folder / fields[key]
-            # An adapter that does not lie here is named as on the hub.
+            # An adapter that is not a local folder is a name on the Hugging Face Hub.
             if key != "adapter" or local.is_dir():
                 fields[key] = Path(os.path.relpath(local, path.parent)).as_posix()
         table[spec.role] = fields

@@ -1,1 +1,1 @@
-"""The online plane: answers queries over HTTP from one published index version."""
+"""The online plane: searches one published index version over HTTP."""

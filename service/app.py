@@ -1,4 +1,4 @@
-"""The application: what it is made of, put together at start."""
+"""The application: created from the settings, with its encoder, index, routes and middleware."""
 
 import asyncio
 import secrets
@@ -16,38 +16,46 @@ from starlette.types import Lifespan
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
 from core.errors import PairError
+from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
+from service.access import State
 from service.api_keys import ApiKeys
 from service.cache import QueryKeys
 from service.engine import Engine
 from service.logs import log_failure
 from service.metrics import Metrics
 from service.middleware import Limits, RequestContext
+from service.openai_routes import openai_routes
 from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
-from service.routes import PAGE, ROUTERS, State
+from service.routes import PAGE, admin_routes, public_routes, search_routes
+from service.search import check_space
 from service.settings import Settings
 from service.tracing import make_tracer
 from stores.registry import MilvusAddress, VectorStores
+
+ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
 
 
 def load_query_encoder(settings: Settings) -> OnnxEncoder:
-    """Loads the query side of the configured pair and runs each shape that matters once.
+    """Loads the query encoder of the configured pair and runs its warm-up.
 
     Raises:
-        PairError: If the pair is unknown, not exported, or its files are missing or wrong.
-        ProviderError: If the configured provider is not installed.
+        PairError: If the pair is unknown or not exported, or its files are missing or wrong.
+        ProviderError: If the configured provider is not installed or does not start.
     """
     pair = load_pair(settings.pair)
     if pair.query.format != "onnx":
-        found = f"the query side of '{pair.name}' is a checkpoint, and the service runs ONNX"
-        export = f"python -m training.export --pair {settings.pair} --out FOLDER"
-        message = f"{found}: export it by {export}, then set CARE_PAIR=FOLDER/pair.toml"
+        message = (
+            f"the query encoder of '{pair.name}' is a checkpoint, and the service runs ONNX: "
+            f"export it with 'care export --pair {settings.pair} --out FOLDER', then set "
+            "CARE_PAIR=FOLDER/pair.toml"
+        )
         raise PairError(message, code="pair_not_exported", pair=settings.pair)
     provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
@@ -56,10 +64,16 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
 
 
 def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastAPI:
-    """Builds the application, with the active index loaded and checked; else raises `CareError`.
+    """Creates the application: checks the settings, loads the query encoder and the active index.
 
-    Settings are checked before anything that takes long. An encoder that is given stands for
-    that of the configured pair.
+    All settings are checked before the encoder is loaded.
+
+    Args:
+        settings: The settings of the service.
+        encoder: A query encoder to use instead of the configured pair's.
+
+    Raises:
+        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
     metrics = Metrics()
     keys = ApiKeys.parse(_plain(settings.api_keys))
@@ -69,15 +83,17 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address).get(settings.store)
-    store.active_version(settings.indexes, settings.index)
+    version = store.active_version(settings.indexes, settings.index)
+    manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
+    check_space(manifest, encoder.spec if encoder else pair.query)
     encoder = encoder or load_query_encoder(settings)
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
-    engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine: Engine = app.state.service.engine
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
         watching = loop.create_task(engine.watch(settings.watch_seconds))
@@ -90,7 +106,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
             await asyncio.to_thread(tracer.close)
 
     app = _with_routes(lifespan)
-    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter)
+    app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     add_problem_handlers(app)
     # The last one added is the outermost.
@@ -112,6 +128,9 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
             if isinstance(route, APIRoute)
         }
     )
+    # It starts threads, which would keep the process alive if a later step failed.
+    engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
+    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter)
     return app
 
 
@@ -121,8 +140,14 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    title, about = "CARE retrieval", "Search in Chinese medical text."
-    app = FastAPI(title=title, description=about, version="1", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="CARE retrieval",
+        description="Search in Chinese medical text.",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     for router in ROUTERS:
         app.include_router(router)
     return app

@@ -1,4 +1,4 @@
-"""Dynamic batching by tokens: batches form while the encoder is busy, never by sleeping."""
+"""Dynamic batching by tokens: batches form while the encoder is busy, without timers."""
 
 import time
 from collections import deque
@@ -13,17 +13,22 @@ from core.types import FloatArray
 from service.metrics import Metrics
 from stores.faiss.search import limit_threads
 
-# The oldest texts, among which a batch is chosen by length.
+# Number of the oldest texts from which a batch is chosen.
 _WINDOW = 64
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """A text, under the text rules of `core.text`, on its way to its vector.
+    """A text to encode.
 
-    An abandoned one, for which nobody waits any more, leaves before it is encoded. `queued` is
-    when it was submitted, on the clock of `time.perf_counter`, `queue` the time that it waited;
-    `tokenize` and `encode` are those of its batch [s].
+    Attributes:
+        text: The text, normalized by `core.text`.
+        abandoned: Whether no request waits for it any more; it is then not encoded.
+        tokenized: Its tokens, once tokenized.
+        queued: When it was submitted, on the clock of `time.perf_counter` [s].
+        queue: Time in the queue [s].
+        tokenize: Time to tokenize its batch [s].
+        encode: Time to encode its batch [s].
     """
 
     text: str
@@ -36,10 +41,16 @@ class Job:
 
 
 class Batcher:
-    """Encodes jobs in so many threads of its own, as many jobs at once as `choose` says.
+    """Encodes jobs in threads, in batches that `choose_batch` forms.
 
-    `encoded` is called in an encoding thread with the jobs of a batch and their vectors, float32
-    [n, dimension], or the error that came in their place.
+    Args:
+        encoder: The query encoder.
+        workers: Number of encoding threads.
+        budget: Most tokens of a batch, padding included.
+        padding: Most padding that one more text may add to a batch [tokens].
+        encoded: Called in an encoding thread with the jobs of a batch and their vectors, float32
+            [n, dimension], or the exception that encoding raised.
+        metrics: Where the sizes of batches are counted.
     """
 
     def __init__(
@@ -58,8 +69,8 @@ class Batcher:
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
-        # One thread at a time takes jobs and puts back what it leaves: another would take younger
-        # ones meanwhile, and put them back before the older.
+        # One thread at a time takes jobs and puts back those that it does not choose. Otherwise
+        # another thread could take younger jobs meanwhile and put them back before older ones.
         self._forming = Lock()
         self._closed = False
         self._threads = ThreadPoolExecutor(workers, "encode", limit_threads)
@@ -67,7 +78,7 @@ class Batcher:
             self._threads.submit(self._work)
 
     def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
-        """Hands over jobs; `first` puts them before all that wait."""
+        """Adds jobs to the queue: at its end or, if `first`, at its start."""
         with self._changed:
             if first:
                 self._waiting.extendleft(reversed(jobs))
@@ -76,7 +87,7 @@ class Batcher:
             self._changed.notify()
 
     def close(self) -> None:
-        """Encodes what waits, then ends the threads."""
+        """Encodes the queued jobs, then stops the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -87,7 +98,10 @@ class Batcher:
             pass
 
     def _work_once(self) -> bool:
-        """Encodes one batch; a thread that waits for the next holds nothing of the last."""
+        """Encodes one batch; returns False once closed.
+
+        A separate function, so that a waiting thread holds no reference to the last batch.
+        """
         batch: list[Job] = []
         outcome: FloatArray | Exception
         try:
@@ -98,13 +112,13 @@ class Batcher:
                 self._tokenize([job for job in batch if job.tokenized is None])
                 batch = self._form(batch)
             outcome = self._encode(batch)
-        except Exception as error:  # whatever it is, every waiter must hear of it
+        except Exception as error:  # of any kind: each waiting request must get it
             outcome = error
         self._encoded(batch, outcome)
         return True
 
     def _oldest(self) -> list[Job]:
-        """Takes the oldest jobs that somebody waits for; none once closed and empty."""
+        """Takes the oldest jobs that are not abandoned; returns none once closed and empty."""
         with self._changed:
             while True:
                 window: list[Job] = []
@@ -126,8 +140,8 @@ class Batcher:
             job.tokenized, job.tokenize = tokenized, spent
 
     def _form(self, window: Sequence[Job]) -> list[Job]:
-        """Chooses a batch and puts the other jobs back where they were."""
-        chosen = choose([len(job.tokenized) for job in window], self._budget, self._padding)
+        """Chooses a batch and puts the other jobs back at the start of the queue."""
+        chosen = choose_batch([len(job.tokenized) for job in window], self._budget, self._padding)
         rest = [job for i, job in enumerate(window) if i not in chosen]
         if rest:
             self.submit(rest, first=True)
@@ -144,14 +158,22 @@ class Batcher:
         return encoding.vectors
 
 
-def choose(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
-    """Chooses which texts are encoded together: positions in their lengths [tokens].
+def choose_batch(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
+    """Chooses which texts to encode together.
 
-    The oldest text, the first, always is, so none waits for ever. Those nearest to it in length
-    come with it as long as each adds no more than `padding` tokens of padding, and texts × tokens
-    of the longest stay within the budget: the processor's time for a batch is that of its padded
-    tokens and a little for the run itself, so that a text that would make others longer is cheaper
-    in a run of its own.
+    The first text, the oldest, is always chosen, so that no text waits forever. Texts follow in
+    the order of their difference in length from it, if each adds at most `padding` tokens of
+    padding and the padded batch (texts × tokens of the longest) stays within the budget. The time
+    to encode a batch is proportional to its padded tokens plus a small constant, so a text that
+    would add more padding is cheaper in another batch.
+
+    Args:
+        lengths: Tokens of each text, oldest text first.
+        budget: Most tokens of a batch, padding included.
+        padding: Most padding that one more text may add [tokens].
+
+    Returns:
+        Positions of the chosen texts in `lengths`.
     """
     chosen = {0}
     longest = lengths[0]

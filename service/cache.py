@@ -1,4 +1,4 @@
-"""The first cache, in memory, and the keys of queries in both caches."""
+"""The cache in memory, and the keys of queries in both caches."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ _QUERY_FIELDS = [field.name for field in fields(Query)]
 
 
 class QueryKeys:
-    """Keys of queries: keyed hashes, which tell nothing without the secret.
+    """Computes cache keys: keyed hashes, which reveal nothing without the secret.
 
-    What an answer depends on is hashed with the query: the embedding space, the weights
-    of the query encoder and the files of the index version. So another model or another
-    index never finds what an earlier one left.
+    A key depends on everything that the result depends on: the query, the embedding space, the
+    weights of the query encoder and the files of the index version. Entries of another model or
+    index version are therefore never found.
     """
 
     def __init__(self, secret: str, spec: EncoderSpec) -> None:
@@ -25,28 +25,28 @@ class QueryKeys:
         self._encoder = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256]
 
     def key(self, query: Query, index: str) -> bytes:
-        """Returns the key, 32 bytes, of a query to the index version of this identity."""
+        """Returns the key [32 bytes] of a query to the index version with this identity."""
         values = [getattr(query, name) for name in _QUERY_FIELDS]
         text = json.dumps([self._encoder, index, values], sort_keys=True)
         return hashlib.blake2b(text.encode(), key=self._secret, digest_size=32).digest()
 
 
 class MemoryCache:
-    """Scored rows of so many recent queries, least recently used out first; for one thread."""
+    """LRU cache of the scored rows of queries; not thread-safe."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
         self._found: OrderedDict[bytes, ScoredRows] = OrderedDict()
 
     def get(self, key: bytes) -> ScoredRows | None:
-        """Returns what was found for a key, or None."""
+        """Returns the scored rows of a key, or None."""
         found = self._found.get(key)
         if found is not None:
             self._found.move_to_end(key)
         return found
 
     def put(self, key: bytes, found: ScoredRows) -> None:
-        """Keeps what was found for a key."""
+        """Stores the scored rows of a key; evicts the least recently used entry if full."""
         self._found[key] = found
         self._found.move_to_end(key)
         if len(self._found) > self._entries:

@@ -1,11 +1,10 @@
-"""Queries to answers: caches before, documents behind the pipeline; and the swap of indexes."""
+"""The engine: searches through caches and pipeline, encodes texts, and reloads the index."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,9 @@ from core.types import FloatArray, Query
 from service.cache import MemoryCache, QueryKeys
 from service.logs import describe
 from service.metrics import Metrics, Timings
-from service.pipeline import Flight, Pipeline, spawn
+from service.pipeline import DEADLINE_EXCEEDED, Flight, Pipeline, spawn
 from service.problems import RequestError
+from service.query import checked_query
 from service.search import LoadedIndex, QueryResult, load_index
 from service.settings import Settings
 from stores.base import VectorStore
@@ -30,20 +30,31 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("care.service")
 
-# How long a real search may take before the service counts as not ready, and for how long
-# one that succeeded stands for the next [s].
+# Time-out of the search of a readiness check, and how long its success is reused [s].
 _CHECK_TIMEOUT = 5.0
 _CHECK_EVERY = 1.0
-# Between two attempts to load a version that cannot be loaded [s].
+# The longest pause between two attempts to load a version that fails to load [s].
 _LONGEST_PAUSE = 600.0
-# Writes to Redis under way; more are left out: a cache may forget.
+# Lists of texts in several parts that are encoded at once; each takes a quarter of the queue.
+_LONG_LISTS = 2
+# Writes to Redis in flight; more are dropped, as a cache may lose entries.
 _MAX_WRITES = 64
 
 
 class Engine:
-    """Answers queries; the event loop looks up, admits and waits, threads compute.
+    """Searches and encodes: the event loop looks up, admits and waits; threads compute.
 
-    Making it raises `IndexVersionError` if the active version cannot be served.
+    Args:
+        settings: The settings of the service.
+        store: The store of the vectors.
+        pair: Name of the pair.
+        encoder: The query encoder of the pair.
+        metrics: The metrics of the application.
+        keys: Computes the keys of both caches.
+        redis: The cache in Redis, if configured.
+
+    Raises:
+        IndexVersionError: If the active version cannot be served.
     """
 
     def __init__(
@@ -69,6 +80,7 @@ class Engine:
         self._checking = asyncio.Lock()
         self._checked = float("-inf")
         self._draining = False
+        self._long_lists = asyncio.Semaphore(_LONG_LISTS)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
         self.index = self._load()
         self._pipeline = Pipeline(encoder, settings, metrics, self._keep)
@@ -77,14 +89,19 @@ class Engine:
     async def search(
         self, queries: Sequence[Query], deadline: float, *, batch: bool
     ) -> tuple[LoadedIndex, list[tuple[QueryResult, Timings]]]:
-        """Answers one query or more from one index version: results and times in their order.
+        """Searches one index version for one or several queries.
 
-        The deadline is on the clock of the event loop [s]. Errors of a batch name the position of
-        the query at fault.
+        Args:
+            queries: The queries as they were sent.
+            deadline: When the search is given up, on the clock of the event loop [s].
+            batch: Whether errors name the position of the query.
+
+        Returns:
+            The index version, and the result and timings of each query, in order.
 
         Raises:
-            QueryError: If a query asks for what the index cannot answer.
-            RequestError: If the service has enough to do, or the deadline passes first.
+            QueryError: If a query is not valid for the index.
+            RequestError: If the queue is full, or the deadline passes.
         """
         started = time.perf_counter()
         index = self.index
@@ -96,36 +113,57 @@ class Engine:
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        asked = [_flight(index, queries[i], keys[i]) for i in missing]
+        requested = [_flight(index, queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
         shared = partial(self._look_up, self._redis, index) if self._redis else None
         others = [self._pipeline.run(index.fetch, known.values())] if known else []
-        found = await self._pipeline.complete(asked, deadline, shared, others)
+        found = await self._pipeline.complete(requested, deadline, shared, others)
         flights = dict(zip(missing, found, strict=True))
         results: dict[int, QueryResult] = {i: f.result.result() for i, f in flights.items()}
         for fetched in others:
             results |= zip(known, fetched.result(), strict=True)
-        answers = []
+        timed = []
         for i, result in sorted(results.items()):
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
-            answers.append((result, timings))
-        return index, answers
+            timed.append((result, timings))
+        return index, timed
 
     async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        """Encodes texts that are under the text rules: float32 [n, dimension], and all tokens.
+        """Encodes normalized texts: float32 [n, dimension], and the total number of tokens.
 
-        Raises `RequestError` as `search` does.
+        A list that does not fit into one part is encoded part by part. The queue holds one part of
+        it at a time, so that other requests are admitted and encoded between parts. Of several such
+        lists, `_LONG_LISTS` are encoded at once and the others wait.
+
+        Raises:
+            RequestError: If the queue is full when the request arrives, or the deadline passes.
         """
-        asked = [Flight(text=text, finish=lambda vector: vector) for text in texts]
-        flights = await self._pipeline.complete(asked, deadline)
+        parts = self._pipeline.split(texts, self._settings.max_batch)
+        if len(parts) == 1:
+            return await self._embed_part(texts, deadline)
+        try:
+            async with asyncio.timeout_at(deadline), self._long_lists:
+                results: list[tuple[FloatArray, int]] = []
+                for part in parts:
+                    if results:
+                        await self._pipeline.wait_for_room(part)
+                    results.append(await self._embed_part(part, deadline))
+        except TimeoutError as error:
+            raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED) from error
+        return np.concatenate([v for v, _ in results]), sum(tokens for _, tokens in results)
+
+    async def _embed_part(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
+        requested = [Flight(text=text, finish=lambda vector: vector) for text in texts]
+        flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
 
     async def check(self) -> None:
-        """Encodes and searches one canary, before all that wait and past the cache.
+        """Checks readiness: encodes and searches one canary, ahead of the queue, without caches.
 
-        Raises `RequestError` if that fails, or the service is about to end.
+        Raises:
+            RequestError: If that fails, or the service is shutting down.
         """
         async with self._checking:
             if self._draining:
@@ -135,19 +173,20 @@ class Engine:
                 return
             canary = Query(normalize_text(self.index.manifest.canaries[0].text), top_k=1)
             try:
-                asked = [_flight(self.index, canary)]
-                await self._pipeline.complete(asked, now + _CHECK_TIMEOUT, urgent=True)
+                flights = [_flight(self.index, canary)]
+                await self._pipeline.complete(flights, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
                 self._metrics.ready.set(0)
-                message = "a search of the service itself failed"
+                message = "the test search of the readiness check failed"
                 raise RequestError("self_test_failed", message) from error
             self._metrics.ready.set(1)
             self._checked = now
 
     async def reload(self) -> LoadedIndex:
-        """Loads the active version beside the old one and swaps it in when it is good.
+        """Loads and checks the active version, then replaces the served one.
 
-        Raises `IndexVersionError` if it is not; the old index keeps serving.
+        Raises:
+            IndexVersionError: If a check fails; the old version stays.
         """
         async with self._reloading:
             loop = asyncio.get_running_loop()
@@ -163,9 +202,9 @@ class Engine:
             return index
 
     async def watch(self, every: float) -> None:
-        """Looks every so many seconds whether another version has become active, and loads it.
+        """Checks for another active version every `every` seconds and loads it; 0 disables this.
 
-        What fails is logged and tried again after pauses that grow; 0 stands for never.
+        Failures are logged and retried after pauses that double up to `_LONGEST_PAUSE`.
         """
         loop = asyncio.get_running_loop()
         look = partial(self._store.active_version, self._settings.indexes, self._settings.index)
@@ -183,19 +222,19 @@ class Engine:
                 _LOG.error("reload failed", extra={"fields": {"code": code, **describe(error)}})
 
     def drain(self) -> None:
-        """Counts as not ready from now on; requests are still answered."""
+        """Makes readiness checks fail from now on; requests are still served."""
         self._draining = True
         self._metrics.ready.set(0)
 
     async def close(self) -> None:
-        """Waits for the work in hand and ends the threads."""
+        """Waits for requests in flight and stops the threads."""
         for task in self._writes:
             task.cancel()
         await self._pipeline.close()
         self.stop()
 
     def stop(self) -> None:
-        """Ends the threads, from a thread without the event loop."""
+        """Stops the threads; for callers outside the event loop."""
         self._pipeline.stop()
         self._loader.shutdown()
 
@@ -222,40 +261,21 @@ class Engine:
             spawn(self._redis.put(key, result.rows), self._writes)
 
     def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
-        """Returns the query as it is searched: under the text rules, within the index's size."""
-        limit = self._settings.max_top_k
+        settings = self._settings
         try:
-            text = check_text(query.text, self._settings.max_query_chars)
-            if query.top_k > limit:
-                message = f"is {query.top_k}; the limit is {limit}"
-                raise QueryError("top_k", message, code="top_k_too_large", limit=limit)
-            index.filters.check(query.filter)
+            return checked_query(index, query, settings.max_query_chars, settings.max_top_k)
         except QueryError as error:
-            raise QueryError(place + error.field, str(error), code=error.code) from error
-        # Queries that are searched alike are one for the caches: no more is found than there is,
-        # and where nothing is cut every document is one chunk.
-        top_k = min(query.top_k, index.manifest.count)
-        collapse = query.collapse and index.documents.chunked
-        return replace(query, text=text, top_k=top_k, collapse=collapse)
+            limit = error.fields.get("limit")
+            field = place + error.field
+            raise QueryError(field, str(error), code=error.code, limit=limit) from error
 
 
 def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
     return Flight(text=query.text, finish=partial(index.search, query), key=key)
 
 
-def check_text(text: str, limit: int, field: str = "query") -> str:
-    """Returns a text under the text rules; `QueryError` if empty or of over `limit` characters."""
-    if len(text) > limit:
-        message = f"has {len(text)} characters; the limit is {limit}"
-        raise QueryError(field, message, code="text_too_long", limit=limit)
-    normal = normalize_text(text)
-    if not normal:
-        raise QueryError(field, "is empty", code="empty_text")
-    return normal
-
-
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:
-    """Returns the time that a query took until now; `flight` is the work on it, if any."""
+    """Returns the time that a query took in each stage; `flight` is its flight, if not cached."""
     encoding = (0.0, 0.0, 0.0)
     if flight:
         lookup = max(lookup, flight.queued - started)

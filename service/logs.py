@@ -1,6 +1,7 @@
-"""Logs as JSON lines; an exception is told by its type and place, never by its message."""
+"""Logs as JSON lines; exceptions are logged by type and traceback, without their messages."""
 
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -8,15 +9,18 @@ from asyncio import AbstractEventLoop
 from datetime import UTC, datetime
 from typing import Any
 
+import onnxruntime
 from pydantic_core import to_json
 
 _LOG = logging.getLogger("care.service")
+# ONNX Runtime's numbers for levels: 2 is warning, 3 is error.
+_ONNX_RUNTIME_ERROR = 3
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; `extra={"fields": {...}}` adds to it.
+    """Formats a record as one JSON object; `extra={"fields": {...}}` adds fields to it.
 
-    Messages of exceptions are left out: they could quote a query.
+    Messages of exceptions are omitted: they could quote a query.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -34,26 +38,34 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Sends all logs, warnings and unhandled errors to standard error, as JSON lines."""
+    """Writes all logs, warnings and unhandled errors to standard error, as JSON lines.
+
+    Libraries that write lines of their own from native code are silenced below the level error.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    sys.excepthook = lambda _, error, __: _LOG.critical("unhandled", exc_info=error)
-    threading.excepthook = lambda of: _LOG.error("unhandled in a thread", exc_info=of.exc_value)
-    # Their messages at these levels quote keys, addresses or futures with their errors.
+    sys.excepthook = lambda _, error, __: _LOG.critical("unhandled error", exc_info=error)
+    sys.unraisablehook = lambda of: _LOG.error("error in a finalizer", exc_info=of.exc_value)
+    threading.excepthook = lambda of: _LOG.error(
+        "unhandled error in a thread", exc_info=of.exc_value
+    )
+    # At lower levels these loggers quote keys, addresses, or futures with their errors.
     for name in ("redis", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    onnxruntime.set_default_logger_severity(_ONNX_RUNTIME_ERROR)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # of the Milvus client, imported later
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Returns the type and place of an error as fields of a log line."""
+    """Returns the type and the traceback of an error as fields of a log line."""
     place = "".join(traceback.format_tb(error.__traceback__))
     return {"error": type(error).__name__, "traceback": place}
 
 
 def log_failure(_: AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs what a task left unhandled; the event loop's own handler would quote the error."""
+    """Logs an error that a task did not handle; asyncio's own handler would quote its message."""
     error = context.get("exception")
     fields = describe(error) if error else {}
-    _LOG.error("unhandled in the event loop", extra={"fields": fields})
+    _LOG.error("unhandled error in the event loop", extra={"fields": fields})

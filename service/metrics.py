@@ -1,3 +1,5 @@
+"""All metrics of the service, in the format of Prometheus."""
+
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal, get_args
@@ -8,8 +10,8 @@ from core.manifest import IndexManifest
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
-UNMATCHED = "unmatched"  # stands for every path that no route has: a label must be bounded
-DEPARTED = "499"  # stands for the status of a request whose client went away unanswered
+UNMATCHED = "unmatched"  # the label of all paths without a route: values must be bounded
+DEPARTED = "499"  # the status of a request whose client disconnected before the response
 
 Tier = Literal["memory", "in_flight", "redis"]
 Rejection = Literal["queue", "rate", "connections", "deadline", "departed"]
@@ -22,7 +24,7 @@ _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Time in each stage [ms]; texts that are tokenized and encoded together share these two."""
+    """Time in each stage [ms]; texts of one batch share the times to tokenize and encode."""
 
     cache: float
     queue: float
@@ -38,7 +40,7 @@ _CACHED_STAGES = ("cache", "fetch", "total")
 
 
 class Metrics:
-    """All series of one application, in a registry of its own; each exists from the start."""
+    """The metrics of one application, in a separate registry; all series exist from the start."""
 
     def __init__(self) -> None:
         self.registry = registry = prometheus_client.CollectorRegistry()
@@ -48,15 +50,15 @@ class Metrics:
         gauge = partial(prometheus_client.Gauge, registry=registry)
         histogram = partial(prometheus_client.Histogram, registry=registry)
         seconds = partial(histogram, buckets=_SECONDS)
-        self.requests = counter(
-            "care_http_requests_total", "Requests answered.", ["route", "status"]
-        )
+        self.requests = counter("care_http_requests_total", "HTTP requests.", ["route", "status"])
         self.request_seconds = seconds(
             "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
-        self.in_flight = gauge("care_http_requests_in_flight", "Requests being answered.")
+        self.in_flight = gauge("care_http_requests_in_flight", "HTTP requests in flight.")
         self.rejections = counter(
-            "care_rejections_total", "Requests that were not answered, by reason.", ["reason"]
+            "care_rejections_total",
+            "Requests that were rejected or abandoned, by reason.",
+            ["reason"],
         )
         self.stage_seconds = seconds(
             "care_stage_seconds", "Time that a query spends in a stage.", ["stage"]
@@ -65,11 +67,13 @@ class Metrics:
             "care_cache_lookups_total", "Queries looked up in a cache.", ["tier", "result"]
         )
         self.queue_queries = gauge(
-            "care_queue_queries", "Queries admitted and not yet answered, cache hits left out."
+            "care_queue_queries", "Queries queued or being encoded, without cache hits."
         )
-        self.queue_tokens = gauge("care_queue_tokens", "Their tokens.")
-        self.queue_limit = gauge("care_queue_tokens_limit", "Tokens that are admitted at once.")
-        self.admitted_tokens = counter("care_admitted_tokens_total", "Tokens ever admitted.")
+        self.queue_tokens = gauge("care_queue_tokens", "Tokens queued or being encoded.")
+        self.queue_limit = gauge("care_queue_tokens_limit", "Most tokens queued or being encoded.")
+        self.admitted_tokens = counter(
+            "care_admitted_tokens_total", "Tokens admitted to the queue."
+        )
         self.batch_queries = histogram(
             "care_batch_queries", "Queries of an encoded batch.", buckets=_QUERIES
         )
@@ -77,10 +81,11 @@ class Metrics:
             "care_batch_tokens", "Tokens of an encoded batch.", buckets=_TOKENS
         )
         self.redis_breaker = gauge(
-            "care_redis_breaker_state", "Breaker before Redis: 0 closed, 1 half open, 2 open."
+            "care_redis_breaker_state",
+            "State of the circuit breaker of Redis: 0 closed, 1 half open, 2 open.",
         )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
-        self.ready = gauge("care_ready", "Whether the service takes requests.")
+        self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
         self.index_info = gauge(
             "care_index_info",
@@ -91,10 +96,12 @@ class Metrics:
             "care_index_documents", "Documents in the active index version."
         )
         self.index_vectors = gauge(
-            "care_index_vectors", "Vectors of the active index version; a chunk has its own."
+            "care_index_vectors",
+            "Vectors in the active index version, one for each document or chunk.",
         )
         self.index_created = gauge(
-            "care_index_created_timestamp_seconds", "When the active index version was built."
+            "care_index_created_timestamp_seconds",
+            "Time at which the active index version was built.",
         )
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
         for series, labels in (
@@ -108,24 +115,24 @@ class Metrics:
             self.looked_up(tier, 0, 0)
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
-        """Makes the request series of each route and each status that it documents."""
+        """Creates the request series of each route and each status that it documents."""
         for route, codes in {**statuses, UNMATCHED: [404]}.items():
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))
 
     def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
-        """Counts lookups in one tier of the cache."""
+        """Counts the hits and misses of a lookup in one tier of the cache."""
         self.cache_lookups.labels(tier, "hit").inc(hits)
         self.cache_lookups.labels(tier, "miss").inc(misses)
 
     def observe(self, timings: Timings, *, cached: bool) -> None:
-        """Counts one answered query; a cached one was neither encoded nor searched."""
+        """Observes the timings of a query; a cached one was neither encoded nor searched."""
         for stage in _CACHED_STAGES if cached else STAGES:
             self._stages[stage].observe(getattr(timings, stage) / 1000)
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
-        """Names the active index version."""
+        """Sets the metrics of the active index version."""
         labels = (manifest.name, manifest.version, pair, manifest.encoder.embedding_space)
         self.index_info.clear()
         self.index_info.labels(*labels).set(1)

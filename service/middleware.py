@@ -1,4 +1,4 @@
-"""What happens around every request: its id, its metrics, its limits, its last resort."""
+"""Middleware of all requests: ids, metrics, logs, traces, limits, and unexpected errors."""
 
 import asyncio
 import logging
@@ -26,15 +26,17 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# They must be answered also when nothing else is, and are asked every few seconds.
+# Request bodies in memory at once; 1024 searches take about 1 MB.
+_MAX_BUFFERED_BYTES = 256 << 20
+# Monitoring calls these every few seconds; the limits must not reject them.
 _PROBES = {"/health/live", "/health/ready", "/metrics"}
 
 
 class RequestContext:
-    """Gives each request an id, counts, times and logs it, and answers what nothing else caught.
+    """Assigns each request an id, counts, times, logs and traces it, and handles unexpected errors.
 
-    The answer to an unexpected error, and its log entry, hold no message of the exception:
-    it could quote a query.
+    Neither the response to an unexpected error nor its log entry contains the message of the
+    exception, which could quote a query.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None) -> None:
@@ -52,7 +54,7 @@ class RequestContext:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        state["path"] = path = scope["path"].removeprefix(scope.get("root_path", ""))
+        state["path"] = scope["path"].removeprefix(scope.get("root_path", ""))
         state["arrived"] = asyncio.get_running_loop().time()
         status = 0
         departed = False
@@ -70,9 +72,7 @@ class RequestContext:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 for name, value in _HEADERS.items():
-                    # Swagger's page loads its own script and style from elsewhere.
-                    if not (name == "Content-Security-Policy" and path == "/docs"):
-                        headers.setdefault(name, value)
+                    headers.setdefault(name, value)
             await send(message)
 
         started = time.perf_counter()
@@ -118,20 +118,22 @@ class RequestContext:
 
 
 class Limits:
-    """Bounds what requests may take before anything is done for them.
+    """Limits the requests and request bodies that the service accepts.
 
-    A request beyond `max_requests` at once is answered with 503, a body of more than
-    `max_body_bytes`, whatever its headers say, with 413, one that has not arrived after
-    `timeout_ms` with 504.
+    A request beyond `max_requests` at once gets 503, as does one whose body would take the bodies
+    in memory beyond `_MAX_BUFFERED_BYTES`. A body of more than `max_body_bytes`, whatever its
+    headers say, gets 413, and one that has not arrived after `timeout_ms` gets 504.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._max_bytes = settings.max_body_bytes
+        self._max_buffered = max(_MAX_BUFFERED_BYTES, settings.max_body_bytes)
         self._max_requests = settings.max_requests
         self._timeout = settings.timeout_ms / 1000
         self._metrics = metrics
         self._requests = 0
+        self._buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
@@ -139,8 +141,7 @@ class Limits:
             await self._app(scope, receive, send)
             return
         if self._requests == self._max_requests:
-            self._metrics.rejections.labels("connections").inc()
-            error = RequestError("too_many_requests", "too many requests at once: retry later")
+            error = self._too_many("too many requests at once: retry later")
             await problem_response(error, scope)(scope, receive, send)
             return
         deadline = scope["state"]["arrived"] + self._timeout
@@ -155,13 +156,17 @@ class Limits:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError as error:
-                late = "the body did not arrive in time"
+                late = "the request body did not arrive before the deadline"
                 raise RequestError("deadline_exceeded", late) from error
             complete = not message.get("more_body", False)
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self._buffered += size
             if received > self._max_bytes:
-                too_long = f"the body is longer than {self._max_bytes} bytes"
+                too_long = f"the request body is longer than {self._max_bytes} bytes"
                 raise RequestError("body_too_long", too_long, limit=self._max_bytes)
+            if self._buffered > self._max_buffered:
+                raise self._too_many("too many long request bodies at once: retry later")
             return message
 
         self._requests += 1
@@ -169,3 +174,8 @@ class Limits:
             await self._app(scope, limited, send)
         finally:
             self._requests -= 1
+            self._buffered -= received
+
+    def _too_many(self, message: str) -> RequestError:
+        self._metrics.rejections.labels("connections").inc()
+        return RequestError("too_many_requests", message)

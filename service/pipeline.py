@@ -1,4 +1,4 @@
-"""From texts to results: admission, batches in encoding threads, the rest in search threads."""
+"""The pipeline from texts to results: admission, batches, encoding threads, search threads."""
 
 import asyncio
 import time
@@ -17,20 +17,29 @@ from stores.faiss.search import limit_threads
 
 _T = TypeVar("_T")
 
-# Results that are ready this close together wake the event loop once [s].
+# Results that become ready within this time wake up the event loop once [s].
 _DELIVER_EVERY = 0.001
+# The share of the queue's tokens that one part of a long list of texts may take.
+_PART_OF_QUEUE = 4
 
-# Looks up results by the keys of flights, None where there is none.
+DEADLINE_EXCEEDED = "the deadline of the request passed before the response was ready"
+
+# Looks up results by the keys of flights; None for keys without a result.
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Flight(Job):
-    """What is asked for one text; once it is asked for, only the pipeline changes it.
+    """A text to encode and what to do with its vector; shared by requests with equal keys.
 
-    `finish` makes the result from the text's vector, in a search thread. Flights with equal keys,
-    unless empty, are one, which all their requests, the `waiters`, wait for. It takes `admitted`
-    tokens of the queue.
+    Only the pipeline changes a flight once it is submitted.
+
+    Attributes:
+        finish: Computes the result from the vector of the text, in a search thread.
+        key: Flights with equal keys are shared, unless the key is empty.
+        result: The result, or the exception that took its place.
+        waiters: Number of requests that wait for the result.
+        admitted: Tokens of the queue that it takes.
     """
 
     finish: Callable[[FloatArray], Any]
@@ -43,9 +52,15 @@ class Flight(Job):
 
 
 class Pipeline:
-    """Owns each flight from `complete` to result; all methods but `stop` are for the event loop.
+    """Owns each flight from `complete` to its result.
 
-    `keep` is told of each result by the key of its flight.
+    All methods but `stop` must be called on the event loop.
+
+    Args:
+        encoder: The query encoder.
+        settings: The settings of the service.
+        metrics: The metrics of the application.
+        keep: Called with the key and the result of each flight that has a key.
     """
 
     def __init__(
@@ -58,13 +73,14 @@ class Pipeline:
         self._limit = settings.queue_tokens
         self._longest = encoder.spec.max_length
         self._prompt = len(encoder.spec.prompt)
-        self._parts = settings.searchers
+        self._parts = settings.search_workers
         self._metrics = metrics
         self._keep = keep
         self._open: dict[bytes, Flight] = {}
         self._lookups: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._tokens = 0
+        self._freed = asyncio.Event()
         metrics.queue_queries.set_function(lambda: self._queries)
         metrics.queue_tokens.set_function(lambda: self._tokens)
         metrics.queue_limit.set(self._limit)
@@ -72,7 +88,7 @@ class Pipeline:
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
         self._batcher = Batcher(
             encoder,
-            settings.encoders,
+            settings.encode_workers,
             settings.batch_tokens,
             settings.batch_padding,
             self._encoded,
@@ -81,29 +97,38 @@ class Pipeline:
 
     async def complete(
         self,
-        asked: Sequence[Flight],
+        requested: Sequence[Flight],
         deadline: float,
         lookup: Lookup | None = None,
         others: Sequence["asyncio.Future[Any]"] = (),
         *,
         urgent: bool = False,
     ) -> list[Flight]:
-        """Joins flights already under way, starts the others, and waits for all results.
+        """Joins flights that are already open, starts the others, and waits for all results.
 
-        Those that are started are found by equal ones at once; then they are looked up, if there
-        is a lookup, then those that it did not find are admitted, all or none; urgent ones pass
-        admission and go before all that wait. `others` are waited for as well, but not cancelled
-        when the wait ends. The last request to leave a flight without its result ends it.
+        Started flights are open to equal ones at once. They are looked up, if a lookup is given,
+        and those without a result are admitted, all or none. A flight ends when the last request
+        that waits for it gives up.
 
-        Returns for each the flight that brought its result, of which only result and times may be
-        read. Raises the first error, or `RequestError` if the queue had no room, or the deadline,
-        on the clock of the event loop [s], passes first.
+        Args:
+            requested: The flights of a request.
+            deadline: When to give up, on the clock of the event loop [s].
+            lookup: Looks up results in a shared cache.
+            others: Further futures to wait for; they are not cancelled.
+            urgent: Whether to skip admission and the queue.
+
+        Returns:
+            For each requested flight the one that has its result; read only its result and times.
+
+        Raises:
+            RequestError: If the queue is full, or the deadline passes.
+            Exception: The first exception of a flight.
         """
-        flights = [self._open.setdefault(one.key, one) if one.key else one for one in asked]
-        started = [one for one, flight in zip(asked, flights, strict=True) if flight is one]
+        flights = [self._open.setdefault(one.key, one) if one.key else one for one in requested]
+        started = [one for one, flight in zip(requested, flights, strict=True) if flight is one]
         for flight in flights:
             flight.waiters += 1
-        if asked and asked[0].key:
+        if requested and requested[0].key:
             self._metrics.looked_up("in_flight", len(flights) - len(started), len(started))
         try:
             if lookup and started:
@@ -126,22 +151,44 @@ class Pipeline:
             if error:
                 raise error
         if pending:
-            late = "the deadline passed before the answer was ready"
-            raise RequestError("deadline_exceeded", late)
+            raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED)
         return flights
 
+    def split(self, texts: Sequence[str], most: int) -> list[list[str]]:
+        """Splits texts into parts of at most `most` texts and a quarter of the queue's tokens.
+
+        A longer text is a part by itself.
+        """
+        parts: list[list[str]] = []
+        room = 0
+        for text in texts:
+            tokens = self._cost(text)
+            if not parts or len(parts[-1]) == most or tokens > room:
+                parts.append([])
+                room = self._limit // _PART_OF_QUEUE
+            parts[-1].append(text)
+            room -= tokens
+        return parts
+
+    async def wait_for_room(self, texts: Sequence[str]) -> None:
+        """Waits until the queue has room for texts; the caller must submit them at once."""
+        tokens = sum(map(self._cost, texts))
+        while self._is_full(tokens):
+            self._freed.clear()
+            await self._freed.wait()
+
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
-        """Runs something in a search thread."""
+        """Runs a function in a search thread."""
         return asyncio.get_running_loop().run_in_executor(self._search, work, *arguments)
 
     async def close(self) -> None:
-        """Waits for the work in hand and ends the threads."""
+        """Waits for flights in the queue and stops the threads."""
         for task in self._lookups:
             task.cancel()
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """Does so from a thread without the event loop."""
+        """Does so for callers outside the event loop."""
         self._batcher.close()
         self._search.shutdown()
 
@@ -157,12 +204,11 @@ class Pipeline:
         self._submit([flight for flight in flights if not flight.result.done()])
 
     def _submit(self, flights: Sequence[Flight], *, urgent: bool = False) -> None:
-        """Admits all of these flights or none; a queue with nothing in it admits any."""
+        """Admits all flights or none; an empty queue admits any number of tokens."""
         if not flights:
             return
-        # A token is at least one character; two more begin and end the text.
-        tokens = [min(self._prompt + len(f.text) + 2, self._longest) for f in flights]
-        if not urgent and self._tokens and self._tokens + sum(tokens) > self._limit:
+        tokens = [self._cost(flight.text) for flight in flights]
+        if not urgent and self._is_full(sum(tokens)):
             error = RequestError("overloaded", "the queue is full: retry later")
             for flight in flights:
                 self._resolve(flight, error)
@@ -174,14 +220,26 @@ class Pipeline:
         self._metrics.admitted_tokens.inc(sum(tokens))
         self._batcher.submit(flights, first=urgent)
 
+    def _cost(self, text: str) -> int:
+        """Returns the most tokens that a text can have.
+
+        A token is at least one character; two more tokens begin and end the text.
+        """
+        return min(self._prompt + len(text) + 2, self._longest)
+
+    def _is_full(self, tokens: int) -> bool:
+        """Returns whether the queue has no room for tokens; an empty queue has room for any."""
+        return bool(self._tokens) and self._tokens + tokens > self._limit
+
     def _resolve(self, flight: Flight, result: Any) -> None:
-        """Ends a flight with its result, or an exception; the first to do so counts."""
+        """Sets the result of a flight, or its exception; later calls are ignored."""
         if flight.result.done():
             return
         self._close(flight)
         if isinstance(result, Exception):
             flight.result.set_exception(result)
-            flight.result.exception()  # a request stops at its first error and asks for no other
+            # Marks the exception as retrieved: a request reads only the first one of its flights.
+            flight.result.exception()
             return
         flight.result.set_result(result)
         if flight.key:
@@ -193,9 +251,10 @@ class Pipeline:
         self._queries -= bool(flight.admitted)
         self._tokens -= flight.admitted
         flight.admitted = 0
+        self._freed.set()
 
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
-        """Called in an encoding thread, which goes on with the next batch."""
+        """Passes a batch on to search threads; called in an encoding thread."""
         if isinstance(vectors, Exception):
             self._deliver([(flight, vectors) for flight in flights])
         elif not self._parts:
@@ -213,7 +272,7 @@ class Pipeline:
                 continue
             try:
                 finished.append((flight, flight.finish(vector)))
-            except Exception as error:  # whatever it is, its waiters must hear of it
+            except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
                 self._deliver(finished)
@@ -230,7 +289,7 @@ class Pipeline:
 
 
 def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Runs a coroutine beside the others, held by a set until it ends."""
+    """Starts a task; the set keeps a reference to it until it ends."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -1,4 +1,4 @@
-"""What can be wrong with a request, and how it is answered: `application/problem+json`."""
+"""Errors of requests, and their responses as `application/problem+json`."""
 
 import math
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ _STATUSES = {
     "unauthorized": 401,
     "no_admin_key": 401,
     "forbidden": 403,
+    "model_not_found": 404,
     "body_too_long": 413,
     "unsupported_media_type": 415,
     "invalid_request": 422,
@@ -41,9 +42,12 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rat
 
 
 class RequestError(CareError):
-    """A request is not answered with what it asks for; the code says why, and with which status.
+    """A request cannot be served; the code determines the HTTP status.
 
-    `rejection` is how metrics count it, if they do; `errors` are the fields at fault, if any.
+    Attributes:
+        status: HTTP status of the response.
+        rejection: Reason under which metrics count it, if they do.
+        errors: The invalid fields of the request, if any.
     """
 
     def __init__(
@@ -56,23 +60,23 @@ class RequestError(CareError):
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Teaches an application how each exception is answered.
+    """Registers the handler of each exception.
 
-    The handler is a coroutine: another would be run in a thread, and threads take the processors
-    from those that encode when there is too much to do.
+    The handler is a coroutine: Starlette would run another function in a thread, which under
+    overload takes processor time from the encoding threads.
     """
     for kind in (HTTPException, RequestError, QueryError, IndexVersionError, UnavailableError):
-        app.add_exception_handler(kind, _answer)
+        app.add_exception_handler(kind, _handle)
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError) and error.rejection:
         request.app.state.service.metrics.rejections.labels(error.rejection).inc()
     return problem_response(error, request.scope)
 
 
 def problem_response(error: Exception, scope: Scope) -> Response:
-    """Builds the response for an error; of an unexpected one it says nothing."""
+    """Returns the response for an error; for an unexpected one it contains no details."""
     status, code, detail = 500, "internal_error", "an unexpected error"
     errors: Sequence[FieldError] = ()
     headers: dict[str, str] = {}
@@ -85,7 +89,8 @@ def problem_response(error: Exception, scope: Scope) -> Response:
             headers["WWW-Authenticate"] = "Bearer"
     elif isinstance(error, QueryError):
         status, code, detail = 422, error.code, f"{error.field}: {error}"
-        errors = [FieldError(field=error.field, code=code, message=str(error))]
+        limit = error.fields.get("limit")
+        errors = [FieldError(field=error.field, code=code, message=str(error), limit=limit)]
     elif isinstance(error, IndexVersionError | UnavailableError):
         status, code, detail = 503, error.code, str(error)
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
@@ -99,10 +104,10 @@ def problem_response(error: Exception, scope: Scope) -> Response:
         request_id=scope["state"]["request_id"],
         errors=list(errors),
     )
-    if scope["state"]["path"].startswith("/v1/"):  # OpenAI's interface
+    if f"{scope['state']['path']}/".startswith("/v1/"):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = _OPENAI_TYPES.get(status, kind)
         param, code = (errors[0].field, errors[0].code) if errors else (None, code)
-        said = OpenAIError(message=detail, type=kind, param=param, code=code)
-        problem = OpenAIProblem(**dict(problem), error=said)
+        error_object = OpenAIError(message=detail, type=kind, param=param, code=code)
+        problem = OpenAIProblem(**dict(problem), error=error_object)
     return Response(problem.model_dump_json(), status, headers, MEDIA_TYPE)

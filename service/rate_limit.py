@@ -1,8 +1,8 @@
 """Limits of queries per second, by the generic cell rate algorithm.
 
-GCRA (ITU-T I.371, annex A) is a leaky bucket that keeps one number, the theoretical arrival
-time: when the bucket will be full again. A request of n queries moves it n emission intervals
-on; the request conforms if that leaves it at most burst intervals ahead of now.
+GCRA (ITU-T I.371, annex A) is a leaky bucket that stores one number, the theoretical arrival
+time, at which the bucket is full again. A request of n queries advances it by n emission intervals;
+the request conforms if the result is at most `burst` intervals after now.
 """
 
 import time
@@ -15,9 +15,9 @@ from core.breaker import UnavailableError
 if TYPE_CHECKING:
     from service.redis_tier import RedisGuard
 
-# Times are whole microseconds, which both Lua's numbers and Python's keep exactly; the clock is
-# Redis's, as those of replicas differ. The key lives until the bucket is full again: a missing
-# one means the same.
+# Times are whole microseconds, which are exact in Lua and in Python. The clock is that of Redis, as
+# the clocks of replicas differ. The key expires when the bucket is full again: a missing key stands
+# for a full bucket.
 _SCRIPT = """
 local interval, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -38,14 +38,17 @@ return 0
 class RateLimiter:
     """Admits `burst` queries at once and `rate` per second on average, for each name.
 
-    All processes that share a Redis share a name's bucket. While Redis does not answer, each
-    process keeps a bucket of its own, full at first, so that n processes together admit n times
-    the rate.
+    Processes that share a Redis share the bucket of a name. While Redis fails, each process uses
+    a local bucket, full at first, so that n processes together admit n times the rate.
 
-    A request of more queries than the burst would never conform. It is admitted when the bucket
-    is full, and all its queries are charged: the next request waits until this debt is paid.
+    A request of more queries than the burst never conforms. It is admitted when the bucket is
+    full, and all its queries are charged, so that the next request waits longer.
 
-    Intervals are whole microseconds, so a rate is 1,000,000 at most; `clock` counts nanoseconds.
+    Args:
+        rate: Queries per second. Intervals are whole microseconds: at most 1,000,000.
+        burst: Queries at once.
+        guard: Calls Redis, if configured.
+        clock: A monotonic clock [ns].
     """
 
     def __init__(
@@ -59,13 +62,14 @@ class RateLimiter:
         self._burst = burst
         self._guard = guard
         self._clock = clock
-        # One entry for each configured key, as names are those of keys that were found.
+        # Bounded: names are those of configured keys, or "anonymous".
         self._full_at: dict[str, int] = {}
 
     async def admit(self, name: str, cost: int) -> float:
-        """Charges a request of `cost` queries to the name of a key, if it is admitted.
+        """Charges a request of `cost` queries to the name of a key, if it conforms.
 
-        Returns 0.0 if it is, else the time after which it would be [s].
+        Returns:
+            0.0 if the request is admitted, else the time after which to retry [s].
         """
         if self._guard:
             arguments = (f"care:rate:{name}", self._interval, self._burst, cost)

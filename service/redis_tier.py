@@ -1,4 +1,4 @@
-"""Redis behind a time-out and a breaker, and the cache that replicas share in it."""
+"""Calls of Redis with a time-out and a circuit breaker, and the cache that replicas share."""
 
 import asyncio
 import hashlib
@@ -30,14 +30,19 @@ _MAC_BYTES = 16
 
 
 class RedisGuard:
-    """Calls Redis so that a slow or dead one costs little: do without what it would have said.
+    """Calls Redis so that a slow or failed Redis delays a request by one time-out at most.
 
-    When calls keep failing, the breaker opens and further ones cost nothing. The timeout of a call
-    [s] includes connecting and the wait for one of the connections. `on_error` is told of each
-    call that failed, or whose answer is of no use.
+    After repeated failures the circuit breaker opens, and calls fail at once.
+
+    Args:
+        url: Address of Redis.
+        timeout: Time-out of a call, with connecting and waiting for a free connection [s].
+        breaker: The circuit breaker.
+        on_error: Called with the kind of each failed call or unusable value.
+        connections: Most connections.
 
     Raises:
-        CareError: If the address cannot be used; its message does not quote it.
+        CareError: If the address is not valid; the message does not quote it.
     """
 
     def __init__(
@@ -51,8 +56,8 @@ class RedisGuard:
         self._timeout = timeout
         self._breaker = breaker
         self.on_error = on_error
-        # The time-out is the guard's alone: the client's own would start a task for each write.
-        # The second version of the protocol needs no exchange before the first command.
+        # Time-outs are applied by `run`: those of the client would start a task for each write.
+        # Version 2 of the protocol needs no handshake before the first command.
         options: dict[str, Any] = {
             "max_connections": connections,
             "socket_timeout": None,
@@ -66,20 +71,23 @@ class RedisGuard:
             self._pool = ConnectionPool(**{**parse_url(url), **options})
             self._pool.connection_class(**self._pool.connection_kwargs)
         except (ValueError, TypeError, RedisError):
-            # Without its cause, which may quote the password.
+            # The cause is omitted: it may quote the password.
             name = "CARE_REDIS_URL"
-            message = f"{name} is not an address of Redis, such as redis://:password@host:6379/0"
+            message = f"{name} is not an address such as redis://:password@host:6379/0"
             raise CareError(message, code="invalid_setting", name=name) from None
         self._client = Redis(connection_pool=self._pool)
-        # Rather than a blocking pool, which may lose a free connection, or the news of one, when
-        # those that wait are cancelled.
+        # A semaphore, because redis-py's blocking pool may lose a free connection, or the
+        # notification of one, when a waiting call is cancelled.
         self._slots = asyncio.Semaphore(connections)
 
     async def run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
-        """Returns what an operation returns, or raises `UnavailableError` without an answer.
+        """Returns the result of an operation.
 
-        A cancelled call counts neither as success nor as failure. The connection of a call
-        that was cancelled or came too late is closed, as its answer may still arrive.
+        A cancelled call counts neither as success nor as failure. The connection of a call that
+        was cancelled or timed out is closed, as its response may still arrive.
+
+        Raises:
+            UnavailableError: If the call fails or times out, or the breaker is open.
         """
         allowed = False
         kind: ErrorKind
@@ -93,7 +101,7 @@ class RedisGuard:
             return result
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError):
-                # Redis is there, but refuses: it is out of memory or read-only, for example.
+                # Redis responds with an error: it is out of memory or read-only, for example.
                 kind = "value"
                 self._breaker.succeeded()
             else:
@@ -115,11 +123,11 @@ class RedisGuard:
 
 
 class RedisCache:
-    """Scored rows of queries, shared by all processes that share a Redis and a secret.
+    """Cache of scored rows, shared by all processes with the same Redis and secret.
 
-    A value is its format (1 byte), the number m of rows (4), the scores (float32 [m]), the rows
-    (int64 [m]), all little-endian, and a keyed hash (16) of the key and all this. What was not
-    written under this key by a holder of the secret is a miss, and told to `on_error`.
+    A value consists of its format (1 byte), the number m of rows (4 bytes), the scores
+    (float32 [m]), the rows (int64 [m]), all little-endian, and a keyed hash (16 bytes) of the key
+    and all of these. A value without a valid hash is a miss and reported to `on_error`.
     """
 
     def __init__(self, guard: RedisGuard, secret: bytes, ttl_seconds: int) -> None:
@@ -128,7 +136,7 @@ class RedisCache:
         self._ttl_seconds = ttl_seconds
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
-        """Looks up keys of 32 bytes, in one call; rows that are not below `count` are a miss."""
+        """Looks up keys [32 bytes] in one call; a value with a row of `count` or more is a miss."""
         if not keys:
             return []
         names = [_PREFIX + key.hex() for key in keys]
@@ -139,7 +147,7 @@ class RedisCache:
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
     async def put(self, key: bytes, found: ScoredRows) -> None:
-        """Keeps what was found for a key, unless Redis fails."""
+        """Stores the scored rows of a key; failures of Redis are ignored."""
         scores, rows = found[0].astype(_SCORE), found[1].astype(_ROW)
         payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
         name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
@@ -152,7 +160,7 @@ class RedisCache:
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
         if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == _FORMAT:
             _, m = _HEADER.unpack_from(payload)
-            # Copies, which unlike views of these bytes are aligned and can be written to.
+            # Copies: views of the bytes would be unaligned and read-only.
             scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
             rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
             if not m or (rows.min() >= 0 and rows.max() < count):

@@ -1,4 +1,4 @@
-"""The HTTP contract: what requests and responses hold."""
+"""The HTTP contract: fields of requests and responses."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
@@ -11,9 +11,11 @@ from service.metrics import Timings
 
 Include = Literal["text", "metadata"]
 
+_QUESTION = "高血压患者饮食上要注意什么？"
+
 
 def _check_filter_item(value: object) -> object:
-    """Makes one error of a wrong value, where a union makes one for each of its types."""
+    """Reports one error of a wrong value, where a union reports one for each of its types."""
     if not isinstance(value, str | int | bool):
         raise PydanticCustomError("filter_item", "is not text, a whole number or a boolean")
     return value
@@ -29,53 +31,61 @@ class _Request(BaseModel):
 class SearchRequest(_Request):
     """One query."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": _QUESTION, "top_k": 5}]})
+
     query: str = Field(description="The question, in the user's words.")
-    top_k: int = Field(10, ge=1, description="Hits wanted.")
+    top_k: int = Field(10, ge=1, description="Number of hits to return, at most CARE_MAX_TOP_K.")
     filter: dict[str, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
         default_factory=dict,
         max_length=16,
-        description="Accepted values by metadata field; every field must match.",
+        description="Accepted values by metadata field. A document matches if each of these fields "
+        "has one of the accepted values.",
         examples=[{"department": ["心血管科"]}],
     )
     min_score: float | None = Field(
-        None, ge=-1, le=1, description="Lowest cosine similarity of a hit."
+        None, ge=-1, le=1, description="Lowest score (cosine similarity) of a hit."
     )
     collapse: bool = Field(
         False,
-        description="Whether each document is found once, by its best chunk; without chunks "
-        "every document is.",
+        description="Whether each document is returned once, by its best chunk. No effect on an "
+        "index without chunks.",
     )
     include: list[Include] = Field(
         default_factory=lambda: list(get_args(Include)),
-        description="What hits carry besides titles.",
+        description="Optional fields of hits: text, metadata or both (the default). Hits always "
+        "have id, score, rank and title.",
     )
 
 
 class BatchRequest(_Request):
-    """Several queries, answered in order."""
+    """Several queries; results are in the same order."""
 
-    # One error is enough: a body of faults alone would cost seconds and megabytes.
-    queries: Annotated[list[SearchRequest], FailFast()] = Field(min_length=1)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"query": _QUESTION}]}]})
+
+    # Validation stops at the first error: a body of errors alone would take seconds and megabytes.
+    queries: Annotated[list[SearchRequest], FailFast()] = Field(
+        min_length=1, description="At most CARE_MAX_BATCH queries."
+    )
 
 
 class HitResponse(BaseModel):
-    """A document that was found, or a chunk of one."""
+    """A document, or a chunk of one."""
 
-    id: str
-    score: float = Field(description="Cosine similarity.")
-    rank: int = Field(description="From 1.")
+    id: str = Field(description="Id of the document or chunk.")
+    score: float = Field(description="Cosine similarity of query and document.")
+    rank: int = Field(description="Position in the hits, from 1.")
     title: str
-    text: str | None = None
-    metadata: dict[str, Any] | None = None
+    text: str | None = Field(None, description="Omitted unless `include` names it.")
+    metadata: dict[str, Any] | None = Field(None, description="Omitted unless `include` names it.")
     parent: str | None = Field(
-        None, description="In an index of chunks the id of the document that this is a chunk of."
+        None, description="Id of the chunk's document, in an index of chunks."
     )
     chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
     chunks: int | None = Field(None, description="Number of chunks of the document.")
 
 
 class IndexReference(BaseModel):
-    """The index version that answered."""
+    """The index version that was searched."""
 
     name: str
     version: str
@@ -87,7 +97,7 @@ class SearchResponse(BaseModel):
     hits: list[HitResponse]
     index: IndexReference
     timings_ms: Timings
-    cached: bool
+    cached: bool = Field(description="Whether the hits come from a cache.")
 
 
 class BatchResponse(BaseModel):
@@ -97,28 +107,48 @@ class BatchResponse(BaseModel):
 
 
 def _check_input(value: object) -> object:
-    """Names the setting of a client that sends token ids, for which there is one error."""
-    if isinstance(value, list) and value and not isinstance(value[0], str):
+    """Reports one error of the field, where a union reports one for each of its types."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("text_list", "is not a text or a non-empty list of texts")
+    if isinstance(value[0], int | list):
         raise PydanticCustomError(
             "token_ids",
-            "holds no texts: token ids are those of another model; have the client send texts "
-            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)",
+            "contains token ids, which belong to the vocabulary of another model: send texts "
+            "(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
         )
+    if not all(isinstance(text, str) for text in value):
+        raise PydanticCustomError("text_list", "contains a value that is not a text")
     return value
 
 
 class EmbeddingsRequest(_Request):
-    """Texts to encode as queries, in the words of OpenAI's interface."""
+    """Texts to encode with the query encoder; the fields are OpenAI's, and `input_type`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": [_QUESTION]}]})
 
     input: Annotated[
         str | Annotated[list[str], Field(min_length=1)], BeforeValidator(_check_input)
-    ] = Field(description="A text or several.")
-    model: str | None = Field(None, description="The pair's name, or nothing.")
+    ] = Field(
+        description="A text, or a list of at most CARE_MAX_EMBEDDINGS texts. Arrays of token ids "
+        "are rejected with the code token_ids: they belong to the vocabulary of another model. In "
+        "LangChain set OpenAIEmbeddings(check_embedding_ctx_length=False)."
+    )
+    input_type: Literal["query", "document"] = Field(
+        "query",
+        description="The side of the pair that encodes the texts. The service loads the query "
+        "encoder only; document is rejected with the code document_encoder_not_loaded.",
+    )
+    model: str | None = Field(None, description="Name of the pair; may be omitted.")
     dimensions: int | None = Field(
-        None, ge=1, description="First dimensions to keep; the rest is cut off, then normalized."
+        None,
+        ge=1,
+        description="Number of leading dimensions to keep. The shortened vector is normalised to "
+        "unit norm.",
     )
     encoding_format: Literal["float", "base64"] = Field(
-        "float", description="Numbers, or base64 of little-endian float32."
+        "float", description="List of numbers, or base64 of little-endian float32."
     )
     user: str | None = Field(None, description="Ignored.")
 
@@ -128,11 +158,11 @@ class EmbeddingResponse(BaseModel):
 
     object: Literal["embedding"]
     index: int = Field(description="Position in the request, from 0.")
-    embedding: list[float] | str
+    embedding: list[float] | str = Field(description="As `encoding_format` says.")
 
 
 class Usage(BaseModel):
-    """Tokens that were encoded."""
+    """Number of tokens that were encoded."""
 
     prompt_tokens: int
     total_tokens: int
@@ -148,7 +178,7 @@ class EmbeddingsResponse(BaseModel):
 
 
 class ModelResponse(BaseModel):
-    """A model in the words of OpenAI's interface: the pair whose query side encodes texts."""
+    """A model in OpenAI's format: the pair whose query encoder is loaded."""
 
     id: str
     object: Literal["model"]
@@ -157,7 +187,7 @@ class ModelResponse(BaseModel):
 
 
 class ModelsResponse(BaseModel):
-    """The models of this service."""
+    """The models of this service; it has one."""
 
     object: Literal["list"]
     data: list[ModelResponse]
@@ -166,33 +196,36 @@ class ModelsResponse(BaseModel):
 class IndexResponse(IndexReference):
     """The active index version."""
 
-    pair: str
+    pair: str = Field(description="Name of the pair whose query encoder is loaded.")
     embedding_space: str
-    dimension: int
-    count: int = Field(description="Documents or, if long ones are cut, chunks.")
-    documents: int
-    chunking: Chunking | None = Field(description="How long documents are cut, if they are.")
-    factory: str
-    search_parameters: dict[str, int]
+    dimension: int = Field(description="Dimensions of the vectors.")
+    count: int = Field(description="Number of vectors: of documents or, if they are split, chunks.")
+    documents: int = Field(description="Number of documents.")
+    chunking: Chunking | None = Field(
+        description="How documents are split into chunks, if they are."
+    )
+    factory: str = Field(description="Index type as a FAISS factory.")
+    search_parameters: dict[str, int] = Field(description="Parameters of the index type.")
     recall: RecallReport
     filters: dict[str, list[FilterItem]] = Field(
         description="Values of each filter field, most frequent first, at most 100."
     )
-    created_at: datetime
+    created_at: datetime = Field(description="When the version was built.")
 
 
 class Health(BaseModel):
-    """The state of the service."""
+    """The state of the process."""
 
     status: Literal["live", "ready"]
 
 
 class FieldError(BaseModel):
-    """What is wrong with one field of a request."""
+    """An invalid field of a request."""
 
-    field: str
+    field: str = Field(description="Path of the field, such as query or filter.department.")
     code: str = Field(description="Stable identifier of the error.")
     message: str
+    limit: int | None = Field(None, description="The limit that the field exceeds, if any.")
 
 
 class Problem(BaseModel):
@@ -208,7 +241,7 @@ class Problem(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """The error again, in the words of OpenAI's interface, where its clients look for it."""
+    """The error object that OpenAI's clients read."""
 
     message: str
     type: str
@@ -217,6 +250,6 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIProblem(Problem):
-    """An error of a route of OpenAI's interface."""
+    """An error of a route under /v1, with the error object of OpenAI."""
 
     error: OpenAIError

@@ -1,4 +1,4 @@
-"""One index version as the service searches it: opened and checked, queries to rows to hits."""
+"""An index version opened for search: its checks, and the way from a query to its hits."""
 
 import json
 import time
@@ -14,7 +14,7 @@ import numpy as np
 from core import documents, filters
 from core.canaries import check_canaries
 from core.documents import DocumentReader
-from core.encoders import Encoder
+from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
@@ -23,17 +23,22 @@ from core.versions import index_folder, read_manifest, verify_files
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
 
-# Chunks searched for, for each document wanted, and how many times more when they were of too
-# few documents: the last search costs three quarters of all.
+# To collapse chunks, this many chunks are searched for each document wanted; as long as they belong
+# to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The rows found for one query, which caches keep, and their documents.
+    """The result of one query.
 
-    `search` and `fetch` are the times to find the rows and to read the documents [s].
+    Attributes:
+        rows: Scores and rows, which caches store.
+        hits: The documents of the rows.
+        search: Time to find the rows [s].
+        fetch: Time to read the documents [s].
+        cached: Whether the rows come from a cache.
     """
 
     rows: ScoredRows
@@ -45,9 +50,10 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndex:
-    """All that a search reads; released when the last request that uses it ends.
+    """The open files of an index version; released when the last request that uses them ends.
 
-    `identity` is a checksum that no other index version has, whatever its name.
+    Attributes:
+        identity: Checksum of name, version and files; unique to the index version.
     """
 
     identity: str
@@ -57,9 +63,10 @@ class LoadedIndex:
     vectors: Vectors
 
     def search(self, query: Query, vector: FloatArray) -> QueryResult:
-        """Finds the hits of a query whose vector is float32 [dimension], of unit norm.
+        """Returns the hits of a query whose vector is float32 [dimension], of unit norm.
 
-        Raises `UnavailableError` if the vectors cannot be searched now.
+        Raises:
+            UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
         passing = self.filters.rows(query.filter)
@@ -76,7 +83,7 @@ class LoadedIndex:
         return self._read((scores, rows), time.perf_counter() - started)
 
     def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
-        """Reads the documents of rows that caches kept."""
+        """Reads the documents of cached rows."""
         return [self._read(rows, cached=True) for rows in found]
 
     def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
@@ -94,23 +101,16 @@ class LoadedIndex:
 def load_index(
     root: Path, name: str, encoder: Encoder, store: VectorStore | None = None
 ) -> LoadedIndex:
-    """Opens the active version of an index and checks all of it.
+    """Opens the active version of an index and checks its files, counts and canaries.
 
     Raises:
-        IndexVersionError: If there is none, anything about it is wrong, or it is of another
-            embedding space than the query encoder.
+        IndexVersionError: If the index has no active version, or a check fails.
+        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     store = store or FaissStore()
     folder = index_folder(root, name) / store.active_version(root, name)
     manifest = read_manifest(folder)
-    theirs, ours = manifest.encoder.embedding_space, encoder.spec.embedding_space
-    if theirs != ours:
-        found = (
-            f"index '{name}' is of the embedding space '{theirs}', the query encoder of '{ours}'"
-        )
-        message = f"{found}: set CARE_PAIR to the pair that the index was built with"
-        spaces = {"embedding_space": theirs, "encoder_space": ours}
-        raise EmbeddingSpaceError(message, index=name, **spaces)
+    check_space(manifest, encoder.spec)
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
@@ -119,7 +119,7 @@ def load_index(
             verified.result()
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        reason = f"holds {len(reader)} documents; the manifest counts {manifest.count}"
+        reason = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
         counts = {"documents": len(reader), "expected": manifest.count}
         raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
@@ -127,6 +127,19 @@ def load_index(
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()
     return LoadedIndex(identity, manifest, reader, filter_reader, vectors)
+
+
+def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:
+    """Raises `EmbeddingSpaceError` if index and query encoder name different embedding spaces."""
+    of_index, of_encoder = manifest.encoder.embedding_space, query_encoder.embedding_space
+    if of_index != of_encoder:
+        raise EmbeddingSpaceError(
+            f"index '{manifest.name}' has the embedding space '{of_index}' and the query encoder "
+            f"has '{of_encoder}': set CARE_PAIR to the pair that the index was built with",
+            index=manifest.name,
+            embedding_space=of_index,
+            encoder_space=of_encoder,
+        )
 
 
 def search_documents(
@@ -138,15 +151,21 @@ def search_documents(
 ) -> ScoredRows:
     """Finds the best chunk of each of the k nearest documents.
 
-    Fewer than k come back only if the chunks that may be found, `most` in number, are of fewer
-    documents, or those left are below the lowest score; chunks below it may come back. `search`
-    returns so many of the nearest chunks, or all, best first, `first_chunks` of each row's
-    document the row of the first chunk.
+    Args:
+        search: Returns this many of the nearest chunks, or all, best first.
+        first_chunks: Returns, for each row, the row of the first chunk of its document.
+        k: Number of documents.
+        most: Number of chunks that match the filter.
+        min_score: Lowest score; the search widens no further below it.
+
+    Returns:
+        Scores and rows, best first. Fewer than k if the chunks belong to fewer documents, or if
+        the remaining chunks are below `min_score`; some that are returned may be below it too.
     """
     fetch = min(most, _OVERFETCH * k)
     while True:
         scores, rows = search(fetch)
-        # The best chunk of each document, best first; of equals the first chunk.
+        # The best chunk of each document, best first; the first one among equal scores.
         order = np.lexsort((rows, -scores))
         best = order[np.sort(np.unique(first_chunks(rows)[order], return_index=True)[1])]
         exhausted = fetch == most or len(rows) < fetch

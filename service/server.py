@@ -1,4 +1,4 @@
-"""The process that serves: its socket, its signals, its end."""
+"""The server process: its socket, signals and shutdown."""
 
 import gc
 import signal
@@ -18,9 +18,13 @@ from service.settings import Settings
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM ends the process with status 0."""
+    """Runs the service until SIGINT or SIGTERM, which end the process with status 0.
+
+    Raises:
+        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Uvicorn calls it as well, once the requests in work are answered.
+        # Uvicorn also raises the signal again once all requests have ended.
         signal.signal(number, lambda *_: sys.exit(0))
     configure_logs(settings.log_level)
     listener = Listener(settings.host, settings.port)
@@ -36,7 +40,7 @@ def serve(settings: Settings) -> None:
             server_header=False,
             proxy_headers=False,
         )
-        # What lives as long as the process need not be looked through by each collection.
+        # Objects that live as long as the process are excluded from garbage collections.
         gc.collect()
         gc.freeze()
         line = f"serving index '{settings.index}' on {listener.listen(config.backlog)}\n"
@@ -47,9 +51,12 @@ def serve(settings: Settings) -> None:
 
 
 class Listener:
-    """Takes an address at once, and connections later, when there is something that answers.
+    """A socket that is bound at once and listens later, when the index is loaded.
 
-    Both raise `CareError` if the address cannot be used: two may take one, but not listen on it.
+    Two processes can bind one address, but only one can listen on it.
+
+    Raises:
+        CareError: If the address is not available.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -61,7 +68,11 @@ class Listener:
             self.socket.bind(self._address)
 
     def listen(self, backlog: int) -> str:
-        """From here on connections are accepted, if only into the backlog; returns the URL."""
+        """Starts to listen; connections wait in the backlog. Returns the URL.
+
+        Raises:
+            CareError: If the address is not available.
+        """
         with self._usable():
             self.socket.listen(backlog)
         host, port = self.socket.getsockname()[:2]
@@ -74,17 +85,22 @@ class Listener:
         except OSError as error:
             self.socket.close()
             host, port = self._address
-            message = f"cannot be used ({error.strerror}): set CARE_HOST or CARE_PORT to another"
+            message = f"is not available ({error.strerror}): set another CARE_HOST or CARE_PORT"
             raise CareError(
                 f"{host}:{port} {message}", code="address_unavailable", host=host, port=port
             ) from error
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on for a while after the first signal, then ends what is in work.
+    """Accepts requests for `drain_seconds` after the first signal, then completes those in flight.
 
-    A second signal does not wait; a third one, if it is SIGINT, leaves what is in work. `drain` is
-    called at each. The line is printed once it serves, and a signal ends it in order.
+    A second signal skips the wait; a third one, if it is SIGINT, aborts requests in flight.
+
+    Args:
+        config: Configuration of uvicorn.
+        drain: Called at each signal.
+        drain_seconds: How long to accept requests after the first signal [s].
+        line: Printed on standard output once the service is ready and handles signals.
     """
 
     def __init__(
@@ -97,14 +113,14 @@ class DrainingServer(uvicorn.Server):
         self._end_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to serve; uvicorn has taken over the signals by now."""
+        """Starts to serve; uvicorn handles the signals by now."""
         await super().startup(sockets)
         if self.started:
             sys.stdout.write(self._line)
             sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called at each signal."""
+        """Handles a signal."""
         self._drain()
         if self._end_at is None and self._drain_seconds:
             self._end_at = time.monotonic() + self._drain_seconds
@@ -112,6 +128,6 @@ class DrainingServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether to end; uvicorn asks ten times a second."""
+        """Returns whether to shut down; uvicorn calls this ten times a second."""
         self.should_exit |= self._end_at is not None and time.monotonic() >= self._end_at
         return await super().on_tick(counter)

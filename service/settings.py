@@ -1,4 +1,4 @@
-"""The settings of the service: one `CARE_*` variable each, read and checked once, at start."""
+"""Settings of the service: one `CARE_*` environment variable each, read and checked at start."""
 
 import os
 import re
@@ -9,13 +9,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.cpus import available_cpus
 from core.errors import CareError
 from models.encoders.providers import ProviderName
-from models.pairs import DEFAULT_PAIR
 
-# Variables of the same prefix that are no settings: those that Kubernetes makes of Services named
-# care and care-….
+# Variables with the same prefix that are not settings of the service: those of other commands, and
+# those that Kubernetes sets for Services named care and care-….
+_OTHER_VARIABLES = {"CARE_BUILDS", "CARE_LOAD_KEY"}
 _OF_KUBERNETES = re.compile(
     r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP)\w*=|PORT=(tcp|udp)://)"
 )
@@ -26,7 +27,7 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseSettings):
-    """What the service reads from its environment, once, at start."""
+    """Settings of the service, read once from environment variables."""
 
     model_config = SettingsConfigDict(
         env_prefix="CARE_", frozen=True, use_attribute_docstrings=True
@@ -36,101 +37,106 @@ class Settings(BaseSettings):
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    indexes: Path = Path("indexes")
-    """Folder of the indexes."""
+    indexes: Path = DEFAULT_INDEXES
+    """Folder of all indexes."""
     index: str = "sample"
     """Name of the index to search."""
     pair: str = DEFAULT_PAIR
-    """Pair whose query encoder is used: a registered name or a .toml."""
+    """Pair whose query encoder is loaded: a registered name, or the path of a pair's .toml file."""
     store: Literal["faiss", "milvus"] = "faiss"
-    """Where the vectors are: faiss, in files beside the documents, or milvus."""
+    """Store of the vectors: faiss (files beside the documents) or milvus."""
     milvus_uri: SecretStr | None = None
-    """Milvus, needed with CARE_STORE=milvus: http://host:19530/database."""
+    """Address of Milvus, required with CARE_STORE=milvus: http://host:19530/database."""
     milvus_token: SecretStr | None = None
-    """What Milvus asks for: user:password, or an API key."""
+    """Credentials of Milvus: user:password, or an API key."""
     milvus_timeout_ms: AtLeast1 = 2000
-    """Longest wait for one search in Milvus [ms]; past it comes 503."""
+    """Time-out of one search in Milvus [ms]; after it the response is 503."""
     provider: ProviderName = "cpu"
-    """What ONNX Runtime encodes on: cpu, cuda or tensorrt."""
+    """Execution provider of ONNX Runtime: cpu, cuda or tensorrt."""
     tensorrt_cache: Path = Path("builds/tensorrt")
-    """Folder where TensorRT keeps its engines."""
+    """Folder of the engines that TensorRT builds."""
     threads: AtLeast1 = Field(default_factory=available_cpus)
-    """Threads for encoding and searching; by default the processors that the affinity mask and the
-    cgroup quota allow."""
+    """Threads for encoding and searching. Default: the number of processors that the affinity mask
+    and the cgroup quota allow."""
     encode_threads: AtLeast1 = 1
     """Threads that encode one batch. With 1, the service encodes `CARE_THREADS` batches at once,
     which gives the highest throughput; more threads give lower latency to a single client."""
     batch_tokens: AtLeast1 = Field(
         default_factory=lambda known: 192 if known["provider"] == "cpu" else 16_384
     )
-    """Tokens of a batch, padding included; by default 192 on processors, where larger batches gain
-    nothing, and 16384 on GPUs."""
+    """Largest batch [tokens], padding included. Default: 192 on processors, where larger batches do
+    not raise throughput; 16384 on GPUs."""
     batch_padding: AtLeast0 = Field(
         default_factory=lambda known: 4 if known["provider"] == "cpu" else known["batch_tokens"]
     )
-    """Most padding that adding one more text may cost a batch [tokens]. A text that would cost
-    more goes into another batch. By default 4 on processors; no limit on GPUs."""
+    """Most padding that one more text may add to a batch [tokens]; a text that would add more goes
+    into another batch. Default: 4 on processors; no limit on GPUs."""
     queue_tokens: AtLeast1 = 8192
-    """Tokens (counted as characters) in work or waiting; a request that finds no room is answered
-    with 429."""
+    """Most tokens, counted as characters, that are queued or being encoded. A request that exceeds
+    it gets 429."""
     timeout_ms: int = Field(10_000, ge=1, le=60_000)
-    """Deadline of a request without X-Request-Timeout-Ms [ms]; past it comes 504."""
+    """Deadline of a request without the header X-Request-Timeout-Ms [ms]; after it the response is
+    504. A request to /v1/embeddings has this time for each `CARE_MAX_BATCH` texts."""
     max_requests: AtLeast1 = 1024
-    """Requests at once; one more is answered with 503."""
+    """Most requests at once; one more gets 503."""
     max_query_chars: AtLeast1 = 2000
-    """Longest query [characters]."""
+    """Longest query, or text to encode [characters]."""
     max_top_k: AtLeast1 = 1000
     """Largest top_k."""
     max_batch: AtLeast1 = 64
-    """Most queries in one batch request."""
-    max_body_bytes: AtLeast1 = 1_048_576
-    """Largest request body [bytes]."""
+    """Most queries in one request to /search/batch."""
+    max_embeddings: AtLeast1 = 2048
+    """Most texts in one request to /v1/embeddings. The default is OpenAI's limit. Texts are encoded
+    in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
+    max_body_bytes: AtLeast1 = 4_194_304
+    """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
     cache_entries: AtLeast0 = 10_000
-    """Queries whose hits are kept in memory; 0 turns this cache off."""
+    """Queries whose results are cached in memory; 0 disables this cache."""
     redis_url: SecretStr | None = None
-    """Redis that replicas share as cache and for rate limits: redis://…"""
+    """Address of a Redis that replicas share as a cache and for rate limits: redis://…"""
     redis_timeout_ms: AtLeast1 = 20
-    """Longest wait for Redis [ms]; search goes on without it."""
+    """Time-out of a Redis call [ms]; after it the search continues without Redis."""
     cache_ttl_seconds: AtLeast1 = 86_400
-    """Life of an entry in Redis [s]."""
+    """Time to live of a cache entry in Redis [s]."""
     cache_secret: SecretStr | None = None
-    """Secret under which cache keys are hashed; needed with CARE_REDIS_URL, and the same for all
+    """Secret for the hashes of cache keys; required with CARE_REDIS_URL, and the same for all
     replicas."""
     api_keys: SecretStr | None = None
-    """Keys that may ask, comma-separated name:role:sha256, with role search or admin (python -m
-    service key makes one). Without any, search is open, and POST /index/reload to this machine if
-    CARE_HOST is loopback."""
+    """API keys as comma-separated name:role:sha256; the role is search or admin. `care key` makes
+    one. Without keys, search is open to everyone, and POST /index/reload to clients on this machine
+    if CARE_HOST is a loopback address."""
     rate_limit: float = Field(0.0, ge=0)
-    """Queries per second that one key may ask; 0 sets no limit."""
+    """Most queries per second of one API key; 0 disables the limit."""
     rate_burst: AtLeast1 = 100
-    """Queries that a key may ask at once."""
+    """Most queries of one API key in a burst."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    """Origins whose pages may call the service, comma-separated."""
+    """Origins whose pages may call the service (CORS), comma-separated."""
     root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$")
-    """Path under which a proxy, which takes it away, serves: /care."""
+    """Path prefix that a reverse proxy strips, such as /care."""
     watch_seconds: float = Field(0.0, ge=0)
-    """How often to look whether another version has become the active one, and load it [s]; 0
-    leaves that to POST /index/reload."""
+    """Interval at which the service checks for another active version and loads it [s]; 0 disables
+    the checks: call POST /index/reload instead."""
     drain_seconds: float = Field(0.0, ge=0)
-    """How long the service goes on after SIGTERM, no longer ready, so that balancers see it [s]."""
+    """Time that the service keeps accepting requests after SIGTERM, while GET /health/ready returns
+    503 and load balancers remove it [s]."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
-    """debug, info, warning, error."""
+    """Lowest level of the log: debug, info, warning or error."""
 
     @property
-    def encoders(self) -> int:
-        """Batches that are encoded at once; a GPU is kept busy by two."""
+    def encode_workers(self) -> int:
+        """Number of batches that are encoded at once; two saturate a GPU."""
         return max(1, self.threads // self.encode_threads) if self.provider == "cpu" else 2
 
     @property
-    def searchers(self) -> int:
-        """Threads that search beside those that encode.
+    def search_workers(self) -> int:
+        """Number of threads that only search.
 
-        None where every thread encodes, which then searches for what it has encoded; many where
-        they only wait for Milvus.
+        0 if every thread encodes: each then searches for the batches that it has encoded. With
+        Milvus at least 16, which mostly wait.
         """
         if self.store == "milvus":
             return max(16, self.threads)
-        return self.threads if self.encoders < self.threads else 0
+        return self.threads if self.encode_workers < self.threads else 0
 
     @field_validator("cors_origins", mode="before")
     @classmethod
@@ -143,23 +149,28 @@ class Settings(BaseSettings):
         return origins
 
     @model_validator(mode="after")
-    def _has_what_others_need(self) -> Self:
+    def _check_dependent_settings(self) -> Self:
         if self.store == "milvus" and not self.milvus_uri:
-            raise ValueError("CARE_STORE=milvus needs CARE_MILVUS_URI")
+            raise ValueError("CARE_STORE=milvus requires CARE_MILVUS_URI")
         if self.redis_url and not self.cache_secret:
-            message = "a long random text, the same for all replicas"
-            raise ValueError(f"CARE_REDIS_URL needs CARE_CACHE_SECRET: {message}")
+            message = "set it to a long random text, the same for all replicas"
+            raise ValueError(f"CARE_REDIS_URL requires CARE_CACHE_SECRET: {message}")
         return self
 
 
 def read_settings() -> Settings:
-    """Reads the environment; the message of its `CareError` never quotes a value."""
+    """Reads the settings from the environment.
+
+    Raises:
+        CareError: If a variable is unknown or has a wrong value; the message names the variable and
+            does not quote the value.
+    """
     known = {f"CARE_{name}".upper() for name in Settings.model_fields}
-    for name in sorted(os.environ.keys() - known - {"CARE_LOAD_KEY"}):  # the load test's
+    for name in sorted(os.environ.keys() - known - _OTHER_VARIABLES):
         if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
             continue
         (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
-        message = f"{name} is not a setting; the nearest is {nearest}"
+        message = f"{name} is not a setting of the service; did you mean {nearest}?"
         raise CareError(message, code="unknown_setting", name=name, nearest=nearest)
     try:
         return Settings()

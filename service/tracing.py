@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, when `OTEL_EXPORTER_OTLP_ENDPOINT` asks for them."""
+"""OpenTelemetry traces, enabled by `OTEL_EXPORTER_OTLP_ENDPOINT`."""
 
 import os
 import time
@@ -10,11 +10,14 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Tracer:
-    """Makes a span for each request, and under it one for each stage.
+    """Creates a span for each request, with a child span for each stage.
 
-    Spans are made when the request has ended, from the times that it took anyway: what is
-    not traced costs nothing. Stages are laid end to end from the request's start. Where
-    traces go, and how many, is said by the `OTEL_*` variables of OpenTelemetry.
+    Spans are created when a request has ended, from times that are measured anyway, so requests
+    that are not sampled cost nothing. Stages follow each other from the start of the request. The
+    `OTEL_*` variables of OpenTelemetry set destination and sampling.
+
+    Raises:
+        CareError: If OpenTelemetry is not installed.
     """
 
     def __init__(self) -> None:
@@ -26,7 +29,7 @@ class Tracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             need = "OpenTelemetry is not installed: pip install 'care-retrieval[tracing]'"
-            message = f"{ENDPOINT} is set and {need}"
+            message = f"{ENDPOINT} is set, but {need}"
             raise CareError(message, code="missing_package") from error
         name = os.environ.get("OTEL_SERVICE_NAME", "care-retrieval")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
@@ -43,10 +46,15 @@ class Tracer:
         stages: Mapping[str, float],
         request_id: str,
     ) -> None:
-        """Makes the spans of a request that has just ended after `seconds`.
+        """Creates the spans of a request that has just ended.
 
-        The route is the template, never the path that was asked for; `traceparent` among the
-        headers becomes the parent; the times of the stages are in their order [ms].
+        Args:
+            route: Path template of the route; the path itself may contain query text.
+            status: HTTP status.
+            headers: Headers of the request; `traceparent` names the parent span.
+            seconds: Duration of the request [s].
+            stages: Duration of each stage, in order [ms].
+            request_id: Id of the request.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
@@ -73,10 +81,14 @@ class Tracer:
         span.end(end)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining spans and stops."""
         self._provider.shutdown()
 
 
 def make_tracer() -> Tracer | None:
-    """Returns a tracer if the environment asks for traces; without OpenTelemetry `CareError`."""
+    """Returns a tracer if the environment variable is set.
+
+    Raises:
+        CareError: If OpenTelemetry is not installed.
+    """
     return Tracer() if os.environ.get(ENDPOINT) else None

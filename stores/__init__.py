@@ -1,1 +1,1 @@
-"""Where the vectors of index versions are kept and searched: FAISS files, or Milvus."""
+"""Stores for the vectors of index versions: FAISS files and Milvus collections."""

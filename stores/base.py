@@ -1,13 +1,14 @@
-"""What every store of vectors does: build, open, search, read, activate, drop."""
+"""Interface of all vector stores: build, open, search, read, activate, drop."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from core.canaries import MIN_FOUND, canary_vectors
+from core.canaries import MIN_INDEX_RECALL, canary_vectors
+from core.choices import StoreName as StoreName
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
@@ -15,31 +16,30 @@ from core.shards import ShardedVectors
 from core.types import Filter, FloatArray, RowArray
 from core.versions import current_version
 
-StoreName = Literal["faiss", "milvus"]
-
 # Cosine similarities, float32 [m], descending, and rows, int64 [m].
 ScoredRows = tuple[FloatArray, RowArray]
 
-# SQ8 storage returns a canary with a cosine of about .9999 to itself.
+# With SQ8 codes, the similarity of a canary to itself is about 0.9999.
 _MIN_CANARY_SCORE = 0.99
-# An approximate index may miss a vector that it holds: it is searched this deep, and so widely.
+# Hits to request, because an approximate index can miss the nearest vector in a narrow search.
 _CANARY_DEPTH = 100
 
 
 class StoreError(IndexVersionError):
-    """A store cannot be reached, or refuses what it is asked for."""
+    """A store cannot be reached, or a request to it fails."""
 
     default_code = "store_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class SearchChoice:
-    """Search parameters and the recall that was measured.
+    """Search parameters and their measured recall.
 
     Attributes:
-        recall: The mean recall@10.
-        tried: Recall@10 of each combination that was tried.
-        hint: What to choose for a higher recall, if the one asked for was not reached; or "".
+        parameters: The chosen parameters.
+        recall: Their mean recall@10.
+        tried: Mean recall@10 of each parameter combination that was measured.
+        hint: How to reach a higher recall, or "" if the target was reached.
     """
 
     parameters: dict[str, int]
@@ -50,14 +50,20 @@ class SearchChoice:
 
 @dataclass(frozen=True, slots=True)
 class NewVectors:
-    """What the vectors of a new version of an index are built from.
+    """Input of the build of a new version's vectors.
 
     Attributes:
-        folder: Its hidden folder, which holds its documents and filters already.
-        factory: The index type, which `check_factory` accepts for these vectors.
+        index: Name of the index.
+        version: Id of the version.
+        folder: Hidden folder of the version, which has its documents and filters.
+        vectors: The vectors of all rows.
+        filters: The filters of all rows.
+        factory: Index type, accepted by `check_factory` for these vectors.
         queries: float32 [q, dimension], held-out query vectors.
-        recall: The recall@10 that search parameters should reach.
-        memory: What inverted lists in work, or a sample to train on, may take [bytes].
+        recall: Target recall@10 of the search parameters.
+        threads: Number of threads.
+        memory: Memory limit for inverted lists and for the training sample [bytes].
+        progress: Whether to show progress bars.
     """
 
     index: str
@@ -74,7 +80,12 @@ class NewVectors:
 
 
 class Vectors(Protocol):
-    """The vectors of one version, opened; may be shared by threads."""
+    """The opened vectors of one version; thread-safe.
+
+    Attributes:
+        count: Number of vectors.
+        dimension: Their dimensions.
+    """
 
     count: int
     dimension: int
@@ -82,66 +93,77 @@ class Vectors(Protocol):
     def search(
         self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
     ) -> ScoredRows:
-        """Finds the nearest vectors; k come back whenever k rows match.
+        """Finds the nearest vectors.
 
         Args:
-            query: float32 [dimension], of unit norm.
-            k: Hits wanted, at most the number of vectors.
-            rows: The rows that may be found, ascending, or None for all.
-            filter_: The filter that these rows pass, for what does not search by rows.
+            query: float32 [dimension], unit norm.
+            k: Number of hits, at most the number of vectors.
+            rows: int64 [n], the rows that match the filter, ascending; None for all.
+            filter_: The filter, for stores that do not search by rows.
 
         Returns:
-            Cosine similarities, float32 [m], descending, and rows, int64 [m]; m is k, or
-            the number of matching rows if that is less.
+            Cosine similarities, float32 [m], descending, and rows, int64 [m], with
+            m = min(k, number of matching rows).
 
         Raises:
-            UnavailableError: If the vectors cannot be searched now.
+            UnavailableError: If the store is temporarily unavailable.
         """
         ...
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [rows, dimension], as they are kept."""
+        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension]."""
         ...
 
 
-def check_vectors(vectors: Vectors, manifest: IndexManifest, place: Path | str) -> None:
-    """Checks that the vectors in a file or collection are those that a manifest describes.
+def check_vectors(vectors: Vectors, manifest: IndexManifest, source: Path | str) -> None:
+    """Checks that the vectors match a manifest.
+
+    Args:
+        vectors: The opened vectors.
+        manifest: The manifest.
+        source: File or collection, for error messages.
 
     Raises:
-        IndexVersionError: If their number, their dimensions or the canaries differ.
+        IndexVersionError: If count, dimensions or canaries differ.
     """
     found = vectors.count, vectors.dimension
     expected = manifest.count, manifest.encoder.dimension
     if found != expected:
-        sizes = f"{found[0]} × {found[1]} vectors; the manifest says {expected[0]} × {expected[1]}"
-        raise IndexVersionError.at(place, f"holds {sizes}", "wrong_vectors")
+        reason = (
+            f"has {found[0]} vectors of {found[1]} dimensions instead of {expected[0]} of "
+            f"{expected[1]}: build the index again"
+        )
+        raise IndexVersionError.at(source, reason, "wrong_vectors")
     canaries = canary_vectors(manifest.canaries)
     if canaries.shape[1] != vectors.dimension:
         raise IndexVersionError(
-            f"the canaries of {manifest.version} have {canaries.shape[1]} dimensions instead of "
-            f"{vectors.dimension}",
+            f"the canaries of version {manifest.version} have {canaries.shape[1]} dimensions "
+            f"instead of {vectors.dimension}: build the index again",
             code="bad_canaries",
-            path=place,
+            path=source,
         )
     depth = min(_CANARY_DEPTH, vectors.count)
     best = np.array([vectors.search(canary, depth)[0][0] for canary in canaries])
-    if float((best >= _MIN_CANARY_SCORE).mean()) < MIN_FOUND:
-        message = f"the canaries of {manifest.version} are not among the vectors of {place}"
-        raise IndexVersionError(message, code="foreign_vectors", path=place)
+    if float((best >= _MIN_CANARY_SCORE).mean()) < MIN_INDEX_RECALL:
+        message = (
+            f"the vectors of {source} do not include the canaries of version {manifest.version}, "
+            "so they belong to another index: build the index again"
+        )
+        raise IndexVersionError(message, code="foreign_vectors", path=source)
 
 
 class VectorStore(ABC):
-    """Where vectors are kept; one object for each command or service.
+    """A store of vectors; one instance per command or service.
 
-    What is not overridden is that of a store whose vectors lie in the folders of versions.
+    The default implementations are those of a store with its files in the folders of versions.
     """
 
     @abstractmethod
     def build(self, new: NewVectors) -> SearchChoice:
-        """Writes the vectors of a new version, and chooses how they are searched.
+        """Writes the vectors of a new version and chooses its search parameters.
 
         Raises:
-            CareError: If they cannot be written whole.
+            CareError: If the vectors cannot be written.
         """
 
     @abstractmethod
@@ -149,31 +171,31 @@ class VectorStore(ABC):
         """Opens the vectors of a version.
 
         Raises:
-            IndexVersionError: If they are missing, or not those that the manifest describes.
+            IndexVersionError: If the vectors are missing or do not match the manifest.
         """
 
     def active_version(self, root: Path, name: str) -> str:
-        """Returns the id of the version that services shall search: that of `CURRENT`.
+        """Returns the id of the version that services search; by default that in `CURRENT`.
 
         Raises:
-            IndexVersionError: If there is none.
+            IndexVersionError: If the index has no active version.
         """
         return current_version(root, name)
 
     def activate(self, name: str, folder: Path) -> None:  # noqa: B027
-        """Makes the version in `folder` the one that services of index `name` search.
+        """Makes services of index `name` search the version in `folder`.
 
         Raises:
-            StoreError: If that fails; the active version stays what it was.
+            StoreError: If the request fails; the active version does not change.
         """
 
     def is_active(self, folder: Path) -> bool:
-        """Returns whether services may find the version in `folder` other than by `CURRENT`."""
+        """Returns whether services use the version in `folder` regardless of `CURRENT`."""
         return False
 
     def drop(self, folder: Path) -> None:  # noqa: B027
-        """Deletes the vectors that the version in `folder` keeps outside of it.
+        """Deletes the vectors of the version in `folder` that are stored elsewhere.
 
         Raises:
-            StoreError: If that fails.
+            StoreError: If the request fails.
         """

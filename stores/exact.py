@@ -1,4 +1,4 @@
-"""Exact search: the one loop that compares each query with all vectors."""
+"""Exact nearest-neighbour search."""
 
 from collections.abc import Iterable
 
@@ -13,16 +13,16 @@ _CHUNK_ROWS = 16_384
 def exact_search(
     queries: FloatArray, vectors: FloatArray | Iterable[tuple[int, FloatArray]], k: int
 ) -> tuple[FloatArray, RowArray]:
-    """Finds the k vectors with the largest inner product, which of unit vectors is the cosine.
+    """Finds the k vectors with the largest inner product (for unit vectors, the cosine).
 
     Args:
         queries: float32 [q, dimension].
-        vectors: float32 [n, dimension], or chunks of them with the row of each chunk's first.
-        k: Vectors wanted for each query.
+        vectors: float32 [n, dimension], or chunks of it, each with its first row.
+        k: Number of hits per query.
 
     Returns:
-        Scores, float32 [q, k], descending, and rows, int64 [q, k]; -inf and -1 where there are
-        fewer than k vectors.
+        Scores, float32 [q, k], descending, and rows, int64 [q, k]; padded with -inf and -1 if
+        there are fewer than k vectors.
     """
     if isinstance(vectors, np.ndarray):
         vectors = _chunks(vectors)

@@ -1,4 +1,4 @@
-"""Choosing search parameters by measured recall, wherever the vectors are searched."""
+"""Choice of search parameters by measured recall, for all stores."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,11 +10,12 @@ from stores.exact import exact_search
 RECALL_K = 10
 
 Parameters = Mapping[str, int]
-# Queries, float32 [q, dimension], and k to rows, int64 [q, k]; -1 where fewer are found.
+# Takes queries, float32 [q, dimension], k and parameters; returns rows, int64 [q, k], padded with
+# -1 if fewer are found.
 Search = Callable[[FloatArray, int, Parameters], RowArray]
 
 _CHUNK_ROWS = 16_384
-# Equal texts have equal vectors: whichever of them a search returns is right.
+# Tolerance of scores: of documents with equal vectors, any counts as a correct hit.
 _TIE = 1e-5
 
 
@@ -26,11 +27,15 @@ def choose_parameters(
     target: float,
     hint: str,
 ) -> SearchChoice:
-    """Finds the cheapest search parameters whose mean recall@10 reaches the target, or the best.
+    """Finds the cheapest parameters whose mean recall@10 reaches the target, or else the best.
 
-    It is measured with held-out queries, float32 [q, dimension], against exact search. Parameters
-    come `by_cost`, the cheapest first; empty ones are exact search. The hint says what to choose,
-    other than Flat, if none reaches the target.
+    Args:
+        search: Searches with given parameters.
+        by_cost: Parameter combinations, the cheapest first; {} is exact search.
+        vectors: The indexed vectors.
+        queries: float32 [q, dimension], held-out queries.
+        target: Target recall@10, measured against exact search.
+        hint: Index types with a higher recall, for the message if the target is not reached.
     """
     k = min(RECALL_K, len(vectors))
     kth_scores = exact_search(queries, vectors.chunks(_CHUNK_ROWS), k)[0][:, -1]

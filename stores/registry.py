@@ -1,9 +1,9 @@
-"""The stores of a command or service, by name and by version, and their index types."""
+"""Selection of vector stores by name or version, and of their index types."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from core.errors import CareError, ProviderError
 from stores.base import StoreName, VectorStore
@@ -15,21 +15,19 @@ from stores.milvus.names import read_collection
 if TYPE_CHECKING:
     from stores.milvus.store import MilvusStore
 
-STORES: tuple[StoreName, ...] = get_args(StoreName)
-
 
 def default_factory(store: StoreName, count: int, dimension: int) -> str:
-    """Returns the index type of a store for `count` vectors."""
+    """Returns the default index type of a store for `count` vectors."""
     if store == "milvus":
         return milvus_types.default_factory(count)
     return faiss_types.default_factory(count, dimension)
 
 
 def check_factory(store: StoreName, factory: str, dimension: int, count: int | None = None) -> None:
-    """Checks an index type before any work is done; `count` is None while not known.
+    """Checks an index type before a build; `count` is None if it is unknown.
 
     Raises:
-        CareError: If the store does not build such an index, or not of these vectors.
+        CareError: If the store does not support the type, or not for these vectors.
     """
     if store == "milvus":
         milvus_types.check_factory(factory)
@@ -39,12 +37,13 @@ def check_factory(store: StoreName, factory: str, dimension: int, count: int | N
 
 @dataclass(frozen=True, slots=True)
 class MilvusAddress:
-    """Where Milvus is.
+    """Address and credentials of Milvus.
 
     Attributes:
-        uri: http://host:19530, with /database where it is not the default one.
-        token: What it asks for, user:password or an API key, or empty.
-        timeout: The longest wait for an answer to a small request or a search [s].
+        uri: Address, as in http://host:19530; /database is appended for another database than the
+            default one.
+        token: user:password or an API key, or "" without authentication.
+        timeout: Time-out of searches and small requests [s].
     """
 
     uri: str
@@ -53,38 +52,42 @@ class MilvusAddress:
 
 
 class VectorStores:
-    """All stores that versions may keep their vectors in; Milvus is connected to on first use."""
+    """All available stores; the connection to Milvus is opened on first use.
+
+    Args:
+        milvus: Address of Milvus, or None if only files are used.
+    """
 
     def __init__(self, milvus: MilvusAddress | None = None) -> None:
         self._address = milvus
         self._faiss = FaissStore()
 
     def get(self, name: StoreName) -> VectorStore:
-        """Returns a store.
+        """Returns a store by name.
 
         Raises:
-            CareError: If it is Milvus and its address is not known.
-            ProviderError: If its client is not installed.
-            StoreError: If it does not answer.
+            CareError: If the address of Milvus is not set.
+            ProviderError: If the client of Milvus is not installed.
+            StoreError: If Milvus does not respond.
         """
         return self._faiss if name == "faiss" else self._milvus
 
-    def of(self, folder: Path) -> VectorStore:
-        """Returns the store of the version in `folder`; raises as `get` does."""
+    def for_version(self, folder: Path) -> VectorStore:
+        """Returns the store of the version in `folder`; for errors see `get`."""
         return self._milvus if read_collection(folder) else self._faiss
 
     @cached_property
     def _milvus(self) -> "MilvusStore":
         if self._address is None:
-            message = "vectors in Milvus need its address: --milvus-uri, or CARE_MILVUS_URI"
+            message = "the address of Milvus is not set: use --milvus-uri or CARE_MILVUS_URI"
             raise CareError(message, code="milvus_address_missing")
         try:
             from stores.milvus.store import MilvusStore
         except ModuleNotFoundError as error:
-            message = "vectors in Milvus need pymilvus: pip install 'care-retrieval[distributed]'"
+            message = "pymilvus is not installed: pip install 'care-retrieval[distributed]'"
             raise ProviderError(message, code="not_installed", package="pymilvus") from error
         return MilvusStore(self._address.uri, self._address.token, self._address.timeout)
 
 
-# The stores of a command that is not told of Milvus.
-FILES = VectorStores()
+# For commands without an address of Milvus.
+FAISS_ONLY = VectorStores()

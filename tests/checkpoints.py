@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, in the layout of the models that they stand for."""
+"""Tiny checkpoints with random weights, in the layout of real models."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ TEXTS = (
     "骨折以后怎么固定",
     "Aspirin 100 mg，每日一次",
 )
-# As in tokenizer.json of Qwen3; transformers puts it there whatever the file says.
+# As in tokenizer.json of Qwen3; transformers always sets it.
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,7 +54,7 @@ LONG = "糖尿病患者应当定期检查血糖，" * 20
 
 
 def checkpoint_spec(folder: Path, pooling: Pooling = "last_token", **changes: Any) -> EncoderSpec:
-    """The facts of a tiny checkpoint in `folder`."""
+    """Returns the spec of a tiny checkpoint in `folder`."""
     facts = {
         "model": f"tiny/{folder.name}",
         "revision": "1",
@@ -99,17 +99,17 @@ def _write_qwen_tokenizer(folder: Path, *, ends_texts: bool) -> int:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     ).save_pretrained(folder)
-    # The class that Qwen3-Embedding names.
+    # The tokenizer class of Qwen3-Embedding.
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     return tokenizer.get_vocab_size()
 
 
 def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
-    """A decoder as Qwen3-Embedding: its tokenizer ends each text with <|endoftext|>.
+    """Writes a decoder like Qwen3-Embedding, whose tokenizer appends <|endoftext|> to each text.
 
     Args:
-        folder: Where to write it.
-        ends_texts: False for a tokenizer as of the Qwen3 chat models, which end no text.
+        folder: Folder to write.
+        ends_texts: False for a tokenizer like that of the Qwen3 chat models, which appends nothing.
     """
     vocabulary = _write_qwen_tokenizer(folder, ends_texts=ends_texts)
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=128,
-        # Large weights: vectors of different texts lie far apart.
+        # Large weights give different texts clearly different vectors.
         initializer_range=0.5,
         eos_token_id=0,
         tie_word_embeddings=True,
@@ -132,7 +132,10 @@ def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
 
 
 def write_gte_qwen2(folder: Path) -> Path:
-    """A decoder as gte-Qwen2, which names code of its own; transformers has its architecture."""
+    """Writes a decoder like gte-Qwen2, whose configuration names remote code.
+
+    transformers implements the architecture.
+    """
     vocabulary = _write_qwen_tokenizer(folder, ends_texts=True)
     torch.manual_seed(0)
     shape = Qwen2Config(
@@ -166,7 +169,7 @@ def _write_xlmr_tokenizer(folder: Path) -> int:
 
 
 def write_xlmr(folder: Path) -> Path:
-    """An encoder as bge-m3."""
+    """Writes an encoder like bge-m3."""
     torch.manual_seed(0)
     shape = XLMRobertaConfig(
         vocab_size=_write_xlmr_tokenizer(folder),
@@ -183,7 +186,7 @@ def write_xlmr(folder: Path) -> Path:
     return folder
 
 
-# What the registry says of gte-multilingual-base, for heads of this width.
+# The configuration of gte-multilingual-base in the registry, for the width of these heads.
 NTK = {"theta": 20000.0, "factor": 8.0}
 GTE_CONFIG = {
     "model_type": "gte",
@@ -193,7 +196,7 @@ GTE_CONFIG = {
 
 
 def write_gte(folder: Path) -> Path:
-    """An encoder as gte-multilingual-base: "new", with code of its own and NTK scaling."""
+    """Writes an encoder like gte-multilingual-base: type "new", remote code and NTK scaling."""
     torch.manual_seed(0)
     shape = GteConfig(
         vocab_size=_write_xlmr_tokenizer(folder),
@@ -246,7 +249,7 @@ def edit_json(path: Path, **entries: Any) -> None:
 
 
 def write_bert(folder: Path) -> Path:
-    """An encoder as BERT: a character is a token, between [CLS] and [SEP]."""
+    """Writes an encoder like BERT: each character is a token, between [CLS] and [SEP]."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     characters = sorted(set("".join([*TEXTS, LONG]).lower()) - {" "})
     vocabulary = {piece: i for i, piece in enumerate(special + characters)}
@@ -273,7 +276,7 @@ def write_bert(folder: Path) -> Path:
 
 
 def add_dense(folder: Path, width: int, activation: str = "linear.Identity") -> torch.nn.Linear:
-    """Puts a Dense module of sentence-transformers behind a checkpoint's pooling."""
+    """Adds a Dense module of sentence-transformers after a checkpoint's pooling."""
     torch.manual_seed(1)
     dense = torch.nn.Linear(WIDTH, width)
     (folder / "2_Dense").mkdir()
@@ -295,7 +298,7 @@ def add_dense(folder: Path, width: int, activation: str = "linear.Identity") -> 
 
 
 def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
-    """Writes modules.json of sentence-transformers: kinds and folders of modules."""
+    """Writes modules.json of sentence-transformers from (kind, folder) of each module."""
     rows = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(modules)
@@ -304,12 +307,12 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
 
 
 def token_states(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """The token vectors of one text by itself, float32 [tokens, width]."""
+    """Returns the token vectors of a single text, float32 [tokens, width]."""
     with torch.inference_mode():
         states: torch.Tensor = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
     return states
 
 
 def unit(vector: torch.Tensor, dimension: int | None = None) -> torch.Tensor:
-    """The first dimensions of a vector, scaled to unit norm."""
+    """Truncates a vector and scales it to unit norm."""
     return torch.nn.functional.normalize(vector[:dimension], dim=0)

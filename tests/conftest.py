@@ -1,5 +1,6 @@
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,22 +8,23 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from core.encoders import EncoderSpec
 from core.manifest import IndexManifest
 from indexer.build import BuildOptions, build
 from service.app import create_app
 from service.settings import Settings
-from tests.encoders import BigramEncoder
+from tests.encoders import BigramEncoder, make_spec
 
-# The key "secret", as an administrator's.
+# The key "secret" with the role admin.
 ADMIN_KEY = f"ops:admin:{hashlib.sha256(b'secret').hexdigest()}"
-# The key "asks", as a client's.
+# The key "asks" with the role search.
 SEARCH_KEY = f"app:search:{hashlib.sha256(b'asks').hexdigest()}"
 DEPARTMENTS = ("心血管科", "儿科", "骨科")
 SUBJECTS = ("高血压", "发热", "骨折", "咳嗽", "失眠", "腹泻", "头痛", "皮疹", "贫血", "便秘")
 
 
 def make_records(count: int) -> list[dict[str, Any]]:
-    """Records whose texts differ, over three departments, with a rare and a broad field."""
+    """Returns records with distinct texts, three departments, and a rare and a common value."""
     return [
         {
             "_id": f"d{i:04d}",
@@ -45,6 +47,16 @@ def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 
 Builder = Callable[..., IndexManifest]
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Removes log handlers that a test adds: their streams are closed when it ends."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    for handler in set(logging.root.handlers) - set(handlers):
+        logging.root.removeHandler(handler)
+    logging.root.setLevel(level)
 
 
 @pytest.fixture
@@ -84,7 +96,35 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def client(build_version: Builder, settings: Settings) -> Iterator[TestClient]:
-    """The real application over 60 documents, with the test encoder."""
+    """The real application with an index of 60 documents and the test encoder."""
     build_version(make_records(60))
     with TestClient(create_app(settings, BigramEncoder()), raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> Path:
+    """The folder that all builds of a test publish in."""
+    return tmp_path / "indexes"
+
+
+@pytest.fixture
+def pair_file(tmp_path: Path) -> Path:
+    """A pair of test encoders, as a file that a command can name."""
+    lines = ['name = "bigrams"', 'description = "d"', 'embedding_space = "bigrams-1"']
+    for role in ("query", "document"):
+        facts = make_spec(role).model_dump(exclude={"role", "embedding_space"})
+        lines += [f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in facts.items())]
+    path = tmp_path / "bigrams.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def test_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the commands use the test encoder where they would load a model."""
+
+    def load(spec: EncoderSpec, folder: Path, threads: int) -> BigramEncoder:
+        return BigramEncoder(spec.role, spec.embedding_space)
+
+    monkeypatch.setattr("models.encoders.factory.OnnxEncoder", load)

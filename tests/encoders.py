@@ -1,4 +1,4 @@
-"""A deterministic encoder for tests of what is not about models."""
+"""A deterministic encoder for tests that do not need a model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ def make_spec(role: Role = "query", space: str = "bigrams-1") -> EncoderSpec:
 
 
 class BigramEncoder:
-    """Hashes characters and pairs of characters: texts that share words are near each other.
+    """Hashes characters and bigrams, so that texts with common words have similar vectors.
 
     Args:
-        role: The side that the encoder stands for.
-        space: The embedding space that it claims, and that seeds its hash.
-        claims: The space that its spec names, if it lies.
+        role: Role of the encoder.
+        space: Embedding space, which seeds the hash.
+        claims: A false embedding space for the spec.
     """
 
     def __init__(self, role: Role = "query", space: str = "bigrams-1", claims: str = "") -> None:

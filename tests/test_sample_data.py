@@ -9,10 +9,14 @@ from evaluation.beir import Qrels, beir_paths, read_qrels, read_queries
 SAMPLE = Path(__file__).parents[1] / "data" / "sample"
 
 
+SPLITS = {"train": 40, "dev": 40, "test": 30}
+
+
 def read_all_qrels() -> Qrels:
-    train, test = (read_qrels(beir_paths(SAMPLE, split).qrels) for split in ("train", "test"))
-    assert not train.keys() & test.keys()
-    return train | test
+    qrels: Qrels = {}
+    for split in SPLITS:
+        qrels |= read_qrels(beir_paths(SAMPLE, split).qrels)
+    return qrels
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +25,7 @@ def corpus() -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
-def test_there_are_enough_passages_over_enough_departments(corpus: list[dict]) -> None:
+def test_the_sample_has_enough_passages_and_departments(corpus: list[dict]) -> None:
     departments = Counter(record["metadata"]["department"] for record in corpus)
     assert len(corpus) >= 300
     assert len(departments) >= 11
@@ -29,7 +33,7 @@ def test_there_are_enough_passages_over_enough_departments(corpus: list[dict]) -
 
 
 @pytest.mark.parametrize("field", ["_id", "title", "text"])
-def test_no_two_passages_share_an_id_a_title_or_a_text(corpus: list[dict], field: str) -> None:
+def test_ids_titles_and_texts_of_passages_are_unique(corpus: list[dict], field: str) -> None:
     assert max(Counter(record[field] for record in corpus).values()) == 1
 
 
@@ -37,10 +41,22 @@ def test_passages_have_80_to_250_characters(corpus: list[dict]) -> None:
     assert all(80 <= len(record["text"]) <= 250 for record in corpus)
 
 
-def test_every_question_has_a_passage_that_answers_it(corpus: list[dict]) -> None:
+def test_no_question_is_in_two_splits() -> None:
+    for split, count in SPLITS.items():
+        assert len(read_qrels(beir_paths(SAMPLE, split).qrels)) == count
+    assert len(read_all_qrels()) == sum(SPLITS.values())
+
+
+def test_the_questions_of_dev_are_of_all_departments(corpus: list[dict]) -> None:
+    departments = {record["_id"]: record["metadata"]["department"] for record in corpus}
+    dev = read_qrels(beir_paths(SAMPLE, "dev").qrels).values()
+    answers = {id_ for grades in dev for id_, grade in grades.items() if grade == 2}
+    assert {departments[id_] for id_ in answers} == set(departments.values())
+
+
+def test_every_question_has_a_relevant_passage(corpus: list[dict]) -> None:
     queries, qrels = read_queries(SAMPLE / "queries.jsonl"), read_all_qrels()
-    assert len(queries) == 90
-    assert len(set(queries.values())) == 90
+    assert len(queries) == len(set(queries.values())) == 110
     assert qrels.keys() == queries.keys()
     assert all(max(grades.values()) == 2 for grades in qrels.values())
 

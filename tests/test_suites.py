@@ -1,4 +1,4 @@
-"""Suites: which files a run reads, and what it prints."""
+"""The pytest plugin for suites: ignored files and printed durations."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_it():
         ("tests/engines/vllm/test_build.py::test_it", "engines/vllm"),
     ],
 )
-def test_a_suite_is_a_folder(test: str, suite: str) -> None:
+def test_the_suite_of_a_test_is_its_folder(test: str, suite: str) -> None:
     assert suite_of(test) == suite
 
 
@@ -44,7 +44,7 @@ def test_a_suite_is_a_folder(test: str, suite: str) -> None:
         ("not (train and e2e)", set()),
     ],
 )
-def test_markers_that_a_run_leaves_out(expression: str, markers: set[str]) -> None:
+def test_markers_that_a_run_excludes(expression: str, markers: set[str]) -> None:
     assert excluded_markers(expression) == markers
 
 
@@ -65,7 +65,7 @@ def test_markers_of_a_file_or_its_folder(line: str, markers: set[str], tmp_path:
 
 
 @pytest.mark.e2e
-def test_a_file_that_is_left_out_is_not_imported_and_suites_are_timed(tmp_path: Path) -> None:
+def test_excluded_files_are_not_imported_and_suites_are_timed(tmp_path: Path) -> None:
     line = "pytestmark = pytest.mark.train"
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = train: needs torch\n")
     (tmp_path / "test_torch.py").write_text(MISSING.format(line=line))

@@ -1,4 +1,4 @@
-"""Which examples form which batch, and the tensors of a batch."""
+"""Batch sampling, and collation of examples into tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from training.data import Example, Text
 from training.encoder import Tokens
 from training.vectors import TeacherVectors
 
-# Texts are sorted by length among this many batches: near in length, and drawn at random.
+# Batches per group: texts are shuffled into groups and sorted by length within a group.
 _GROUP = 32
 Item = tuple[int, int]
 Batch = dict[str, Tensor]
 
 
-class Plan(Dataset[Any]):
-    """The batches of all epochs, each a list of (epoch, example); a function of its arguments.
+class BatchPlan(Dataset[Any]):
+    """Batch sampler of all epochs; each batch is a list of (epoch, example).
 
-    A resumed run makes the same plan and skips what it has seen. What is left over when an
-    epoch's examples are cut into batches is left out of that epoch. With `lengths`, the tokens of
-    each example, batches hold texts of similar length. For a data loader it is the sampler of
-    batches and the data: an item is itself.
+    The batches depend on the arguments alone, so a resumed run skips the batches that it has
+    already seen. The incomplete last batch of an epoch is dropped. With `lengths`, int64
+    [count], the tokens of each example, a batch holds examples of similar length. A data loader
+    uses the same object as dataset: its items are the (epoch, example) pairs themselves.
     """
 
     drop_last = True
@@ -64,7 +64,15 @@ class Plan(Dataset[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Examples by the rows of their texts: each text is held and tokenized once."""
+    """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
+
+    Attributes:
+        queries: One query for each example.
+        documents: The distinct documents of all examples.
+        positives: For each query, rows of its positives in `documents`.
+        negatives: For each query, rows of its hard negatives in `documents`.
+        pairs: (query row, document row) of every positive.
+    """
 
     queries: list[str]
     documents: list[str]
@@ -74,7 +82,7 @@ class Corpus:
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> "Corpus":
-        """Returns examples with a pair of query and positive for each of their positives."""
+        """Builds the rows of examples, with one pair for each positive."""
         texts = (text for example in examples for text in (*example.positives, *example.negatives))
         documents = list(dict.fromkeys(texts))
         row_of = {text: row for row, text in enumerate(documents)}
@@ -87,18 +95,24 @@ class Corpus:
 
 @dataclass
 class PairCollator:
-    """Tensors of a batch of queries, their positives and hard negatives.
+    """Collates (epoch, pair) items into the tensors of a batch.
 
-    A document that several queries name is in the batch once. `positives` lists all positives
-    of each query, padded with −1, so that none of them is taken for a negative.
+    A document of several queries occurs once in the batch. `positives` lists all positives of
+    each query, padded with −1, so that the loss does not treat them as negatives.
+
+    Attributes:
+        texts: Tokens of a trained encoder's texts, or vectors of a frozen encoder's.
+        negatives: Hard negatives per query, sampled by seed, epoch and query.
+        teacher: Vectors of a teacher to add to the batch.
+        all_documents: Whether each batch holds every document of the corpus.
     """
 
     corpus: Corpus
-    texts: Mapping[Role, Tokens | FloatArray]  # vectors of those whose encoder is frozen
-    negatives: int  # hard ones of each query, drawn by seed, epoch and query
+    texts: Mapping[Role, Tokens | FloatArray]
+    negatives: int
     seed: int
     teacher: TeacherVectors | None = None
-    all_documents: bool = False  # whether every document of the corpus is in each batch
+    all_documents: bool = False
 
     def __post_init__(self) -> None:
         if self.teacher is not None:
@@ -107,21 +121,27 @@ class PairCollator:
             self._teacher_documents = self.teacher.rows([Text("document", d) for d in documents])
 
     def __call__(self, items: Sequence[Item]) -> Batch:
-        """Returns the batch of these (epoch, pair)."""
+        """Returns the batch of (epoch, pair) items: n queries and m distinct documents.
+
+        Per side it holds `…_ids` and `…_mask`, int64 [texts, length], or `…_vectors`, float32
+        [texts, dimension]. `documents`, int64 [m], are rows of the corpus; `positives`, int64
+        [n, p], are such rows too; `targets`, int64 [n], is the column of each query's own
+        positive. With a teacher there are `teacher_queries` and `teacher_documents`.
+        """
         corpus = self.corpus
         pairs = [corpus.pairs[pair] for _, pair in items]
         queries, targets = [query for query, _ in pairs], [document for _, document in pairs]
-        named = dict.fromkeys(targets)
+        distinct = dict.fromkeys(targets)
         for (epoch, _), query in zip(items, queries, strict=True):
-            named |= dict.fromkeys(self._drawn(epoch, query))
+            distinct |= dict.fromkeys(self._sample_negatives(epoch, query))
         if self.all_documents:
-            named |= dict.fromkeys(range(len(corpus.documents)))
-        documents = list(named)
+            distinct |= dict.fromkeys(range(len(corpus.documents)))
+        documents = list(distinct)
         column_of = {document: column for column, document in enumerate(documents)}
         columns = zip_longest(*(corpus.positives[query] for query in queries), fillvalue=-1)
         batch = {
-            **_inputs("query", self.texts["query"], queries),
-            **_inputs("document", self.texts["document"], documents),
+            **_model_inputs("query", self.texts["query"], queries),
+            **_model_inputs("document", self.texts["document"], documents),
             "documents": torch.tensor(documents),
             "positives": torch.tensor(list(columns)).T,
             "targets": torch.tensor([column_of[document] for document in targets]),
@@ -132,25 +152,29 @@ class PairCollator:
             batch["teacher_documents"] = torch.from_numpy(self.teacher.take(rows[1]))
         return batch
 
-    def _drawn(self, epoch: int, query: int) -> list[int]:
+    def _sample_negatives(self, epoch: int, query: int) -> list[int]:
         negatives = self.corpus.negatives[query]
         if len(negatives) <= self.negatives:
             return negatives
         generator = np.random.default_rng([self.seed, epoch, query])
-        drawn = generator.choice(len(negatives), self.negatives, replace=False)
-        return [negatives[i] for i in drawn]
+        sampled = generator.choice(len(negatives), self.negatives, replace=False)
+        return [negatives[i] for i in sampled]
 
 
 def align_batch(
     tokens: Tokens, teacher: TeacherVectors, rows: RowArray, items: Sequence[Item]
 ) -> Batch:
-    """Returns the batch of these (epoch, text), of which the teacher's vectors are in `rows`."""
+    """Returns the batch of (epoch, text) items, with the teacher's vectors as targets.
+
+    `rows`, int64 [texts], is the row of each text among the teacher's vectors. The batch holds
+    `query_ids` and `query_mask`, int64 [n, length], and `teacher`, float32 [n, dimension].
+    """
     texts = [text for _, text in items]
     vectors = torch.from_numpy(teacher.take(rows[texts]))
-    return _inputs("query", tokens, texts) | {"teacher": vectors}
+    return _model_inputs("query", tokens, texts) | {"teacher": vectors}
 
 
-def _inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:
+def _model_inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:
     if isinstance(texts, Tokens):
         ids, mask = texts.padded(rows)
         return {f"{role}_ids": ids, f"{role}_mask": mask}

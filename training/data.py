@@ -1,7 +1,7 @@
-"""Examples and texts that a recipe's data entries name.
+"""Reading of training examples and texts from the data entries of a recipe.
 
-A file that cannot be read, or a line that is wrong, is a DataError that names both; what is left
-of the data must not be empty, or it is a TrainingError.
+Functions raise a DataError with file and line if a file cannot be read or a record is invalid,
+and a TrainingError if no data remain.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ from evaluation.dense import dense_run
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
-# A mined file of triples, by the name of the stage that mined it.
+# Files of mined triples, by the name of the stage that wrote them.
 Mined = Mapping[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A query with the documents that answer it and hard negatives that do not."""
+    """A query with its relevant documents (positives) and hard negatives."""
 
     query: str
     positives: tuple[str, ...]
@@ -44,7 +44,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text and as what it is encoded."""
+    """A text and the role it is encoded in, query or document."""
 
     role: Role
     text: str
@@ -52,28 +52,35 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class DevSet:
-    """Queries, the documents that are searched, and judgements."""
+    """Queries and documents by id, and judgements."""
 
     queries: dict[str, str]
     documents: dict[str, str]
     qrels: Qrels
 
     def texts(self, role: Role) -> list[str]:
-        """Returns the queries or the documents."""
+        """Returns the texts of all queries or of all documents."""
         return list((self.queries if role == "query" else self.documents).values())
 
     def search(self, queries: FloatArray, documents: FloatArray) -> Run:
-        """Returns for each query its 100 nearest documents with their cosines."""
+        """Returns for each query its 100 nearest documents with their cosines.
+
+        The vectors, float32 [queries, d] and [documents, d], have unit norm.
+        """
         return dense_run(self.queries, queries, self.documents, documents, 100)
 
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
-    """Returns the files that an entry is read from; a stage that it names must have mined."""
+    """Returns the files of a data entry.
+
+    Raises:
+        TrainingError: If no earlier stage has the name in `mined`.
+    """
     if isinstance(entry, Dev) or entry.beir is not None:
         return list(beir_paths(Path(entry.beir or ""), entry.split))
     if entry.mined is not None:
         if entry.mined not in mined:
-            reason = f"no stage '{entry.mined}' mined before this one"
+            reason = f"no earlier stage of kind mine is named '{entry.mined}'"
             raise TrainingError.at("data.mined", reason, "missing_stage", stage=entry.mined)
         return [mined[entry.mined]]
     return [Path(entry.triples or entry.texts or entry.pairs or "")]
@@ -82,9 +89,9 @@ def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
 def read_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Example], int]:
-    """Reads examples; those of equal queries become one.
+    """Reads examples and merges those with equal queries.
 
-    Also returns how many were left out because their query is held out.
+    Also returns the number of examples that were dropped because their query is held out.
     """
     merged: dict[str, tuple[list[str], list[str]]] = {}
     dropped = 0
@@ -102,38 +109,38 @@ def read_examples(
         others = dict.fromkeys(text for text in negatives if text not in known)
         examples.append(Example(query, tuple(known), tuple(others)))
     if not examples:
-        raise _nothing_left("example", entries)
+        raise _no_data_error("example", entries)
     return examples, dropped
 
 
 def read_texts(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Text], int]:
-    """Reads texts, each once in each role, in the order of the entries.
+    """Reads texts in the order of the entries, without repetitions within a role.
 
-    A record with a held-out query is left out with all its texts: others may be paraphrases.
-    Also returns how many texts were left out.
+    A record that contains a held-out query is dropped with all its texts, because the other
+    texts may be paraphrases of the query. Also returns the number of dropped texts.
     """
     texts: dict[Text, None] = {}
     dropped = 0
     for entry in entries:
-        left = entry.limit
+        remaining = entry.limit
         for record in _texts(entry, mined):
             if any(text.text in held_out for text in record):
                 dropped += len(record)
                 continue
-            for text in record[:left]:
+            for text in record[:remaining]:
                 cut = first_sentence(text.text) if entry.cut == "sentence" else text.text
                 texts[Text(text.role, cut)] = None
-            if left is not None and (left := left - len(record)) <= 0:
+            if remaining is not None and (remaining := remaining - len(record)) <= 0:
                 break
     if not texts:
-        raise _nothing_left("text", entries)
+        raise _no_data_error("text", entries)
     return list(texts), dropped
 
 
 def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
-    """Returns the documents of entries, each once: what hard negatives are mined from."""
+    """Returns the distinct documents of entries, from which hard negatives are mined."""
     documents: dict[str, None] = {}
     for entry in entries:
         if entry.beir is not None:
@@ -145,7 +152,11 @@ def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
 
 
 def read_dev(dev: Dev) -> DevSet:
-    """Reads what nDCG@10 is measured on."""
+    """Reads the development set on which nDCG@10 is measured.
+
+    Raises:
+        TrainingError: If no query of the split has a relevant document.
+    """
     split = _read_beir(dev)
     queries, corpus = split.queries, split.documents
     qrels: Qrels = {}
@@ -155,7 +166,7 @@ def read_dev(dev: Dev) -> DevSet:
             qrels[query] = found
     chosen = sorted(qrels, key=lambda id_: _digest(queries[id_]))[: dev.queries]
     if not chosen:
-        reason = f"{dev.beir} has no judged query of split '{dev.split}'"
+        reason = f"split '{dev.split}' of {dev.beir} has no query with a relevant document"
         raise TrainingError.at("dev", reason, "no_queries")
     qrels = {id_: qrels[id_] for id_ in chosen}
     if dev.documents is not None:
@@ -166,7 +177,7 @@ def read_dev(dev: Dev) -> DevSet:
 
 
 def in_part(text: str, part: Part | None) -> bool:
-    """Whether a query belongs to a part; equal texts always belong together."""
+    """Returns whether a text belongs to a part; equal texts are always in the same part."""
     if part is None:
         return True
     fold = _digest(text) % part.folds
@@ -177,14 +188,15 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _nothing_left(kind: str, entries: Iterable[DataEntry]) -> TrainingError:
+def _no_data_error(kind: str, entries: Iterable[DataEntry]) -> TrainingError:
     sources = ", ".join(str(getattr(entry, entry.source)) for entry in entries)
-    return TrainingError.at("data", f"no {kind} is left of {sources}", f"no_{kind}s")
+    reason = f"no {kind} remains of {sources}: check where, part and the held-out queries of dev"
+    return TrainingError.at("data", reason, f"no_{kind}s")
 
 
 def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
     if entry.texts is not None:
-        reason = f"{entry.texts} holds single texts, where examples are needed"
+        reason = f"{entry.texts} holds single texts; this stage needs triples, pairs, beir or mined"
         raise TrainingError.at("data.texts", reason, "not_examples")
     (path, *_) = entry_files(entry, mined)
     read = {"beir": _beir_examples, "pairs": _pairs}.get(entry.source, _triples)
@@ -220,9 +232,10 @@ def _triples(_: DataEntry, path: Path) -> Iterator[Example]:
         positives = _list(path, number, record, "positives")
         negatives = _list(path, number, record, "negatives")
         if not positives:
-            raise field_error(path, number, "positives", "is empty: a query needs a document")
+            reason = "is empty: give at least one relevant document"
+            raise field_error(path, number, "positives", reason)
         if set(positives) & set(negatives):
-            reason = "has a positive that is also a negative"
+            reason = "lists the same document in positives and negatives"
             raise record_error(path, number, reason, code="contradiction")
         yield Example(query, positives, negatives)
 
@@ -245,7 +258,7 @@ def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Example]:
 
 
 def _read_beir(entry: DataEntry | Dev) -> DevSet:
-    """Returns all queries, the documents that an entry's `where` selects, and all judgements."""
+    """Returns all queries and judgements, and the documents that an entry's `where` selects."""
     paths = beir_paths(Path(entry.beir or ""), entry.split)
     queries = read_queries(paths.queries)
     for id_, text in queries.items():
@@ -257,7 +270,7 @@ def _read_beir(entry: DataEntry | Dev) -> DevSet:
         if all(document.metadata.get(field) == value for field, value in entry.where.items()):
             selected[document.id] = document_text(document.title, document.text)
     if not selected:
-        reason = f"no document has {dict(entry.where)}"
+        reason = f"no document has the metadata {dict(entry.where)} of `where`"
         raise TrainingError.at(paths.corpus, reason, "no_documents")
     qrels = read_qrels(paths.qrels)
     check_judged(paths.qrels, qrels, queries, {document.id for document in documents})
@@ -278,7 +291,7 @@ def _list(path: Path, number: int, record: Mapping[str, Any], field: str) -> tup
 
 
 def _text(path: Path, number: int, value: Any, field: str) -> str:
-    """Returns a text under the text rules; a document may be an object with title and text."""
+    """Returns a normalised text; a document may be an object with `title` and `text`."""
     text = ""
     if isinstance(value, str):
         text = normalize_text(value)

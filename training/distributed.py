@@ -1,4 +1,4 @@
-"""The processes that train together: one, or those that torchrun or accelerate started."""
+"""Distributed training: the processes that torchrun or accelerate started, or a single one."""
 
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,23 @@ if TYPE_CHECKING:
 
 
 def processes() -> "PartialState":
-    """Returns this process's place among them; on processors they talk by gloo."""
+    """Returns the state of this process: rank, world size, device and barriers.
+
+    Without a GPU, processes communicate by gloo.
+    """
     from accelerate import PartialState
 
-    # Unless it is told, accelerate does not join processes without a GPU.
+    # Without `cpu`, accelerate does not initialise the process group on machines without a GPU.
     return PartialState(cpu=not torch.cuda.is_available())
 
 
 def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
-    """Returns the rows of all processes, with gradients, and the row where this one's begin.
+    """Gathers rows of all processes; gradients flow back to the process of each row.
 
-    Processes may have different numbers of rows.
+    Processes may have different numbers of rows: `values` is [n, ...] with an n of each process.
+
+    Returns:
+        The rows in the order of ranks, [sum of n, ...], and the offset of this process's rows.
     """
     if not distributed.is_initialized():
         return values, 0

@@ -1,4 +1,4 @@
-"""An encoder that can be trained: a checkpoint of transformers, pooling, a linear projection."""
+"""Trainable encoders: a transformers checkpoint, pooling and an optional linear projection."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -31,30 +31,43 @@ _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "
 
 
 class EncoderCheckpoint(BaseModel):
-    """An encoder on disk."""
+    """An encoder on disk.
+
+    Attributes:
+        folder: Model, tokenizer and, if there is one, the projection.
+        adapter: Folder of a LoRA adapter.
+        init: The encoder's entry in the recipe.
+        native_dimension: Dimensions of the vectors before truncation.
+        model: Name of the model in specs.
+        revision: Revision of the model in specs.
+        key: Checksum of everything that the encoder was made from.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    folder: Path  # model, tokenizer, and the projection if there is one
-    adapter: Path | None  # of LoRA
-    init: EncoderInit  # what the recipe says of it
-    native_dimension: int  # that it computes
-    model: str  # its name in specs, as `revision` there
+    folder: Path
+    adapter: Path | None
+    init: EncoderInit
+    native_dimension: int
+    model: str
     revision: str
-    key: str  # a checksum of everything that it was made from
+    key: str
 
     @property
     def dimension(self) -> int:
-        """Dimensions that are kept."""
+        """Dimensions of the vectors after truncation."""
         return self.init.dimension or self.native_dimension
 
     def moved(self, move: Callable[[Path], Path]) -> Self:
-        """Returns it with other paths."""
+        """Returns a copy with `move` applied to its paths."""
         adapter = move(self.adapter) if self.adapter else None
         return self.model_copy(update={"folder": move(self.folder), "adapter": adapter})
 
     def spec(self, role: Role, embedding_space: str, *, prompt: str | None = None) -> EncoderSpec:
-        """Returns the facts of this encoder in a role; paths in it are as they are here."""
+        """Returns the spec of this encoder in a role; its paths are not made relative.
+
+        `prompt` replaces the prompt of the role.
+        """
         return EncoderSpec(
             model=self.model,
             revision=self.revision,
@@ -74,37 +87,45 @@ class EncoderCheckpoint(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of n texts, one after the other."""
+    """Token ids of n texts, concatenated.
 
-    ids: np.ndarray[Any, np.dtype[np.int32]]  # [tokens]
-    starts: np.ndarray[Any, np.dtype[np.int64]]  # [n + 1], where each text begins, and the end
+    Attributes:
+        ids: int32 [tokens].
+        offsets: int64 [n + 1]; text i is `ids[offsets[i]:offsets[i + 1]]`.
+    """
+
+    ids: np.ndarray[Any, np.dtype[np.int32]]
+    offsets: np.ndarray[Any, np.dtype[np.int64]]
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.offsets) - 1
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Tokens of each text."""
-        return np.diff(self.starts)
+        """Number of tokens of each text, int64 [n]."""
+        return np.diff(self.offsets)
 
     def padded(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns int64 ids and mask [n, longest] of these texts, padded on the right."""
+        """Returns ids and mask, int64 [rows, longest], of some texts, padded on the right."""
         numbers = np.asarray(rows)
-        first, end = self.starts[numbers], self.starts[numbers + 1]
-        places = first[:, None] + np.arange((end - first).max())
-        mask = places < end[:, None]
-        ids = np.where(mask, self.ids.take(places, mode="clip"), 0)
+        first, end = self.offsets[numbers], self.offsets[numbers + 1]
+        positions = first[:, None] + np.arange((end - first).max())
+        mask = positions < end[:, None]
+        ids = np.where(mask, self.ids.take(positions, mode="clip"), 0)
         return torch.from_numpy(ids).long(), torch.from_numpy(mask).long()
 
 
 class Encoder(nn.Module):
-    """What computes a vector from tokens, in training and in measurements alike.
+    """Computes text vectors from tokens, in training and in evaluation.
 
-    If it is `trainable`, its weights are, or those of its adapter alone. `dropout` replaces the
-    checkpoint's; with `gradient_checkpointing` layers recompute activations for the gradients.
+    Args:
+        checkpoint: The encoder on disk.
+        trainable: Whether the weights get gradients; with LoRA, those of the adapter only.
+        dropout: Replaces the checkpoint's dropout.
+        gradient_checkpointing: Whether layers recompute activations in the backward pass.
 
     Raises:
-        TrainingError: If the checkpoint does not load or reads fewer tokens than `max_length`.
+        TrainingError: If the checkpoint does not load or supports fewer tokens than `max_length`.
     """
 
     def __init__(
@@ -122,7 +143,7 @@ class Encoder(nn.Module):
         init = checkpoint.init
         longest = getattr(self.model.config, "max_position_embeddings", init.max_length)
         if longest < init.max_length:
-            reason = f"reads {longest} tokens, not max_length {init.max_length}"
+            reason = f"the model supports {longest} tokens; max_length is {init.max_length}"
             raise TrainingError.at(checkpoint.folder, reason, "max_length_too_large")
         dense = checkpoint.folder / PROJECTION
         self.projection = Dense.load(str(dense)) if dense.is_dir() else None
@@ -141,20 +162,23 @@ class Encoder(nn.Module):
         self.train(trainable)
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode; a frozen encoder stays in evaluation mode, without dropout."""
+        """Sets the mode; a frozen encoder always stays in evaluation mode, without dropout."""
         return super().train(mode and self.trainable)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns vectors float32 [n, native dimension], neither truncated nor scaled."""
+        """Returns vectors, float32 [n, native dimension], not truncated and not normalised.
+
+        `ids` and `mask` are int64 [n, length].
+        """
         return self.pool(self.states(ids, mask), mask)
 
     def states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns token vectors [n, length, width], in the type of the arithmetic."""
+        """Returns token vectors, [n, length, width] in the dtype of the computation."""
         states: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         return states
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Returns vectors float32 [n, native dimension] of token vectors."""
+        """Pools token vectors [n, length, width] to float32 [n, native dimension]."""
         with torch.autocast(states.device.type, enabled=False):
             features = {"token_embeddings": states.float(), "attention_mask": mask}
             features = self.pooling(features)
@@ -164,30 +188,30 @@ class Encoder(nn.Module):
         return vectors
 
     def embed(self, ids: Tensor, mask: Tensor, mini_batch: int | None = None) -> Tensor:
-        """Encodes a batch, padded on the right, in parts of `mini_batch` texts of similar length.
+        """Encodes a batch, padded on the right, in mini-batches of texts of similar length.
 
-        With `mini_batch` and gradients, the activations of one part at a time are in memory:
-        they are recomputed when the gradient of the part's vectors is known, with the same
-        dropout. This is GradCache (arXiv 2101.06983) by way of activation checkpointing; the
-        gradients are those of the whole batch.
+        `ids` and `mask` are int64 [n, length]; returns float32 [n, native dimension]. With
+        `mini_batch` and gradients, only the activations of one mini-batch are in memory: the
+        backward pass recomputes them with the same dropout. This is GradCache (arXiv 2101.06983)
+        by means of activation checkpointing; the gradients equal those of the whole batch.
         """
         if mini_batch is None or len(ids) <= mini_batch:
             return self(ids, mask)  # type: ignore[no-any-return]
         lengths = mask.sum(dim=1)
         order = lengths.argsort(stable=True)
-        again = torch.is_grad_enabled() and self.trainable
+        recomputes = torch.is_grad_enabled() and self.trainable
         parts = []
         for rows in torch.split(order, mini_batch):
             longest = int(lengths[rows[-1]])
             part = ids[rows, :longest], mask[rows, :longest]
-            parts.append(recompute(self, *part, use_reentrant=False) if again else self(*part))
+            parts.append(recompute(self, *part, use_reentrant=False) if recomputes else self(*part))
         return torch.cat(parts)[order.argsort()]
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> EncoderCheckpoint:
-        """Writes the adapter alone, or the weights and the tokenizer, into a new folder.
+        """Writes the adapter, or without LoRA weights and tokenizer, into a new folder.
 
-        `state` holds the model's weights if they are not all here. What is returned has still
-        the old key.
+        `state` holds the model's weights if they are sharded over processes. The returned
+        checkpoint still has the old key.
         """
         folder.mkdir(parents=True)
         self.model.save_pretrained(folder, state_dict=state)
@@ -195,29 +219,29 @@ class Encoder(nn.Module):
             return self.checkpoint.model_copy(update={"adapter": folder})
         copy_tokenizer(self.checkpoint.folder, folder)
         if self.checkpoint.init.pooling == "last_token":
-            # For other readers: encoders of this project end texts by themselves.
-            _tokenizer(self.checkpoint, "").whole().save(str(folder / "tokenizer.json"))
+            # Encoders of this project append the end token; other libraries rely on the tokenizer.
+            _tokenizer(self.checkpoint, "").standalone().save(str(folder / "tokenizer.json"))
         write_layout(folder, self.checkpoint.init, self.projection)
         return self.checkpoint.model_copy(update={"folder": folder})
 
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:
-    """Tokenizes texts behind a prompt, within the encoder's length, as serving will."""
+    """Tokenizes texts with a prompt, truncated to the encoder's length, as at serving."""
     tokenizer = _tokenizer(checkpoint, prompt)
     batches = (tokenizer(texts[start : start + 1024]) for start in range(0, len(texts), 1024))
     rows = [np.array(tokens.ids, dtype=np.int32) for batch in batches for tokens in batch]
-    starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
-    return Tokens(np.concatenate(rows), starts)
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return Tokens(np.concatenate(rows), offsets)
 
 
 @torch.no_grad()
 def encode(
     encoder: Encoder, tokens: Tokens, *, batch: int, precision: Precision = "fp32", label: str = ""
 ) -> FloatArray:
-    """Returns vectors float32 [n, dimension] of unit norm, computed in evaluation mode.
+    """Returns vectors, float32 [n, dimension] of unit norm, computed in evaluation mode.
 
-    Batches hold texts of similar length. Without a `label` there is no progress bar.
+    Batches hold texts of similar length. `label` names the progress bar; "" shows none.
     """
     was_training = encoder.training
     encoder.eval()
@@ -244,18 +268,22 @@ def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
 
 
 def load_backbone(folder: Path, dtype: str = "float32") -> Any:
-    """Loads a whole checkpoint of transformers without its pooler, which nothing here reads."""
+    """Loads a transformers checkpoint without its pooler, which training does not use.
+
+    Raises:
+        TrainingError: If the checkpoint does not load or lacks weights.
+    """
     try:
-        # Unless it is told, the library asks at the terminal whether to run a checkpoint's code.
+        # Without this argument the library prompts for running the code of a checkpoint.
         model, report = AutoModel.from_pretrained(
             folder, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
         )
     except Exception as error:  # the library raises nothing narrower
-        reason = f"does not load as a checkpoint: {error}"
+        reason = f"cannot be loaded as a transformers checkpoint: {error}"
         raise TrainingError.at(folder, reason, "bad_checkpoint") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
-        reason = f"lacks {len(missing)} weights of its model: {missing[0]} …"
+        reason = f"lacks {len(missing)} weights of the model, the first is {missing[0]}"
         raise TrainingError.at(folder, reason, "missing_weights")
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
@@ -263,14 +291,17 @@ def load_backbone(folder: Path, dtype: str = "float32") -> Any:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies the files of a checkpoint's tokenizer as they are."""
+    """Copies the files of a checkpoint's tokenizer unchanged."""
     for pattern in _TOKENIZER_FILES:
         for path in source.glob(pattern):
             shutil.copyfile(path, target / path.name)
 
 
 def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> None:
-    """Makes a checkpoint of transformers, and a layer behind it, one of sentence-transformers."""
+    """Adds the files of sentence-transformers to a transformers checkpoint.
+
+    They describe pooling, prompts and, if there is one, the projection after pooling.
+    """
     if projection is not None:
         (folder / PROJECTION).mkdir()
         projection.save(str(folder / PROJECTION))
@@ -286,7 +317,7 @@ def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> N
 def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
     model = load_backbone(checkpoint.folder, checkpoint.init.dtype)
     if trainable and not torch.cuda.is_available():
-        # The gradients of fused attention take a third longer on processors.
+        # The backward pass of fused attention takes a third longer on CPUs.
         model.set_attn_implementation("eager")
     lora = checkpoint.init.lora
     if checkpoint.adapter is None and (lora is None or not trainable):
@@ -294,7 +325,7 @@ def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
     from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 
     if checkpoint.adapter is not None or lora is None:
-        # Not `add_adapter`, and not by a wrapper's own loading: both leave the adapter frozen.
+        # `add_adapter` and transformers' own loading of adapters leave the adapter frozen.
         return PeftModel.from_pretrained(model, str(checkpoint.adapter), is_trainable=trainable)
     config = LoraConfig(
         task_type=TaskType.FEATURE_EXTRACTION,
@@ -313,7 +344,8 @@ def _freeze(model: Any, layers: int) -> None:
     """Freezes the embeddings and the first layers of a BERT-like model."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
-        reason = f"{type(model).__name__} shows no {layers} layers"
+        reason = f"cannot freeze {layers} layers of {type(model).__name__}: it is not a BERT-like "
+        reason += f"model with at least {layers} layers"
         raise TrainingError.at("frozen_layers", reason, "no_such_layer")
     for module in (model.embeddings, *stack[:layers]):
         module.requires_grad_(False)
@@ -324,4 +356,4 @@ def _set_dropout(module: nn.Module, dropout: float) -> None:
         if isinstance(part, nn.Dropout):
             part.p = dropout
         elif isinstance(getattr(part, "attention_dropout", None), float):
-            setattr(part, "attention_dropout", dropout)  # noqa: B010 (modules type it otherwise)
+            setattr(part, "attention_dropout", dropout)  # noqa: B010 (typed as a module)

@@ -5,15 +5,15 @@ from core.errors import CareError
 
 
 class TrainingError(CareError):
-    """A recipe, its data or its initial checkpoints are wrong, or a run cannot continue."""
+    """A recipe, its data or an initial checkpoint is invalid, or a run cannot continue."""
 
     default_code = "training_failed"
 
     @classmethod
     def at(cls, place: Path | str, reason: str, code: str, /, **fields: Any) -> Self:
-        """Returns the error of a file or of a recipe's key, with the field `path` or `key`.
+        """Returns an error about a file (field `path`) or a key of a recipe (field `key`).
 
-        The reason may be a library's own, of several lines; they become one.
+        Line breaks in the reason, which may come from a library, become spaces.
         """
         name = "path" if isinstance(place, Path) else "key"
         message = f"{place}: {' '.join(reason.split())}"

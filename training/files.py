@@ -1,4 +1,4 @@
-"""Files of a run: their names, and what failed at which place."""
+"""File names of a run, and reading and writing of its files."""
 
 import hashlib
 import json
@@ -10,30 +10,30 @@ from typing import Any
 from core.files import writing_in
 from training.errors import TrainingError
 
-# In the folder of a stage.
+# Files of a stage's folder.
 RESULT, METRICS, CURVES, TRIPLES = "result.json", "metrics.json", "curves.png", "triples.jsonl"
-# In the folder of a stage and of a run.
+# Files of a stage's folder and of a run's folder.
 PAIR, RECIPE = "pair.toml", "recipe.yaml"
 
 
 def read_json(path: Path) -> Any:
-    """Returns the value of a JSON file that this package has written, or a library."""
+    """Returns the value of a JSON file written by this package or a library."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def checksum(value: Any) -> str:
-    """Returns the SHA-256 of a value of JSON; the order of keys is no part of it."""
+    """Returns the SHA-256 of a JSON value; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raises a CareError that names the place where the disk failed, also for weights.
+    """Converts input and output errors of the block into a CareError that names the place.
 
-    Their error is no OSError.
+    safetensors raises SafetensorError, which is not an OSError, if weights cannot be written.
     """
-    # No recipe needs it to be checked.
+    # Imported here: recipes are checked without safetensors.
     from safetensors import SafetensorError
 
     try:

@@ -1,4 +1,4 @@
-"""Initial checkpoints of encoders: from a folder, the hub or a registered pair, whole or pruned."""
+"""Initial checkpoints of encoders: loaded from a folder, the hub or a pair, and pruned."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,15 +35,23 @@ EMBEDDED = "embedded"
 
 
 def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
-    """Returns the initial checkpoint of an encoder; what must be made is made in `out`, once.
+    """Returns the initial checkpoint of an encoder.
 
-    Messages name the recipe's `key`: what cannot be pruned as asked is a TrainingError, a pair or
-    checkpoint that is missing or pools in another way a PairError.
+    Pruned and converted checkpoints are written to `out` and reused by later calls.
+
+    Args:
+        init: The encoder's entry in the recipe.
+        key: The key of this entry, for error messages.
+        out: Folder for new checkpoints.
+
+    Raises:
+        TrainingError: If the checkpoint cannot be pruned as requested.
+        PairError: If a pair or checkpoint is missing or uses another pooling.
     """
     source, adapter, identity = _source(init, key, out)
     _, dense = read_modules(source, init.pooling)
     if dense not in ([], [source / PROJECTION]):
-        reason = f"{dense[0]} is a Dense module, which training would leave out"
+        reason = f"{dense[0]} is a Dense module, which training does not support: start without it"
         raise TrainingError.at(key, reason, "dense")
     changes: dict[str, Any] = init.model_dump(include={"layers", "projection"}, exclude_none=True)
     kept = None
@@ -52,7 +60,7 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
         kept = used_tokens(source, [*texts, init.prompts.query, init.prompts.document])
         changes["vocabulary"] = kept.tolist()
     if init.projection is not None and init.lora is not None:
-        reason = "projection and lora cannot be trained together"
+        reason = "projection and lora cannot be combined: remove one of the two keys"
         raise TrainingError.at(key, reason, "lora_and_projection")
     folder = source
     if changes:
@@ -60,13 +68,14 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
             reason = f"{source} has an adapter: merge it before pruning"
             raise TrainingError.at(key, reason, "has_adapter")
         if dense:
-            reason = f"{source} has a projection, which pruning would lose"
+            reason = f"{source} has a projection, which pruning cannot keep: start from a "
+            reason += "checkpoint without one"
             raise TrainingError.at(key, reason, "has_projection")
         folder = out / checksum({"source": identity, "changes": changes})[:12]
         if not folder.exists():
             with writing(folder), new_folder(folder) as temporary:
                 _prune(source, init, kept, temporary, key)
-    # What was pruned is in the folder's name.
+    # `changes` already covers the vocabulary.
     facts = init.model_dump(mode="json", exclude={"start", "vocabulary"})
     return EncoderCheckpoint(
         folder=folder,
@@ -80,17 +89,19 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
 
 
 def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, dict[str, str]]:
-    """Returns checkpoint, adapter and identity of what an initial checkpoint is made from."""
+    """Returns the source of an initial checkpoint: its folder, adapter and identity."""
     if init.pair is not None:
         pair = load_pair(init.pair)
         spec = getattr(pair, init.side)
         if spec.format != "transformers":
-            reason = f"{spec.model} is ONNX, which cannot be trained: name a pair of format "
-            reason += f"'transformers' or a checkpoint as start, or start: {EMBEDDED}"
+            reason = (
+                f"{spec.model} is an ONNX graph, which cannot be trained: use a pair of format "
+            )
+            reason += f"'transformers', a checkpoint as start, or start: {EMBEDDED}"
             raise TrainingError.at(f"{key}.pair", reason, "not_trainable")
         if spec.config:
-            reason = f"{spec.model} is read with another configuration than its own: write it into "
-            reason += "the config.json of a copy and name that as start"
+            reason = f"the pair overrides the configuration of {spec.model}: copy the checkpoint, "
+            reason += "write the overrides into its config.json and use the copy as start"
             raise TrainingError.at(f"{key}.pair", reason, "other_configuration")
         adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
         folder = checkpoint_folder(spec, pair.folder)
@@ -100,7 +111,7 @@ def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, 
     named = Path(init.start or "")
     if named.is_dir():
         return named, None, _identity(named, None, named.name, "")
-    # The hub is asked for a model at a revision, whatever else a spec says.
+    # Downloading reads only the model's name and revision of a spec.
     facts: dict[str, Any] = {"model": init.start, "revision": init.revision or "main"}
     hub = EncoderSpec.model_construct(**facts, weights="")
     folder = checkpoint_folder(hub, Path())
@@ -108,7 +119,7 @@ def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, 
 
 
 def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> dict[str, str]:
-    """Identifies a checkpoint by the checksums of its files: a revision may be forgotten."""
+    """Identifies a checkpoint by checksums of its files, because the revision may be unknown."""
     files = [
         path
         for root in (folder, *([adapter] if adapter else []))
@@ -120,7 +131,7 @@ def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> 
 
 
 def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
-    """Makes the torch form of the model that the embedded pair comes from."""
+    """Converts the source model of the embedded pair to a torch checkpoint."""
     content = checksum([SHA256, sha256_file(EXTRA_PIECES)])
     identity = {"model": MODEL, "revision": REVISION, "content": content}
     folder = out / f"{REVISION}-{content[:12]}"
@@ -161,17 +172,17 @@ def _prune(
 
 
 def _prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
-    """Keeps some layers of a model in the given order, as KALE begins (arXiv 2304.01016)."""
+    """Keeps the given layers of a model, in this order (as in KALE, arXiv 2304.01016)."""
     holder = getattr(model, "encoder", model)
     name = next((n for n in ("layer", "layers") if hasattr(holder, n)), None)
     if name is None:
-        reason = f"{type(model).__name__} has no list of layers"
+        reason = f"{type(model).__name__} has no list of layers, so it cannot be pruned by layers"
         raise TrainingError.at(f"{key}.layers", reason, "unknown_layout")
-    have = getattr(holder, name)
-    if beyond := [layer for layer in layers if layer >= len(have)]:
-        reason = f"there is no layer {beyond[0]}: the model has {len(have)}"
+    present = getattr(holder, name)
+    if beyond := [layer for layer in layers if layer >= len(present)]:
+        reason = f"layer {beyond[0]} does not exist: the model has layers 0 to {len(present) - 1}"
         raise TrainingError.at(f"{key}.layers", reason, "no_such_layer")
-    setattr(holder, name, nn.ModuleList(have[layer] for layer in layers))
+    setattr(holder, name, nn.ModuleList(present[layer] for layer in layers))
     for index, layer in enumerate(getattr(holder, name)):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
@@ -187,6 +198,6 @@ def _native_dimension(folder: Path, init: EncoderInit, key: str) -> int:
     else:
         native = int(read_json(folder / "config.json")["hidden_size"])
     if init.dimension is not None and init.dimension > native:
-        reason = f"{init.dimension} is more than the {native} of the model"
+        reason = f"{init.dimension} exceeds the model's {native} dimensions"
         raise TrainingError.at(f"{key}.dimension", reason, "dimension_too_large")
     return native

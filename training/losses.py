@@ -1,4 +1,4 @@
-"""The losses, as functions of vectors; all are computed in float32 or wider."""
+"""Training losses as functions of vectors, computed in float32 or wider."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from torch.nn import functional
 
 
 def l2_normalize(vectors: Tensor, dimension: int | None = None) -> Tensor:
-    """Returns the first dimensions of vectors [n, m], scaled to unit L2 norm.
+    """Truncates vectors [n, m] to [n, dimension], then scales them to unit L2 norm.
 
-    Truncation comes before the scaling, as in `core.vectors`.
+    The order is that of `core.vectors`. Without `dimension` nothing is truncated.
     """
     return functional.normalize(vectors[:, :dimension], dim=1)
 
@@ -22,23 +22,33 @@ def info_nce(
     temperature: Tensor | float,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """InfoNCE (arXiv 1807.03748): the mean −log of the target's softmax over cosine / temperature.
+    """InfoNCE (arXiv 1807.03748, equation 4), with cosine / temperature as score.
 
-    The vectors, [n, d] and [m, d], have unit norm; `targets`, int64 [n], are the rows of each
-    query's positive; `excluded`, bool [n, m], are no negatives of a query, and never its target.
+    L = −1/n · Σᵢ log(exp(sᵢₜ) / Σⱼ exp(sᵢⱼ)), where t is the target of query i.
+
+    Args:
+        queries: [n, d], unit norm.
+        documents: [m, d], unit norm.
+        targets: int64 [n], row of each query's positive in `documents`.
+        temperature: Divisor of the cosines.
+        excluded: bool [n, m], documents that are not negatives of a query; never its target.
+
+    Returns:
+        The mean over queries, a scalar.
     """
     return functional.cross_entropy(_scores(queries, documents, temperature, excluded), targets)
 
 
 def mse_loss(vectors: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean over rows of ‖x − t‖², summed over dimensions; both [n, d]."""
+    """Returns the mean over rows of ‖x − t‖², the squared L2 distance; both are [n, d]."""
     return (vectors - targets).square().sum(dim=1).mean()
 
 
 def embedding_kl(vectors: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """KL(targets ‖ vectors) of the softmax over dimensions (KALE, arXiv 2304.01016).
+    """KL(targets ‖ vectors) between softmax distributions over dimensions (KALE, arXiv 2304.01016).
 
-    Both are [n, d], divided by the temperature before the softmax; returns the mean over rows.
+    Both are [n, d] and are divided by the temperature before the softmax. Returns the mean over
+    rows, a scalar.
     """
     logs, targets = ((x / temperature).log_softmax(dim=1) for x in (vectors, targets))
     return functional.kl_div(logs, targets, reduction="batchmean", log_target=True)
@@ -52,9 +62,10 @@ def matryoshka_info_nce(
     temperature: Tensor | float,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """Mean of `info_nce` over nested dimensions (arXiv 2205.13147).
+    """Mean of `info_nce` over nested dimensions (Matryoshka, arXiv 2205.13147, equation 1).
 
-    Each term reads so many leading dimensions of the vectors [n, d] and [m, d], not scaled.
+    Each term truncates the vectors, [n, d] and [m, d] of any norm, to one of `dimensions` and
+    normalises them. The other arguments are those of `info_nce`. Returns a scalar.
     """
     scaled = ((l2_normalize(queries, d), l2_normalize(documents, d)) for d in dimensions)
     terms = [info_nce(*vectors, targets, temperature, excluded) for vectors in scaled]
@@ -70,16 +81,16 @@ def distillation_kl(
     teacher_temperature: float,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """KL(teacher ‖ student) of the softmax of scores over the documents of a batch.
+    """KL(teacher ‖ student) between softmax distributions over the documents of a batch.
 
-    The student's vectors are [n, d] and [m, d], the teacher's [n, e] and [m, e], all of unit
-    norm. What is `excluded`, bool [n, m], counts for no query's distribution. Returns the mean
-    over queries.
+    Scores are cosines divided by a temperature. The student's vectors are [n, d] and [m, d], the
+    teacher's [n, e] and [m, e], all of unit norm. Documents in `excluded`, bool [n, m], are not
+    part of a query's distributions. Returns the mean over queries, a scalar.
     """
     student = _scores(queries, documents, temperature, excluded).log_softmax(dim=1)
     teacher = _scores(teacher_queries, teacher_documents, teacher_temperature, excluded)
     teacher = teacher.log_softmax(dim=1)
-    # 0 · (−∞ − −∞) is NaN: an excluded document adds nothing.
+    # The term of an excluded document is 0 · (−∞ − −∞), which is NaN.
     terms = teacher.exp() * (teacher - student)
     return (terms if excluded is None else terms.masked_fill(excluded, 0.0)).sum(dim=1).mean()
 

@@ -1,4 +1,4 @@
-"""What a stage minimises: encoders and a loss as one module, whose forward is a training step."""
+"""Training objectives: modules of encoders and a loss, whose forward computes one batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -23,12 +23,17 @@ Losses = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """Encoders that are trained, by side, and the loss of a batch.
+    """The trained encoders of a stage and their loss.
 
-    Vectors of a frozen encoder come with the batch. `roles` says which side encodes queries and
-    which documents, and is empty if no pair comes out; `loss` computes what `forward` returns,
-    where no subclass does; `mini_batch` texts are encoded at a time, or all of a batch; a given
-    `temperature` is learned from that value.
+    Vectors of a frozen encoder are part of the batch.
+
+    Args:
+        encoders: The trained encoders by side.
+        roles: The side that encodes queries and the side that encodes documents; empty if the
+            stage produces no pair.
+        loss: Computes the result of `forward`, unless a subclass overrides it.
+        mini_batch: Texts encoded at a time; None for the whole batch.
+        temperature: Initial value of a learned temperature; None if none is learned.
     """
 
     def __init__(
@@ -49,18 +54,19 @@ class Objective(nn.Module):
 
     @property
     def trained(self) -> dict[Role, Encoder]:
-        """The encoders, by side."""
+        """The trained encoders by side."""
         return cast(dict[Role, Encoder], dict(self.encoders.items()))
 
     @property
     def dimension(self) -> int:
-        """Dimensions that the encoders keep."""
+        """Dimensions of the encoders' vectors after truncation."""
         return next(iter(self.trained.values())).checkpoint.dimension
 
     def embed(self, role: Role, batch: Batch) -> Tensor:
-        """Returns vectors float32 [n, d] of a batch: computed, or those of a frozen encoder.
+        """Returns the vectors of a batch's queries or documents, float32 [n, d].
 
-        Those that are computed have the native dimension and any norm.
+        Computed vectors have the native dimension and any norm; stored vectors of a frozen
+        encoder are truncated and have unit norm.
         """
         if (stored := batch.get(f"{role}_vectors")) is not None:
             return stored
@@ -68,7 +74,7 @@ class Objective(nn.Module):
         return self.trained[self.roles[role]].embed(ids, mask, self.mini_batch)
 
     def forward(self, **batch: Tensor) -> Losses:
-        """Returns `loss`, a scalar, and its parts by name."""
+        """Returns the scalar `loss` and its parts by name."""
         assert self._compute
         return self._compute(self, batch)
 
@@ -78,8 +84,8 @@ def contrast(
 ) -> Losses:
     """InfoNCE with in-batch and hard negatives, on a batch of `PairCollator`.
 
-    The temperature is the one that the objective learns, if it learns one. Without `dimensions`,
-    nested ones, that of the encoder is taken.
+    A learned temperature of the objective replaces `temperature`. `dimensions` are nested
+    Matryoshka dimensions; by default the loss uses the encoder's dimension only.
     """
     queries = objective.embed("query", batch)
     documents, targets, excluded = _gather(objective.embed("document", batch), batch)
@@ -93,10 +99,11 @@ def contrast(
 def align(
     objective: Objective, batch: Batch, *, weights: Mapping[str, float], temperature: float
 ) -> Losses:
-    """Stage I of CARE: L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖².
+    """Stage I of CARE (arXiv 2604.10937): aligns query vectors with a teacher's vectors.
 
-    It takes a batch of `align_batch`; `weights` has λ₁ as `contrastive`, λ₂ as `mse`, and as
-    `kl` the weight of `embedding_kl`, which is no part of CARE.
+    L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖², on a batch of `align_batch`.
+    `weights` holds λ₁ as `contrastive`, λ₂ as `mse`, and as `kl` the weight of `embedding_kl`,
+    which CARE does not use.
     """
     student = l2_normalize(objective.embed("query", batch), objective.dimension)
     teachers, offset = all_gather_with_grad(batch["teacher"])
@@ -107,7 +114,7 @@ def align(
     }
     if weights["kl"]:
         parts["kl"] = embedding_kl(student, batch["teacher"], temperature)
-    # A weight of zero leaves a loss out altogether: 0 · ∞ is NaN.
+    # Losses of weight 0 are skipped rather than multiplied: 0 · ∞ is NaN.
     terms = [weight * parts[name] for name, weight in weights.items() if weight]
     return {"loss": torch.stack(terms).sum(), **parts}
 
@@ -119,10 +126,10 @@ def distill(
     weights: tuple[float, float],
     temperatures: tuple[float, float],
 ) -> Losses:
-    """KL divergence from the teacher's scores and InfoNCE, on a batch of `PairCollator`.
+    """Distillation from a teacher's scores plus InfoNCE, on a batch of `PairCollator`.
 
-    The weights are of the divergence and of the InfoNCE, the temperatures of the student's scores
-    and of the teacher's.
+    `weights` are those of the KL divergence and of InfoNCE; `temperatures` are those of the
+    student's and of the teacher's scores.
     """
     dimension = objective.dimension
     queries = l2_normalize(objective.embed("query", batch), dimension)
@@ -140,9 +147,11 @@ def _log(temperature: float) -> Tensor:
 
 
 def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the documents of all processes, each query's target and which are no negatives.
+    """Gathers the documents of all processes.
 
-    This process has vectors [m, d], all have [M, d]; targets are int64 [n], the rest bool [n, M].
+    `documents` are the m vectors of this process, [m, d]. Returns the M vectors of all processes,
+    [M, d]; each query's target among them, int64 [n]; and the documents to exclude from a
+    query's negatives, bool [n, M].
     """
     gathered, offset = all_gather_with_grad(documents)
     targets = batch["targets"] + offset
@@ -151,10 +160,12 @@ def _gather(documents: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def known_positives(positives: Tensor, documents: Tensor, targets: Tensor) -> Tensor:
-    """Returns bool [n, m], which documents of a batch, int64 [m], are no negatives of which query.
+    """Returns bool [n, m]: the documents that must not be negatives of a query.
 
-    Those are all positives of a query, int64 [n, p] padded with −1, but for its target, int64 [n],
-    the column of its own positive.
+    Args:
+        positives: int64 [n, p], all positives of each query, padded with −1.
+        documents: int64 [m], the documents of the batch.
+        targets: int64 [n], column of each query's own positive, which is not excluded.
     """
     known = torch.zeros(len(positives), len(documents), dtype=torch.bool, device=documents.device)
     for column in positives.T:

@@ -1,9 +1,14 @@
-"""Recipes: what is trained from what, in which stages, as YAML.
+"""Recipes: YAML files that describe encoders, data and training stages.
 
-`extends` names a recipe that this one changes: mappings are merged, lists replaced. Entries of a
-list that have a `name` or `kind`, stages for example, may be changed by a mapping from names to
-changes, to null for an entry that is left out, or to a new one with the name that it comes
-`before`. `${name}` stands for an entry of `variables`.
+A recipe with `extends: FILE` inherits from another recipe: its mappings are merged into the
+inherited ones, its lists replace them. A list whose entries have a `name` or `kind`, such as
+`stages`, can also be changed by a mapping from entry names to
+
+- a mapping, which is merged into the entry,
+- null, which removes the entry, or
+- a new entry with the key `before`, which names the entry to insert it before.
+
+`${name}` is replaced by the value of `name` in `variables`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,10 +36,17 @@ AnyStage = Annotated[
 
 
 class Recipe(Settings):
-    """A whole recipe; its name is that of the pair that comes out.
+    """A complete recipe.
 
-    A run is made with each of the seeds. `variables` are what `${name}` stands for in any text of
-    the recipe, `query` and `document` initial checkpoints, `dev` what stages are measured on.
+    Attributes:
+        name: Name of the recipe and of the trained pair.
+        description: Description of the trained pair.
+        seeds: The recipe is run once with each seed.
+        variables: Values of `${name}` in all strings of the recipe.
+        query: Initial checkpoint of the query encoder.
+        document: Initial checkpoint of the document encoder.
+        dev: Development set that stages are evaluated on.
+        stages: Stages in the order in which they run.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -47,24 +59,29 @@ class Recipe(Settings):
     stages: list[AnyStage] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _stages_have_names(self) -> Self:
+    def _check_unique_names(self) -> Self:
         names = [stage.label for stage in self.stages]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two stages are named '{twice[0]}': give them names")
+            raise ValueError(f"two stages are named '{twice[0]}': set a unique name for each")
         return self
 
     @property
     def encoders(self) -> dict[Role, EncoderInit]:
-        """Initial checkpoints, by side."""
+        """Initial checkpoints by side."""
         sides: dict[Role, EncoderInit | None] = {"query": self.query, "document": self.document}
         return {side: init for side, init in sides.items() if init is not None}
 
 
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """Loads a recipe, what it extends, and changes of a command line.
+    """Loads a recipe with the recipes that it extends, and applies changes.
 
-    A change is `key=value`, the key with dots (`stages.align.epochs=2`), the value in YAML. The
-    error of a key names it and the file.
+    Args:
+        path: The YAML file.
+        changes: Settings of the command line, `key=value`: a dotted key
+            (`stages.align.epochs=2`) and a YAML value.
+
+    Raises:
+        TrainingError: If the recipe is invalid; the message names the file and the key.
     """
     data = _load(path, ())
     for change in changes:
@@ -76,7 +93,7 @@ def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         unknown = [found for found in errors if found["type"] == "extra_forbidden"]
-        # A key that is missing may be one that was misspelt.
+        # An unknown key comes first: a misspelt key also causes the error of a missing key.
         first = (unknown or errors)[0]
         reason = "unknown key" if unknown else first["msg"]
         code = "unknown_key" if unknown else "invalid_value"
@@ -90,7 +107,7 @@ def _entry_name(entry: Any, number: int) -> str:
 
 
 def _key(location: Iterable[int | str], data: Any) -> str:
-    """Returns a key as it is written, with the names of stages in place of their numbers."""
+    """Returns a key as in the file, with the names of stages instead of their positions."""
     keys: list[str] = []
     for part in location:
         if isinstance(data, list) and isinstance(part, int) and part < len(data):
@@ -99,7 +116,7 @@ def _key(location: Iterable[int | str], data: Any) -> str:
         elif isinstance(data, dict) and part in data:
             data = data[part]
             keys.append(str(part))
-        # Pydantic adds the kind of a stage.
+        # Pydantic inserts the kind of a stage into locations.
         elif not (isinstance(data, dict) and part == data.get("kind")):
             keys.append(str(part))
     return ".".join(keys) or "recipe"
@@ -107,25 +124,27 @@ def _key(location: Iterable[int | str], data: Any) -> str:
 
 def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in extended:
-        raise TrainingError.at(path, "extends: the recipe extends itself", "circular_recipe")
+        reason = "extends: the recipe extends itself, directly or through another recipe"
+        raise TrainingError.at(path, reason, "circular_recipe")
     try:
         data = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise TrainingError.at(path, f"not valid YAML: {error}", "not_yaml") from error
     if not isinstance(data, dict):
-        raise TrainingError.at(path, "not a mapping of keys", "not_a_mapping")
+        raise TrainingError.at(path, "a recipe must be a mapping of keys", "not_a_mapping")
     base = data.pop("extends", None)
     if base is None:
         return data
     if not isinstance(base, str):
-        raise TrainingError.at(path, "extends: name one file", "invalid_value", key="extends")
+        reason = "extends: must be the path of one recipe"
+        raise TrainingError.at(path, reason, "invalid_value", key="extends")
     return dict(_merge(_load(path.parent / base, (*extended, path.resolve())), data, path))
 
 
 def _parse_change(change: str) -> dict[str, Any]:
     key, equals, value = change.partition("=")
     if not equals or not key:
-        raise TrainingError.at(f"--set {change}", "write key=value", "invalid_change")
+        raise TrainingError.at(f"--set {change}", "must be KEY=VALUE", "invalid_change")
     try:
         nested: Any = yaml.safe_load(value)
     except yaml.YAMLError as error:
@@ -137,7 +156,7 @@ def _parse_change(change: str) -> dict[str, Any]:
 
 
 def _merge(base: Any, changes: Any, source: Path | str, key: str = "") -> Any:
-    """Returns a value with changes: of a mapping by key, of a list by the names of its entries."""
+    """Merges changes into a value: into mappings by key, into lists by the names of entries."""
     if isinstance(base, dict) and isinstance(changes, dict):
         return base | {
             name: _merge(base.get(name), change, source, f"{key}{name}.")
@@ -160,12 +179,12 @@ def _insert(
     entries: dict[str, Any], name: str, new: Any, source: Path | str, key: str
 ) -> dict[str, Any]:
     if not isinstance(new, dict) or "before" not in new:
-        reason = f"{key}: there is none of that name to change"
+        reason = f"{key}: no entry has this name; a new entry needs the key before"
         raise TrainingError.at(source, reason, "unknown_entry", key=key)
     new = {"name": name} | new
     following = str(new.pop("before"))
     if following not in entries:
-        reason = f"{key}.before: there is no '{following}'"
+        reason = f"{key}.before: no entry is named '{following}'"
         raise TrainingError.at(source, reason, "unknown_entry", key=f"{key}.before")
     items = list(entries.items())
     position = list(entries).index(following)
@@ -177,7 +196,8 @@ def _substitute(value: Any, variables: dict[str, str], path: Path) -> Any:
         try:
             return Template(value).substitute(variables)
         except (KeyError, ValueError) as error:
-            reason = f"'{value}' names an unknown variable"
+            reason = f"'{value}' refers to an unknown variable; variables defines: "
+            reason += ", ".join(sorted(variables)) or "none"
             raise TrainingError.at(path, reason, "unknown_variable") from error
     if isinstance(value, dict):
         return {key: _substitute(item, variables, path) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""What a stage and a run leave on disk, as `training.run` describes."""
+"""Output files of stages and runs; `training.run` describes the layout."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ from training.recipe import Recipe
 from training.stages.base import Context, Outcome, Stage, checksums
 
 _LOSS, _MEASURE = "loss", "dev_nDCG@10"
-# Records of a step that are not drawn.
+# Entries of the history that are not plotted.
 _NOT_DRAWN = {"step", "epoch", "grad_norm", "learning_rate"}
 
 
 def clear(partial: Path) -> None:
-    """Deletes what a stage writes at its end: an earlier run may have been interrupted there."""
+    """Deletes the files that a stage writes last, in case an earlier run was interrupted there."""
     for side in ("query", "document"):
         shutil.rmtree(partial / side, ignore_errors=True)
     for name in (RESULT, METRICS, PAIR, RECIPE, CURVES, TRIPLES):
@@ -41,9 +41,9 @@ def write_result(
     folder: Path,
     seconds: float,
 ) -> None:
-    """Writes what came out of a stage into `partial`, which will be renamed to `folder`.
+    """Writes the result of a stage into `partial`, which is renamed to `folder` afterwards.
 
-    The stage's key is a checksum of `inputs`.
+    The key of the stage is the checksum of `inputs`; `seconds` is the duration of the stage.
     """
     key, out = checksum(inputs), folder.parent.parent
     trained = {
@@ -69,7 +69,7 @@ def write_result(
     _write_recipe(partial / RECIPE, recipe)
 
     def place(path: Path) -> Path:
-        # Paths in this folder are renamed with it; that of a base model elsewhere is not.
+        # `partial` is renamed to `folder`; a base model may be in another folder.
         inside = path.is_relative_to(partial)
         return Path(os.path.relpath(folder / path.relative_to(partial) if inside else path, out))
 
@@ -88,12 +88,15 @@ def write_result(
     write_json(partial / RESULT, result)
 
 
-def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], out: Path) -> Path:
-    """Writes the last pair, the resolved recipe and a summary of the stages, by name in order.
+def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Path) -> None:
+    """Writes the last pair, the resolved recipe and a summary of the stages.
 
-    Returns the folder of the run, which is in that of all runs, `out`.
+    Args:
+        recipe: The recipe.
+        seed: Seed of the run.
+        folders: Folders of the stages, by name in the order of the recipe.
+        folder: Folder of the run, which is created.
     """
-    folder = out / "runs" / f"{recipe.name}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     stages = {}
     for name, stage in folders.items():
@@ -109,11 +112,10 @@ def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], out: Path)
             write_pair(pair, folder / PAIR)
     _write_recipe(folder / RECIPE, recipe.model_copy(update={"seeds": [seed]}))
     write_json(folder / "summary.json", {"seed": seed, "stages": stages})
-    return folder
 
 
 def last_measures(folder: Path) -> dict[str, float]:
-    """Returns the last value of the loss and of each measure of a finished stage."""
+    """Returns the last loss and dev metrics of a finished stage."""
     if not (folder / METRICS).is_file():
         return {}
     last: dict[str, float] = {}
@@ -123,7 +125,7 @@ def last_measures(folder: Path) -> dict[str, float]:
 
 
 def draw(history: Sequence[Mapping[str, float]], title: str, path: Path) -> None:
-    """Draws the loss with its parts, and nDCG@10 on the dev questions if it was measured."""
+    """Plots the loss with its parts and, if it was measured, nDCG@10 on the development set."""
     losses = [name for entry in history if _LOSS in entry for name in entry]
     names = [name for name in dict.fromkeys(losses) if name not in _NOT_DRAWN]
     panels = [names, *([[_MEASURE]] if any(_MEASURE in entry for entry in history) else [])]

@@ -1,4 +1,4 @@
-"""RetroMAE (arXiv 2205.12035): pretraining of a text's vector by rebuilding the text from it."""
+"""RetroMAE (arXiv 2205.12035): pretraining by reconstructing a text from its vector."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,19 +18,21 @@ _UNSCORED = -100
 
 
 class RetroMaeObjective(Objective):
-    """Masked language modelling by one encoder, and rebuilding by a decoder of one layer.
+    """Masked language modelling by the encoder, and reconstruction by a one-layer decoder.
 
-    The decoder reads the vector of the masked text in place of its first token; each position
-    sees that vector and a random part of the other tokens, never itself (enhanced decoding).
-    Head and decoder are dropped after pretraining. An encoder with a projection, whose width is
-    another, is a TrainingError.
+    In the decoder, the vector of the masked text replaces the first token. Each position attends
+    to this vector and to a random subset of the other tokens, never to itself (enhanced
+    decoding, section 3.3 of the paper). Head and decoder are discarded after pretraining.
+
+    Raises:
+        TrainingError: If the encoder has a projection, which changes the width of its vectors.
     """
 
     def __init__(self, encoders: Mapping[Role, Encoder]) -> None:
         super().__init__(encoders, {})
         (encoder,) = encoders.values()
         if encoder.projection is not None:
-            reason = "an encoder with a projection cannot be pretrained"
+            reason = "retromae does not support an encoder with a projection"
             raise TrainingError.at(encoder.checkpoint.folder, reason, "has_projection")
         config = encoder.model.config
         width, heads = config.hidden_size, config.num_attention_heads
@@ -46,7 +48,7 @@ class RetroMaeObjective(Objective):
         nn.init.normal_(self.positions.weight, std=0.02)
 
     def forward(self, **batch: Tensor) -> Losses:
-        """Returns the loss of a batch of `RetroMaeCollator`."""
+        """Returns the loss of a batch of `RetroMaeCollator`, and its encoder and decoder parts."""
         (encoder,) = self.trained.values()
         embeddings, mask = encoder.model.get_input_embeddings(), batch["mask"]
         states = encoder.states(batch["masked_ids"], mask)
@@ -57,15 +59,17 @@ class RetroMaeObjective(Objective):
         return {"loss": encoded + decoded, "encoder": encoded, "decoder": decoded}
 
     def _decode(self, vectors: Tensor, tokens: Tensor, visible: Tensor) -> Tensor:
-        """Returns states [n, length, width] of the decoder.
+        """Returns the decoder's states, [n, length, width].
 
-        It takes the vectors [n, width] of the masked texts, embeddings [n, length, width] of the
-        whole texts, and bool [n, length, length], which positions each position sees.
+        Args:
+            vectors: [n, width], of the masked texts.
+            tokens: [n, length, width], embeddings of the unmasked texts.
+            visible: bool [n, length, length], the positions that each position attends to.
         """
-        places = self.positions.weight[None, : tokens.shape[1]]
-        tokens = tokens + places
+        positions = self.positions.weight[None, : tokens.shape[1]]
+        tokens = tokens + positions
         tokens = torch.cat([vectors[:, None].to(tokens.dtype), tokens[:, 1:]], dim=1)
-        queries = vectors[:, None].to(tokens.dtype) + places
+        queries = vectors[:, None].to(tokens.dtype) + positions
         hidden = ~visible.repeat_interleave(self.attention.num_heads, dim=0)
         attended, _ = self.attention(queries, tokens, tokens, attn_mask=hidden, need_weights=False)
         states = self.after_attention(queries + attended)
@@ -79,11 +83,17 @@ class RetroMaeObjective(Objective):
 
 
 class RetroMaeCollator:
-    """Tensors of a batch of texts, masked by seed, epoch and first text of the batch.
+    """Collates texts into a batch; masks depend on the seed, the epoch and the batch's first text.
 
-    `masks` are the parts of the tokens that are masked for the encoder and for the decoder. The
-    checkpoint's tokenizer says which tokens are special, and which is the mask or, without one,
-    the unknown token; to have neither is a TrainingError.
+    Args:
+        tokens: Tokens of all texts.
+        checkpoint: Its tokenizer defines special tokens and the mask token. Without a mask token
+            the unknown token is used.
+        masks: Share of tokens masked for the encoder, and share hidden from the decoder.
+        seed: Seed of the masks.
+
+    Raises:
+        TrainingError: If the tokenizer has neither a mask token nor an unknown token.
     """
 
     def __init__(
@@ -93,7 +103,9 @@ class RetroMaeCollator:
         mask = tokenizer.mask_token_id
         mask = tokenizer.unk_token_id if mask is None else mask
         if mask is None:
-            reason = "retromae needs a token for masks"
+            reason = (
+                "the tokenizer has neither a mask token nor an unknown token, which retromae needs"
+            )
             raise TrainingError.at(checkpoint.folder, reason, "no_mask_token")
         self._mask = mask
         self._special = np.array(tokenizer.all_special_ids)
@@ -101,13 +113,13 @@ class RetroMaeCollator:
         self._tokens, self._seed = tokens, seed
 
     def __call__(self, items: Sequence[Item]) -> Batch:
-        """Returns the batch of these (epoch, text)."""
+        """Returns the batch of (epoch, text) items."""
         ids, mask = self._tokens.padded([text for _, text in items])
         rows, length = ids.shape
         random = np.random.default_rng([self._seed, *items[0]])
         text = mask.numpy().astype(bool) & ~np.isin(ids.numpy(), self._special)
         masked = text & (random.random((rows, length)) < self._encoder_mask)
-        # A batch without a masked token has no loss.
+        # Masks at least one token of each text: the loss of a batch without masks is undefined.
         for row in np.flatnonzero(text.any(axis=1) & ~masked.any(axis=1)):
             masked[row, random.choice(np.flatnonzero(text[row]))] = True
         visible = random.random((rows, length, length)) >= self._decoder_mask

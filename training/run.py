@@ -1,15 +1,15 @@
-"""Runs a recipe: each stage in a folder of its own, resumed if interrupted, reused if whole.
+"""Runs recipes: executes stages, resumes interrupted ones and reuses finished ones.
 
-OUT/init/…                   initial checkpoints that were made
-OUT/stages/<name>-<key>/     a finished stage; the key is a checksum of all that went into it
+OUT/init/…                   pruned and converted initial checkpoints
+OUT/stages/<name>-<key>/     a finished stage; the key is a checksum of all its inputs
     result.json              settings, seed, data checksums, counts, encoders; written last
-    metrics.json             losses and measures over steps
+    metrics.json             losses and dev metrics over steps
     curves.png, tensorboard/
-    query/, document/        the encoders that it trained
-    pair.toml                the pair that came out
-OUT/stages/.<name>-<key>.partial/   a stage at work, with its checkpoints
-OUT/vectors/…                vectors of frozen encoders, for later stages and runs
-OUT/runs/<recipe>-seed<n>/   the last pair, the resolved recipe, and what each stage measured
+    query/, document/        the trained encoders
+    pair.toml                the trained pair
+OUT/stages/.<name>-<key>.partial/   an unfinished stage with its checkpoints
+OUT/vectors/…                cached vectors of frozen encoders, shared by stages and runs
+OUT/runs/<recipe>-seed<n>/   the last pair, the resolved recipe, and the metrics of each stage
 """
 
 import shutil
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import transformers
 from transformers import set_seed
 
 from core.files import exclusive, publish
@@ -34,9 +35,16 @@ Report = Callable[[str], None]
 
 
 def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
-    """Runs a recipe with one seed and returns the folder of the run, which is in `out`.
+    """Runs a recipe with one seed and returns the folder of the run.
 
-    Runs with the same `out` share finished stages. `report` is called with each line of progress.
+    Args:
+        recipe: The recipe.
+        out: Folder of stages and results; runs with the same folder share finished stages.
+        seed: Seed of the run; stages with the key `seed` use that instead.
+        report: Called with each line of progress.
+
+    Raises:
+        CareError: If the recipe, its data or a checkpoint is invalid, or the disk fails.
     """
     with writing(out):
         planned = Context(seed, Path())
@@ -44,7 +52,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             stage.check(planned, recipe.encoders.keys())
             stage.publish(planned, Path())
         context = Context(seed, out / "vectors", recipe.dev)
-        # One process makes what all read.
+        # The main process makes the initial checkpoints that all processes read.
         with processes().main_process_first():
             (out / "stages").mkdir(parents=True, exist_ok=True)
             for side, init in recipe.encoders.items():
@@ -58,24 +66,33 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             stage.publish(context, folder)
             if processes().is_main_process and (last := last_measures(folder)):
                 report(f"{stage.label}: {last}")
-        main = processes().is_main_process
-        return write_run(recipe, seed, context.folders, out) if main else out
+        folder = out / "runs" / f"{recipe.name}-seed{seed}"
+        if processes().is_main_process:
+            write_run(recipe, seed, context.folders, folder)
+        processes().wait_for_everyone()
+        return folder
+
+
+def silence_transformers_logging() -> None:
+    """Hides the warnings and progress bars of transformers; training has its own progress bar."""
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report: Report) -> Path:
-    """Returns the folder of a stage's result, made now if it is not there."""
+    """Returns the folder of a finished stage; runs the stage if necessary."""
     inputs = stage.inputs(context)
     key = checksum(inputs)
     folder = out / "stages" / f"{stage.label}-{key[:12]}"
     partial = folder.with_name(f".{folder.name}.partial")
     reused = (folder / RESULT).is_file()
     state = processes()
-    # All have looked before one begins: it may be done before another looks.
+    # All processes must decide before one starts, which might finish the stage in the meantime.
     state.wait_for_everyone()
     report(f"{stage.label}: {'reused ' if reused else ''}{folder}")
     if reused:
         return folder
-    # New adapters and decoders are drawn before training begins.
+    # New adapters and decoders are initialised before the Trainer sets its seed.
     set_seed(stage.run_seed(context))
     with writing(partial):
         partial.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a recipe says besides its stages: encoders, data, and what is measured on."""
+"""Schema of a recipe's encoders, data entries and development set."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,30 +8,34 @@ from core.encoders import Pooling, Role
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Positive = Annotated[int, Field(gt=0)]
-# What numpy's generators take.
+# The range that NumPy's generators accept.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-# Folders are named after stages.
+# Names of stages are part of folder names.
 StageName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
 Layers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class Settings(BaseModel):
-    """A part of a recipe; an unknown key is an error."""
+    """Base class of the parts of a recipe; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Prompts(Settings):
-    """Text put before queries and before documents."""
+    """Text prepended to queries and to documents."""
 
     query: str = ""
     document: str = ""
 
 
 class Lora(Settings):
-    """A low-rank adapter of rank r; defaults are those of CARE (arXiv 2604.10937).
+    """A LoRA adapter (arXiv 2106.09685); the defaults are those of CARE (arXiv 2604.10937).
 
-    The update is multiplied by alpha / r; `targets` names linear layers, or is `all-linear`.
+    Attributes:
+        r: Rank.
+        alpha: The update is scaled by alpha / r.
+        dropout: Dropout of the adapter's input.
+        targets: Names of the linear layers to adapt, or `all-linear`.
     """
 
     r: Positive = 32
@@ -41,24 +45,27 @@ class Lora(Settings):
 
 
 class Part(Settings):
-    """A part of the queries, by a checksum of their texts: of `folds` one only, or all but one."""
+    """A subset of the queries: one of `folds` folds, or all folds except one.
+
+    A checksum of the text assigns a query to its fold. Folds are numbered from 0.
+    """
 
     folds: int = Field(gt=1)
     only: int | None = Field(None, ge=0)
     without: int | None = Field(None, ge=0)
 
     @model_validator(mode="after")
-    def _names_one(self) -> Self:
+    def _check_fold(self) -> Self:
         named = [fold for fold in (self.only, self.without) if fold is not None]
         if len(named) != 1:
-            raise ValueError("give either only or without")
+            raise ValueError("set either only or without")
         if named[0] >= self.folds:
-            raise ValueError(f"there is no part {named[0]} of {self.folds}, counted from 0")
+            raise ValueError(f"fold {named[0]} does not exist: folds are 0 to {self.folds - 1}")
         return self
 
 
 SOURCES = ("triples", "texts", "beir", "mined", "pairs")
-# Keys that only some sources have.
+# Keys that only some sources support.
 _KEYS_OF = {
     "fields": ("texts", "pairs"),
     "split": ("beir",),
@@ -68,43 +75,44 @@ _KEYS_OF = {
 
 
 class DataEntry(Settings):
-    """One source of examples or texts; exactly one of the first five says which."""
+    """One source of examples or texts; exactly one of the first five keys must be set."""
 
     triples: str | None = None  # JSONL with `query`, `positives`, `negatives`
     texts: str | None = None  # JSONL; each of its `fields` is a text
     beir: str | None = None  # a folder in BEIR's layout
-    mined: str | None = None  # the name of a stage that mined triples
-    pairs: str | None = None  # JSONL; its first field asks for its second: title and content, say
-    fields: list[str] = Field(default_factory=list)  # that are read of `texts` and `pairs`
-    split: str = "train"  # that is read of `beir`
-    # Values that metadata of a document in `beir` must have.
+    mined: str | None = None  # the name of an earlier stage of kind `mine`
+    pairs: str | None = None  # JSONL; the first field is the query, the second its document
+    fields: list[str] = Field(default_factory=list)  # fields to read of `texts` and `pairs`
+    split: str = "train"  # split of `beir`
+    # Metadata values that the documents of `beir` must have.
     where: dict[str, str | int | bool] = Field(default_factory=dict)
-    # The part of the queries that is read and, where only texts are read, of the documents that
-    # answer them; of `beir` and `pairs`. Of `texts`, the part of these.
+    # Subset of the queries of `beir` and `pairs`, or of the texts of `texts`. In stages that read
+    # single texts, only the positives and negatives of these queries are read as documents.
     part: Part | None = None
-    # Which texts of `beir`, `pairs` and `triples` a stage reads that needs only texts.
+    # Roles of `beir`, `pairs` and `triples` to read, in stages that read single texts.
     roles: list[Role] = Field(default=["query", "document"], min_length=1)
-    role: Role = "query"  # as what the texts of `texts` are encoded
-    # `sentence` for the first sentence of each text, where only texts are read.
+    role: Role = "query"  # role of the texts of `texts`
+    # `sentence` keeps the first sentence of each text, in stages that read single texts.
     cut: Literal["sentence"] | None = None
-    limit: Positive | None = None  # the most examples or texts that are read
+    limit: Positive | None = None  # maximum number of examples or texts
 
     @model_validator(mode="after")
-    def _names_one_source(self) -> Self:
+    def _check_source(self) -> Self:
         named = [name for name in SOURCES if getattr(self, name) is not None]
         if len(named) != 1:
-            raise ValueError(f"give one of {', '.join(SOURCES)}")
+            raise ValueError(f"set exactly one of {', '.join(SOURCES)}")
         if named[0] == "pairs" and len(self.fields) not in (0, 2):
-            raise ValueError("pairs needs two fields")
+            raise ValueError("fields: pairs needs two, for the query and its document")
         for key, sources in _KEYS_OF.items():
             default = type(self).model_fields[key].get_default(call_default_factory=True)
             if named[0] not in sources and getattr(self, key) != default:
-                raise ValueError(f"{key}: {named[0]} has none, only {' and '.join(sources)}")
+                supported = " and ".join(sources)
+                raise ValueError(f"{key}: not supported by {named[0]}, only by {supported}")
         return self
 
     @property
     def source(self) -> str:
-        """Which of the sources this entry names."""
+        """The key of the source that is set."""
         return next(name for name in SOURCES if getattr(self, name) is not None)
 
 
@@ -112,10 +120,9 @@ Data = Annotated[list[DataEntry], Field(min_length=1)]
 
 
 class EncoderInit(Settings):
-    """The initial checkpoint of an encoder; a table in docs/training.md says what each key does.
+    """The initial checkpoint of an encoder; docs/train-a-pair.md describes the keys.
 
-    Without `layers`, `vocabulary` or `dimension` all are kept, and without `frozen_layers` all
-    are trained.
+    By default all layers, tokens and dimensions are kept, and all layers are trained.
     """
 
     start: str | None = None
@@ -134,24 +141,25 @@ class EncoderInit(Settings):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @model_validator(mode="after")
-    def _names_one_checkpoint(self) -> Self:
+    def _check_checkpoint(self) -> Self:
         if (self.start is None) == (self.pair is None):
-            raise ValueError("give either start or pair")
+            raise ValueError("set either start or pair")
         return self
 
 
 class Dev(Settings):
-    """On what nDCG@10 is measured during training; nothing else is chosen by it.
+    """Development set on which nDCG@10 is measured during training.
 
-    Its queries are left out of all training data. `beir`, `where` and `part` are as in data.
+    The measurements select nothing: training always uses the last weights. The queries are
+    excluded from all training data. `beir`, `where` and `part` are those of `DataEntry`.
     """
 
     beir: str
     split: str = "dev"
     where: dict[str, str | int | bool] = Field(default_factory=dict)
     part: Part | None = None
-    queries: Positive | None = None  # the most that are measured; None for all
-    documents: int | None = Field(None, ge=0)  # searched besides the judged ones; None for all
-    start: bool = False  # whether each stage is measured before its first step too
-    every: Positive | None = None  # steps between measurements; None for the stage's end alone
+    queries: Positive | None = None  # maximum number of queries; None for all
+    documents: int | None = Field(None, ge=0)  # unjudged documents to search; None for all
+    start: bool = False  # whether to measure before the first step of each stage
+    every: Positive | None = None  # steps between measurements; None to measure at the end only
     batch: Positive = 32  # texts encoded at a time

@@ -1,7 +1,7 @@
-"""Vectors of a frozen encoder: computed once, stored as shards, read by rows.
+"""Vectors of frozen encoders: computed once, stored as shards, read by row.
 
-vectors.json     which encoder computed them, written first
-shard-*          as `core.shards` describes; an id is the text's role and checksum
+vectors.json     the encoder that computed the vectors; written first
+shard-*          shards of `core.shards`; an id consists of the text's role and checksum
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from core.encoders import Role
 from core.files import publish, write_text
-from core.shards import ShardedVectors, ids_path, whole_shards, write_shard
+from core.shards import ShardedVectors, complete_shards, ids_path, write_shard
 from core.types import FloatArray, RowArray
 from training.data import Text
 from training.distributed import processes
@@ -25,9 +25,14 @@ FILE_NAME = "vectors.json"
 
 
 class VectorsRecord(BaseModel):
-    """What `vectors.json` holds: `count` vectors, in shards of so many rows but the last.
+    """Contents of `vectors.json`.
 
-    The encoder's key is the identity of their space.
+    Attributes:
+        encoder: Key of the encoder, which identifies the embedding space.
+        prompts: Prompts of both roles.
+        dimension: Dimensions of the vectors.
+        count: Number of vectors.
+        shard: Rows per shard; the last shard may have fewer.
     """
 
     encoder: str
@@ -47,7 +52,10 @@ def compute(
     batch: int,
     precision: Precision,
 ) -> None:
-    """Stores the vectors of texts; continues after the last whole shard of an earlier run."""
+    """Encodes texts into shards in `folder`; resumes after the last complete shard.
+
+    `shard` is the number of rows per shard, `batch` the number of texts encoded at a time.
+    """
     encoder = Encoder(checkpoint, trainable=False).to(processes().device)
     record = VectorsRecord(
         encoder=checkpoint.key,
@@ -57,17 +65,17 @@ def compute(
         shard=shard,
     )
     write_text(folder / FILE_NAME, record.model_dump_json(indent=2) + "\n")
-    for number in range(len(whole_shards(folder)), -(-len(texts) // shard)):
+    for number in range(len(complete_shards(folder)), -(-len(texts) // shard)):
         rows = texts[number * shard : (number + 1) * shard]
         vectors = np.empty((len(rows), checkpoint.dimension), dtype=np.float32)
         total = 0
         for role, prompt in prompts:
-            here = [i for i, text in enumerate(rows) if text.role == role]
-            if here:
-                tokens = tokenize(checkpoint, prompt, [rows[i].text for i in here])
+            selected = [i for i, text in enumerate(rows) if text.role == role]
+            if selected:
+                tokens = tokenize(checkpoint, prompt, [rows[i].text for i in selected])
                 label = f"vectors, shard {number}"
                 found = encode(encoder, tokens, batch=batch, precision=precision, label=label)
-                vectors[here] = found
+                vectors[selected] = found
                 total += len(tokens.ids)
         ids = [text_id(text) for text in rows]
         write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
@@ -82,9 +90,9 @@ def frozen_vectors(
     batch: int = 32,
     precision: Precision,
 ) -> FloatArray:
-    """Returns the vectors of texts by a frozen encoder; computed once, then read from `cache`.
+    """Returns the vectors of texts by a frozen encoder, cached in the folder `cache`.
 
-    They are float32 [texts, dimension] of unit norm, memory-mapped if they are one shard.
+    They are float32 [texts, dimension] of unit norm, memory-mapped if there is only one shard.
     """
     rows = [Text(role, text) for text in texts]
     digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
@@ -103,9 +111,15 @@ def frozen_vectors(
 
 
 class TeacherVectors(ShardedVectors):
-    """Vectors on disk, by text; it is a TrainingError if they are missing or incomplete.
+    """Vectors on disk, looked up by text.
 
-    The encoder of a given key must have computed them, and a given dimension must be theirs.
+    Args:
+        folder: The folder that `compute` wrote.
+        encoder: Key of the encoder that must have computed the vectors; None for any.
+        dimension: Dimensions that the vectors must have; None for any.
+
+    Raises:
+        TrainingError: If vectors are missing, incomplete, or of another encoder or dimension.
     """
 
     def __init__(
@@ -115,19 +129,20 @@ class TeacherVectors(ShardedVectors):
         try:
             record = VectorsRecord.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError) as error:
-            reason = "missing, or does not describe vectors"
+            reason = "missing or invalid: run a stage of kind teacher"
             raise TrainingError.at(path, reason, "no_vectors") from error
         if encoder is not None and record.encoder != encoder:
-            reason = f"the vectors are of encoder {record.encoder[:12]}, not of {encoder[:12]}: "
-            reason += "compute them again with the encoder of this recipe"
+            reason = f"encoder {record.encoder[:12]} computed the vectors, not {encoder[:12]}: "
+            reason += "compute them again with the document encoder of this recipe"
             raise TrainingError.at(path, reason, "other_encoder")
         if dimension is not None and record.dimension != dimension:
-            reason = f"the vectors have {record.dimension} dimensions, the encoder that learns "
-            reason += f"them {dimension}: set its dimension or projection"
+            reason = f"the vectors have {record.dimension} dimensions, the query encoder has "
+            reason += f"{dimension}: set the dimension or projection of the query encoder"
             raise TrainingError.at(path, reason, "dimension_mismatch")
-        shards = whole_shards(folder)
+        shards = complete_shards(folder)
         if sum(shard.rows for shard in shards) != record.count:
-            reason = f"shard {len(shards)} is missing or damaged"
+            reason = f"shard {len(shards)} is missing or damaged: delete the folder and run the "
+            reason += "teacher stage again"
             raise TrainingError.at(folder, reason, "damaged_shard", shard=len(shards))
         self.folder = folder
         super().__init__(folder, record.shard, np.arange(record.count))
@@ -136,15 +151,19 @@ class TeacherVectors(ShardedVectors):
         self._row_of = {id_: row for row, id_ in enumerate(ids)}
 
     def rows(self, texts: Sequence[Text]) -> RowArray:
-        """Returns int64 [texts], the row of each text's vector, which every text must have."""
+        """Returns the row of each text's vector, int64 [texts].
+
+        Raises:
+            TrainingError: If a text has no vector.
+        """
         found = [self._row_of.get(text_id(text), -1) for text in texts]
         if missing := found.count(-1):
-            reason = f"{missing} of {len(texts)} texts have no vector: name their data in the "
-            reason += "teacher stage too"
+            reason = f"{missing} of {len(texts)} texts have no vector: add their data to the "
+            reason += "teacher stage"
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
         return np.array(found, dtype=np.int64)
 
 
 def text_id(text: Text) -> str:
-    """Returns the id of a text in its role."""
+    """Returns the id of a text: its role and a checksum."""
     return f"{text.role}-{hashlib.blake2b(text.text.encode(), digest_size=16).hexdigest()}"

@@ -1,4 +1,4 @@
-"""A smaller vocabulary: the tokens that some texts use, and the embeddings of those alone."""
+"""Vocabulary pruning: keeps only the tokens that given texts use, and their embeddings."""
 
 import json
 from collections.abc import Iterable
@@ -18,10 +18,13 @@ _KINDS = ("Unigram", "WordPiece")
 
 
 def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
-    """Returns the tokens that texts use, all special ones, and all of one character.
+    """Returns the ids to keep, int64 [n], ascending.
 
-    With the single characters a text that is not among these can still be spelled. The ids,
-    int64 [n], are in their order. The tokenizer must be of Unigram or WordPiece.
+    They are the tokens of the texts, all special tokens, and all tokens of one character, so
+    that other texts can still be tokenized.
+
+    Raises:
+        TrainingError: If the tokenizer in `folder` is missing, or neither Unigram nor WordPiece.
     """
     data = _read(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
@@ -39,10 +42,13 @@ def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
 
 
 def trim(model: Any, source: Path, folder: Path, kept: NDArray[np.int64]) -> None:
-    """Keeps some tokens, int64 [n] in their order, of a model and of its tokenizer.
+    """Prunes the vocabulary of a model and of its tokenizer.
 
-    The model is changed in place, and the tokenizer, which `source` holds, in `folder`, where its
-    files were copied to.
+    Args:
+        model: The transformers model; changed in place.
+        source: Checkpoint folder with the original tokenizer.
+        folder: Folder with a copy of the tokenizer's files; changed in place.
+        kept: int64 [n], ids of the tokens to keep, ascending.
     """
     new_id = {old: new for new, old in enumerate(kept.tolist())}
     data = _read(source)
@@ -56,7 +62,7 @@ def trim(model: Any, source: Path, folder: Path, kept: NDArray[np.int64]) -> Non
         token["id"] = new_id[token["id"]]
     _renumber(data["post_processor"], new_id)
     (folder / _FILE).write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    # What the configuration says of added tokens is in that file too, with their new ids.
+    # tokenizer.json lists the added tokens with their new ids; the entry here has the old ids.
     path = folder / "tokenizer_config.json"
     if path.is_file():
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -80,13 +86,13 @@ def _read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrainingError.at(folder / _FILE, "missing or not JSON", "no_tokenizer") from error
     if (kind := data["model"]["type"]) not in _KINDS:
-        reason = f"is {kind}: a vocabulary of {' or '.join(_KINDS)} can be cut"
+        reason = f"a vocabulary of type {kind} cannot be pruned, only {' and '.join(_KINDS)}"
         raise TrainingError.at(folder / _FILE, reason, "unsupported_tokenizer", type=kind)
     return data
 
 
 def _renumber(processor: Any, new_id: dict[int, int]) -> None:
-    """Changes the ids that a post-processor puts around a text."""
+    """Renumbers the special tokens of a post-processor."""
     if not isinstance(processor, dict):
         return
     for part in processor.get("processors", []):

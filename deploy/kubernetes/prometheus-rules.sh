@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints the rules of deploy/prometheus as PrometheusRule objects.
+# Prints the files of deploy/prometheus/rules as PrometheusRule objects.
 set -eu
 cd "$(dirname "$0")/../prometheus/rules"
 for file in *.yml; do

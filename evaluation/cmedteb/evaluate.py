@@ -34,7 +34,7 @@ from models.encoders.factory import load_encoder
 
 BM25 = "bm25"
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
-# What mteb calls kinds and measures.
+# mteb's names of kinds and measures.
 _TYPES = {"retrieval": "Retrieval", "reranking": "Reranking", "sts": "STS"}
 _MAIN_SCORES = {
     "nDCG@10": "ndcg_at_10",
@@ -48,18 +48,19 @@ Load = Callable[[EncoderSpec, Path], Encoder]
 
 
 def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
-    r"""Returns the spec with a task's instruction in a prompt that has a place for one.
+    r"""Returns the spec with the task's instruction in its prompt.
 
-    A prompt of the form "Instruct: …\nQuery:" has one; others stay as they are.
+    Only a prompt of the form "Instruct: …\nQuery:" has an instruction; others are kept.
     """
     prompt = _INSTRUCTION.sub(lambda found: instruction or found[0], spec.prompt)
     return spec.model_copy(update={"prompt": prompt})
 
 
 class PairModel(AbsEncoder):
-    """A pair as a model of mteb: documents by the document side, all else by the query side.
+    """A pair as a model of mteb.
 
-    Its vectors are kept in the folder `cache`; `load` loads one side.
+    The document side encodes documents, the query side encodes all other texts. Vectors are cached
+    in the folder `cache`; `load` loads one side.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class PairModel(AbsEncoder):
         if prompt_type == PromptType.document:
             spec = self.pair.document
         else:
-            told = task_metadata.prompt
-            instruction = told.get("query", "") if isinstance(told, dict) else told or ""
+            prompt = task_metadata.prompt
+            instruction = prompt.get("query", "") if isinstance(prompt, dict) else prompt or ""
             spec = with_instruction(self.pair.query, instruction)
         return encode_cached(
             lambda: self._encoder(spec),
@@ -94,7 +95,7 @@ class PairModel(AbsEncoder):
         )
 
     def _encoder(self, spec: EncoderSpec) -> Encoder:
-        # One encoder of each role at a time: a large one fills a GPU.
+        # Only one encoder of each role stays loaded: a large one fills a GPU.
         encoder = self._loaded.pop(spec.role, None)
         if encoder is None or encoder.spec != spec:
             del encoder
@@ -104,7 +105,7 @@ class PairModel(AbsEncoder):
 
 
 class Bm25Model:
-    """BM25 over words as a model of mteb, the baseline; it has no answer to STS."""
+    """BM25 over words as a model of mteb: the baseline of all tasks but STS."""
 
     name = BM25
 
@@ -121,8 +122,8 @@ class Bm25Model:
         """Ranks the corpus, or the candidates of each query."""
         ids, texts = queries["id"], queries["text"]
         if top_ranked:
-            asked = zip(ids, texts, strict=True)
-            return {id_: self._index.score(text, top_ranked[id_]) for id_, text in asked}
+            queries_by_id = zip(ids, texts, strict=True)
+            return {id_: self._index.score(text, top_ranked[id_]) for id_, text in queries_by_id}
         return dict(zip(ids, self._index.search(texts, top_k), strict=True))
 
 
@@ -160,11 +161,14 @@ class StsTask(AbsTaskSTS):
 
 
 def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> TaskScore | None:
-    """Runs a system on a task; writes run file and score into a folder of the system's name.
+    """Runs a system on a task and writes the run file and the score into its folder in `out`.
 
-    Returns the score, or None if the system has no answer to such a task (BM25 to STS). Scores
-    that are not defined are a CareError: no query has a relevant document, or the system finds
-    all pairs of STS equally alike.
+    Returns:
+        The score, or None if the system does not support the task (BM25 and STS).
+
+    Raises:
+        CareError: If the score is not defined: no query has a relevant document, or the system
+            gives all pairs of STS the same similarity.
     """
     labels: list[float] | None = None
     if isinstance(data, PairData):
@@ -172,7 +176,10 @@ def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> Tas
             return None
         similarities = _predict(system, StsTask(known, data))["cosine_scores"]
         if len(set(similarities)) < 2:
-            message = f"'{system.name}' finds all pairs of '{known.name}' equally alike"
+            message = (
+                f"'{system.name}' gives all pairs of '{known.name}' the same similarity: "
+                "Pearson's r is not defined"
+            )
             code = "equal_similarities"
             raise CareError(message, code=code, system=system.name, task=known.name)
         labels = data.label
@@ -181,7 +188,7 @@ def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> Tas
         contents: list[Any] = [data.first, data.second, labels]
     else:
         if not any(grade > 0 for grades in data.qrels.values() for grade in grades.values()):
-            message = f"no query of '{known.name}' has a relevant document"
+            message = f"no query of '{known.name}' has a relevant document: check its judgements"
             raise CareError(message, code="no_relevant_document", task=known.name)
         run = _predict(system, RankingTask(known, data))
         items = score_queries(MEASURES[known.measure], data.qrels, run)

@@ -1,4 +1,4 @@
-"""The report: one HTML file with tables, plots and the queries that score low."""
+"""The HTML report: tables, plots and the queries with low scores, in one file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 from core.errors import CareError
+from core.files import write_text
 from evaluation.beir import Run
 from evaluation.cmedteb.results import TaskScore, difference, read_scores, render, run_path
 from evaluation.cmedteb.tasks import TASKS, RankingData, Task, TaskData
@@ -13,14 +14,15 @@ from evaluation.metrics import ranked
 from evaluation.plots import score_bars
 from evaluation.trec import read_run
 
-# A query that scores less is shown: its first relevant document is not among the first two.
+REPORT = "report.html"
+# Queries with a lower score are shown: their first relevant document is not in the top 2.
 LOW = 0.5
 _DEPTH = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A document in the report; rank counts from 1, None if it was not found."""
+    """A document in the report; rank counts from 1, None if it was not retrieved."""
 
     id: str
     rank: int | None
@@ -30,7 +32,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class LowQuery:
-    """A query that scored low: what was retrieved beside what was judged relevant."""
+    """A query with a low score, its first hits and its relevant documents."""
 
     query_id: str
     query: str
@@ -39,11 +41,20 @@ class LowQuery:
     relevant: list[Passage]
 
 
+def write_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, failures: int) -> Path:
+    """Writes `html_report` to report.html in the folder of results and returns its path."""
+    path = out / REPORT
+    write_text(path, html_report(out, tasks, failures=failures))
+    return path
+
+
 def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, failures: int) -> str:
     """Returns the report of all scores of a folder, the best systems of each task first.
 
-    `tasks` reads the data that they were scored on. Of each system and ranking task at most
-    `failures` queries are shown, the worst first.
+    Args:
+        out: Folder of results.
+        tasks: The tasks and the functions that read their data, as `find_tasks` returns them.
+        failures: Queries that are shown at most for each system and ranking task, worst first.
     """
     every = [score for scores in read_scores(out).values() for score in scores.values()]
     every.sort(key=lambda score: -score.value)
@@ -74,12 +85,15 @@ def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fail
 
 
 def low_queries(score: TaskScore, run: Run, data: RankingData, count: int) -> list[LowQuery]:
-    """Returns the queries that score below `LOW`, the lowest first, at most `count`."""
+    """Returns at most `count` queries with a score below `LOW`, the lowest first."""
     low = sorted((value, query) for query, value in score.items.items() if value < LOW)
     try:
         return [_low_query(query, value, run.get(query, {}), data) for value, query in low[:count]]
     except KeyError as error:
-        message = f"the run of '{score.system}' on '{score.task}' names {error}, not in the data"
+        message = (
+            f"the run of '{score.system}' on '{score.task}' contains {error}, which is not in the "
+            "data: score the system again on this data"
+        )
         fields = {"system": score.system, "task": score.task, "id": error.args[0]}
         raise CareError(message, code="run_of_other_data", **fields) from error
 

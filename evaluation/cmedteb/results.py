@@ -1,4 +1,4 @@
-"""Scores of systems on tasks: files, the benchmark's table, the difference of two systems."""
+"""Scores of systems on tasks: files, the table of the benchmark, paired differences."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 
-from core.encoders import Frozen
+from core.encoders import FrozenModel
 from core.errors import CareError
 from core.files import write_text
 from core.records import read_text
@@ -29,11 +29,11 @@ _TEMPLATES = Environment(
 
 
 def render(template: str, **facts: object) -> str:
-    """Returns a template of this folder, filled in."""
+    """Renders a template of this folder."""
     return _TEMPLATES.get_template(template).render(facts)
 
 
-class TaskScore(Frozen):
+class TaskScore(FrozenModel):
     """A system's score on a task."""
 
     system: str
@@ -44,8 +44,8 @@ class TaskScore(Frozen):
     high: float
     items: dict[str, float]  # the score of each query; of STS, the similarity of each pair
     labels: list[float] | None = None  # of STS, of each pair
-    data_sha256: str  # of the texts and judgements that it was scored on
-    libraries: dict[str, str]  # versions of those that it was made with
+    data_sha256: str  # of the texts and judgements
+    libraries: dict[str, str]  # versions, by distribution
 
     @property
     def interval(self) -> Interval:
@@ -57,7 +57,7 @@ Scores = Mapping[str, Mapping[str, TaskScore]]
 
 
 def run_path(out: Path, system: str, task: str) -> Path:
-    """Returns where the TREC run file of a score lies."""
+    """Returns the path of the TREC run file of a score."""
     return out / system / f"{task}.trec"
 
 
@@ -69,25 +69,27 @@ def write_score(out: Path, score: TaskScore) -> None:
 
 
 def read_score(path: Path) -> TaskScore:
-    """Reads a score; any other file is a CareError."""
+    """Reads a score; a file with other content is a CareError."""
     try:
         return TaskScore.model_validate_json(read_text(path))
     except ValidationError as error:
-        raise CareError.at(path, "is no score of this benchmark", "not_score") from error
+        raise CareError.at(path, "is not a score of this benchmark", "not_score") from error
 
 
 def read_scores(out: Path) -> Scores:
-    """Returns all scores of a folder, by task, by system, the best systems first.
+    """Returns all scores of a folder, by task, by system.
 
-    Those with the most tasks come first; among them the mean over tasks decides. To have none,
-    or two on different data, is a CareError.
+    Systems are sorted by the number of their tasks, then by their mean over tasks, descending.
+
+    Raises:
+        CareError: If the folder has no scores, or scores of a task were computed on different data.
     """
     scores: dict[str, dict[str, TaskScore]] = {}
     for path in sorted(out.glob("*/*.json")):
         score = read_score(path)
         scores.setdefault(score.system, {})[score.task] = score
     if not scores:
-        raise CareError.at(out, "holds no scores: run some systems first", "no_scores")
+        raise CareError.at(out, "has no scores: run care cmedteb run first", "no_scores")
     for known in TASKS:
         checksums = {s[known.name].data_sha256 for s in scores.values() if known.name in s}
         if len(checksums) > 1:
@@ -97,7 +99,7 @@ def read_scores(out: Path) -> Scores:
 
 
 def markdown_table(scores: Scores) -> str:
-    """Returns the table of all systems in the paper's columns, and how far tasks agree."""
+    """Returns the table of all systems in the paper's columns, with the tasks' rank correlation."""
     columns = [t for t in TASKS if any(t.name in tasks for tasks in scores.values())]
     rows = {}
     for system, tasks in scores.items():
@@ -110,11 +112,28 @@ def markdown_table(scores: Scores) -> str:
     return render("table.md.j2", columns=columns, rows=rows, agreement=_agreement(scores))
 
 
+def compare_systems(out: Path, first: str, second: str) -> str:
+    """Returns the table of `compare` for two systems with scores in the folder `out`.
+
+    Raises:
+        CareError: If `out` has no scores of one of them, or they share no task.
+    """
+    scores = read_scores(out)
+    for name in (first, second):
+        if name not in scores:
+            reason = f"has no scores of '{name}': it has scores of {', '.join(scores)}"
+            raise CareError.at(out, reason, "unknown_system", system=name)
+    return compare(scores[first], scores[second])
+
+
 def compare(first: Mapping[str, TaskScore], second: Mapping[str, TaskScore]) -> str:
-    """Returns a Markdown table of the differences of two systems, first less second."""
+    """Returns a Markdown table of the differences of two systems, first minus second."""
     shared = [t for t in TASKS if t.name in first and t.name in second]
     if not shared:
-        raise CareError("the two systems share no task", code="no_shared_task")
+        raise CareError(
+            "the two systems have no task in common: score both on the same task",
+            code="no_shared_task",
+        )
     differences = [(t.column, difference(first[t.name], second[t.name])) for t in shared]
     return render("compare.md.j2", differences=differences)
 
@@ -140,17 +159,18 @@ def _mean(tasks: Mapping[str, TaskScore], names: Collection[str]) -> float:
 
 
 def _agreement(scores: Scores) -> dict[str, float] | None:
-    """How far CMedQA and the new tasks order the systems alike."""
-    whole = [tasks for tasks in scores.values() if tasks.keys() >= set(PAPER_COLUMNS)]
-    if len(whole) < 3:
+    """Returns the rank correlation of the systems' averages over CMedQA and over the new tasks."""
+    complete = [tasks for tasks in scores.values() if tasks.keys() >= set(PAPER_COLUMNS)]
+    if len(complete) < 3:
         return None
     old, new = (
-        [_mean(tasks, names) for tasks in whole] for names in (PAPER_COLUMNS[:2], PAPER_COLUMNS[2:])
+        [_mean(tasks, names) for tasks in complete]
+        for names in (PAPER_COLUMNS[:2], PAPER_COLUMNS[2:])
     )
     rho, p = rank_correlation(old, new)
-    return {"systems": len(whole), "rho": rho, "p": p}
+    return {"systems": len(complete), "rho": rho, "p": p}
 
 
 def _different_data(task: str) -> CareError:
-    message = f"systems were scored on different data of '{task}'"
+    message = f"systems were scored on different data of '{task}': score them again on the same"
     return CareError(message, code="different_data", task=task)

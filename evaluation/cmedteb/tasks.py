@@ -1,12 +1,12 @@
-"""The tasks of CMedTEB and their data: local folders and files, or data sets of the hub.
+"""The tasks of CMedTEB and their data: local folders and files, or data sets on the Hub.
 
-A file that cannot be read, or a line that is wrong, is a DataError that names both.
+A file that cannot be read, or an invalid line, is a DataError with the path and the line.
 """
 
 import hashlib
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ HUB = "hub"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of the benchmark; tasks.toml lists them and says what the fields are."""
+    """One task of the benchmark; tasks.toml lists the tasks and explains the fields."""
 
     name: str
     column: str
@@ -42,7 +42,7 @@ class Task:
 
     @property
     def local(self) -> str:
-        """Its folder or file in a local folder of data."""
+        """The name of its folder or file in a local folder of data."""
         return self.name if self.kind == "retrieval" else f"{self.name}.jsonl"
 
 
@@ -57,25 +57,25 @@ def task(name: str) -> Task:
     """Returns a task by its name; an unknown one is a CareError."""
     known = {task.name: task for task in TASKS}
     if name not in known:
-        message = f"unknown task '{name}': there are {', '.join(known)}"
+        message = f"unknown task '{name}': the tasks are {', '.join(known)}"
         raise CareError(message, code="unknown_task", task=name)
     return known[name]
 
 
 @dataclass(frozen=True, slots=True)
 class RankingData:
-    """Data of a retrieval or reranking task; all texts are under the text rules."""
+    """Data of a retrieval or reranking task; all texts are normalised."""
 
     corpus: dict[str, str]  # by id
     queries: dict[str, str]  # by id
     qrels: Qrels
-    # Of reranking, the ids of the documents to order, by query id.
+    # For reranking: the ids of the documents to rank, by query id.
     candidates: dict[str, list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PairData:
-    """Data of an STS task: two texts and how alike they are, for each pair."""
+    """Data of an STS task: two texts and a similarity label for each pair."""
 
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
@@ -86,16 +86,33 @@ TaskData = RankingData | PairData
 
 
 def find_tasks(
-    source: str, split: str, repository: str | None = None
+    source: str, split: str, repository: str | None = None, names: Sequence[str] = ()
 ) -> dict[Task, Callable[[], TaskData]]:
-    """Returns the tasks that a source holds, and what reads their data, once each.
+    """Returns the tasks that a source holds, each with a function that reads its data once.
 
-    A folder holds a task if the task's `local` is in it, or NAME/SPLIT.jsonl. A folder with a
-    corpus.jsonl of its own is the retrieval task, beside what else is in it.
+    Args:
+        source: A local folder, or "hub" for the Hugging Face Hub. A folder holds a task if it
+            contains the task's `local` file or folder, or NAME/SPLIT.jsonl. A folder that
+            contains a corpus.jsonl is the data of the retrieval task itself.
+        split: Split of local data.
+        repository: On the hub, the data sets OWNER/NAME-retrieval, -rerank and -sts, given as
+            "OWNER/NAME". Without it only the tasks with a data set of their own are found.
+        names: Names of the tasks to return, in this order; all that are found if empty.
 
-    The source "hub" has the tasks with a data set of their own and, with a repository
-    "owner/name", the others as OWNER/NAME-retrieval, -rerank and -sts.
+    Raises:
+        CareError: If a name is not a task, or the source does not hold it.
     """
+    found = _find(source, split, repository)
+    wanted = [task(name) for name in names]
+    for known in wanted:
+        if known not in found:
+            reason = f"does not hold the task '{known.name}': it holds "
+            reason += ", ".join(other.name for other in found)
+            raise CareError.at(source, reason, "missing_task", task=known.name)
+    return {known: found[known] for known in wanted} if wanted else found
+
+
+def _find(source: str, split: str, repository: str | None) -> dict[Task, Callable[[], TaskData]]:
     if source == HUB:
         return {
             known: cache(partial(_read_hub, known, known.hub or f"{repository}-{known.name}"))
@@ -113,7 +130,7 @@ def find_tasks(
         paths[task("retrieval")] = root
     if not paths:
         wanted = ", ".join(known.local for known in TASKS)
-        reason = f"holds no task: it may hold {wanted}, or be a BEIR folder"
+        reason = f"contains no task: it needs {wanted}, or the files of a BEIR folder"
         raise CareError.at(root, reason, "no_tasks")
     readers: dict[str, Callable[[Path], TaskData]] = {
         "retrieval": partial(read_retrieval, split=split),
@@ -133,7 +150,7 @@ def read_retrieval(folder: Path, split: str) -> RankingData:
 
 
 def read_reranking(path: Path) -> RankingData:
-    """Reads JSONL with `query`, `positives`, at least one, and `negatives`, all texts."""
+    """Reads JSONL with `query` and two lists of texts, `positives` (not empty) and `negatives`."""
     data = RankingData({}, {}, {}, {})
     assert data.candidates is not None
     for number, record in read_jsonl(path):
@@ -155,12 +172,12 @@ def read_reranking(path: Path) -> RankingData:
         data.qrels[id_] = dict.fromkeys(positives, 1) | dict.fromkeys(negatives, 0)
         data.candidates[id_] = list(data.qrels[id_])
     if not data.queries:
-        raise DataError.at(path, "holds no query", "no_queries")
+        raise DataError.at(path, "has no queries", "no_queries")
     return data
 
 
 def read_sts(path: Path) -> PairData:
-    """Reads JSONL with `text1`, `text2` and `label`, a number; not all labels may be equal."""
+    """Reads JSONL with `text1`, `text2` and `label`, a number; labels must not all be equal."""
     data = PairData()
     for number, record in read_jsonl(path):
         data.first.append(normalize_text(string(path, number, record, "text1")))
@@ -170,7 +187,7 @@ def read_sts(path: Path) -> PairData:
             raise field_error(path, number, "label", "is missing or not a number")
         data.label.append(float(label))
     if len(set(data.label)) < 2:
-        reason = "has labels that are all equal: nothing correlates with them"
+        reason = "has the same label on every line: Pearson's r is not defined"
         raise DataError.at(path, reason, "equal_labels")
     return data
 
@@ -183,13 +200,13 @@ def _texts(path: Path, number: int, record: dict[str, Any], name: str) -> list[s
 
 
 def _read_hub(known: Task, repository: str) -> TaskData:
-    """Reads a data set of the hub, in mteb's layout, split test."""
+    """Reads the split test of a data set on the Hugging Face Hub, in mteb's layout."""
     read = _read_hub_sts if known.kind == "sts" else _read_hub_ranking
     try:
         return read(repository, known.revision)
     except Exception as error:  # the libraries raise nothing narrower
-        message = f"download of {repository} from the hub failed ({type(error).__name__}): "
-        message += "give a local folder as DATA"
+        message = f"download of {repository} from the Hugging Face Hub failed "
+        message += f"({type(error).__name__}): check the network, or give a local folder of data"
         raise CareError(message, code="download_failed", repository=repository) from error
 
 

@@ -1,4 +1,4 @@
-"""The accuracy–speed picture: nDCG@10 against the rate of the query side, on one machine."""
+"""The accuracy–speed plot: nDCG@10 against queries/s of the query side, on one machine."""
 
 import statistics
 import time
@@ -18,28 +18,39 @@ from core.types import Document
 from evaluation.bm25 import Bm25Index
 from evaluation.cmedteb.evaluate import PairModel, System, evaluate_task, with_instruction
 from evaluation.cmedteb.results import percent, render
-from evaluation.cmedteb.tasks import RankingData, Task
+from evaluation.cmedteb.tasks import RankingData, Task, TaskData, task
 from evaluation.plots import SystemPoint, draw_tradeoff
 from models.encoders.factory import load_encoder
 
 _ROUNDS = 5
 _WARM_UP = 20
 
-Answer = Callable[[str], object]
+QuerySide = Callable[[str], object]
 
 
-def measure_tradeoff(systems: Sequence[System], known: Task, data: RankingData, out: Path) -> str:
-    """Scores systems on a retrieval task and measures their rates.
+def measure_tradeoff(
+    systems: Sequence[System], tasks: Mapping[Task, Callable[[], TaskData]], out: Path
+) -> str:
+    """Scores systems on the retrieval task and measures the rates of their query sides.
 
-    Writes table, figures and JSON into the folder of results; returns the table.
+    Args:
+        systems: As `load_systems` returns them.
+        tasks: As `find_tasks` returns them; they contain the task "retrieval".
+        out: Folder of results, for tradeoff.md, .json, .png and .svg.
+
+    Returns:
+        The Markdown table, as written to tradeoff.md.
     """
-    scores, answers = {}, {}
+    known = task("retrieval")
+    data = tasks[known]()
+    assert isinstance(data, RankingData)
+    scores, query_sides = {}, {}
     for system in tqdm(systems, desc=known.column, unit=" systems"):
         score = evaluate_task(system, known, data, out)
         assert score is not None
         scores[system.name] = score.interval
-        answers[system.name] = _query_side(system, known, data)
-    rates = _measure_rates(answers, list(data.queries.values()))
+        query_sides[system.name] = _query_side(system, known, data)
+    rates = _measure_rates(query_sides, list(data.queries.values()))
     points = []
     for system in systems:
         pair = system.pair if isinstance(system, PairModel) else None
@@ -60,23 +71,23 @@ def measure_tradeoff(systems: Sequence[System], known: Task, data: RankingData, 
     return table
 
 
-def _measure_rates(answers: Mapping[str, Answer], queries: Sequence[str]) -> dict[str, float]:
-    """Returns queries/s of each system, the median of rounds in which they take turns."""
-    rates: dict[str, list[float]] = {name: [] for name in answers}
-    for answer in answers.values():
+def _measure_rates(sides: Mapping[str, QuerySide], queries: Sequence[str]) -> dict[str, float]:
+    """Returns queries/s of each system: the median of interleaved rounds."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
         for query in queries[:_WARM_UP]:
-            answer(query)
+            run(query)
     for _ in tqdm(range(_ROUNDS), desc="queries/s", unit=" rounds"):
-        for name, answer in answers.items():
+        for name, run in sides.items():
             started = time.perf_counter()
             for query in queries:
-                answer(query)
+                run(query)
             rates[name].append(len(queries) / (time.perf_counter() - started))
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _query_side(system: System, known: Task, data: RankingData) -> Answer:
-    """Returns what encodes one query on all processors, or searches by BM25."""
+def _query_side(system: System, known: Task, data: RankingData) -> QuerySide:
+    """Returns a function that encodes one query, or searches it by BM25."""
     if isinstance(system, PairModel):
         spec = with_instruction(system.pair.query, known.instruction)
         encoder = load_encoder(spec, system.pair.folder)

@@ -1,1 +1,1 @@
-"""Benchmarks: the service beside other systems, index types by speed and recall, starts, builds."""
+"""Benchmarks: the service and other systems, index types, service start, and index builds."""

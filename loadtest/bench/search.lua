@@ -1,4 +1,4 @@
--- wrk -s search.lua URL -- PATH FILE: posts the lines of FILE to PATH in turn.
+-- wrk -s search.lua URL -- PATH FILE: sends the lines of FILE as POST requests to PATH, in turn.
 
 local requests, position = {}, 0
 

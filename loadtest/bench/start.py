@@ -1,30 +1,24 @@
-"""From process start to ready, and the memory of a second process on the same index.
+"""Start time of the service, and memory of a second process with the same index.
 
-python -m loadtest.bench.start --vectors 1000000 --out FOLDER
-
-The index is the HNSW,SQ8 graph that `python -m loadtest.bench.scale` leaves in the cache, with the
-vectors of the sample corpus added to it: its canaries are real. The pair is the default one with
-a matrix product behind its query encoder, which takes its vectors to the index's dimensions and
-their mean to that of the synthetic vectors: the start loads the same tokenizer and nearly the same
-weights.
+The index is the HNSW,SQ8 graph that the scale benchmark leaves in the cache, plus the vectors of
+the sample corpus, which provide real canaries. The pair is the default pair with a matrix product
+after its query encoder, which maps vectors to the index's dimensions and their mean to that of the
+synthetic vectors. The service thus loads the same tokenizer and nearly the same weights as usual.
 """
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
 
 import faiss
 import numpy as np
 
 from core import documents, filters
-from core.cli import run as run_command
 from core.encoders import Pair
 from core.errors import CareError
 from core.files import sha256_file, sync, write_text
@@ -33,9 +27,10 @@ from core.service_process import running_service
 from core.types import FloatArray
 from core.versions import MANIFEST, current_version, set_current
 from indexer.build import BuildOptions, build
-from loadtest.bench import results, scale
+from loadtest.bench import results
 from loadtest.bench.engines import faiss_engine
-from loadtest.bench.processes import Server, anonymous_bytes, options_json, parse_options
+from loadtest.bench.options import StartOptions
+from loadtest.bench.processes import Server, anonymous_bytes, options_json
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import DEFAULT_PAIR, load_pair, write_pair
@@ -47,45 +42,13 @@ _SEARCHES = 200
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Options(scale.Options):
-    """What to measure; all but these are options of `scale`. `threads` is CARE_THREADS."""
-
-    vectors: Annotated[int, "Synthetic documents of the index."] = 1_000_000
-    starts: Annotated[int, "Warm starts to measure."] = 5
-
-    @property
-    def index(self) -> Path:
-        """The folder of the index."""
-        return (self.cache / "indexes" / f"start-{self.vectors}").resolve()
-
-    @property
-    def graph(self) -> Path:
-        """The graph over the synthetic vectors, which `scale` builds."""
-        engine = faiss_engine(f"HNSW{self.links},SQ8", self.construction)
-        return self.folder / engine.file_name
-
-    @property
-    def pair(self) -> Path:
-        """The TOML file of the pair."""
-        return (self.cache / f"pair-{self.dimension}" / "pair.toml").resolve()
-
-    @contextmanager
-    def service(self) -> Iterator[tuple[Server, float]]:
-        """Runs the service until the block ends; yields the seconds that its start took."""
-        place, settings = self.index, {"THREADS": str(self.threads), "CACHE_ENTRIES": "0"}
-        started = time.perf_counter()
-        with running_service(place.parent, place.name, str(self.pair), **settings) as process:
-            server = Server(process)
-            server.get("/health/ready")
-            yield server, time.perf_counter() - started
-
-
-def run(options: Options) -> None:
+def run(options: StartOptions) -> None:
     """Measures and writes `start-<vectors>.json`."""
-    if not options.graph.is_file():
-        message = f"{options.graph} is missing: make bench-scale VECTORS={options.vectors} first"
-        raise CareError(message, code="graph_missing", path=options.graph)
+    if not _graph(options).is_file():
+        message = (
+            f"{_graph(options)} is missing: run make bench-scale VECTORS={options.vectors} first"
+        )
+        raise CareError(message, code="graph_missing", path=_graph(options))
     _log.info("pair and index of %d documents", options.vectors)
     if not options.pair.is_file():
         make_pair(options)
@@ -96,28 +59,28 @@ def run(options: Options) -> None:
     _log.info("starts")
     for path in folder.iterdir():
         sync(path)
-        with path.open("rb") as file:  # its pages are forgotten
+        with path.open("rb") as file:  # drops the file's pages from the page cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with options.service() as (_, cold):
+    with _service(options) as (_, cold):
         pass
     warm, worked = [], []
     for _ in range(options.starts):
-        with options.service() as (server, seconds):
+        with _service(options) as (server, seconds):
             warm.append(round(seconds, 3))
             worked.append(server.cpu())
-    _log.info("cold %.2f s, warm %s s, processor %s s", cold, warm, worked)
-    with options.service() as (first, _), options.service() as (second, _):
+    _log.info("cold %.2f s, warm %s s, CPU %s s", cold, warm, worked)
+    with _service(options) as (first, _), _service(options) as (second, _):
         at_ready = _memory(second)
         before = [_hits(server, query) for query in queries for server in (first, second)]
         memory = {"second_at_ready": at_ready, "second": _memory(second), "first": _memory(first)}
         first.process.kill()
         first.process.wait()
-        with options.service() as (again, after_kill):
+        with _service(options) as (again, after_kill):
             same = before[::2] == [_hits(again, query) for query in queries]
             killed = {"same_hits": same, "memory": _memory(again)}
     ready = (
-        f"median of {len(warm)}, of which the processor works {median(worked):.2f} s; {cold:.2f} s "
-        f"with the index's files not in memory; {after_kill:.2f} s after SIGKILL"
+        f"median of {len(warm)} starts, {median(worked):.2f} s of CPU time; "
+        f"{cold:.2f} s with a cold page cache; {after_kill:.2f} s after SIGKILL"
     )
     resident, private = (memory["second"][f"{n}_bytes"] / 1e6 for n in ("resident", "private"))
     shared = f"after {len(queries)} searches; resident {resident:.0f} MB"
@@ -133,7 +96,7 @@ def run(options: Options) -> None:
         "index_bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "ready_seconds": {
             "warm": warm,
-            # Of all threads; hardly changed by other work on the machine.
+            # CPU time of all threads, which other processes on the machine hardly affect.
             "warm_processor": worked,
             "files_not_in_memory": round(cold, 3),
             "after_sigkill": round(after_kill, 3),
@@ -141,11 +104,11 @@ def run(options: Options) -> None:
         "memory_after_searches": {"searches": len(queries), **memory},
         "after_sigkill": killed,
     }
-    _log.info("written %s", results.write(result, options.out / f"start-{options.vectors}.json"))
+    _log.info("wrote %s", results.write(result, options.out / f"start-{options.vectors}.json"))
 
 
-def make_pair(options: Options) -> None:
-    """Writes a pair whose vectors lie around the mean of the synthetic ones."""
+def make_pair(options: StartOptions) -> None:
+    """Writes a pair whose vectors have the mean of the synthetic vectors."""
     vectors = np.load(options.folder / "documents.npy", mmap_mode="r")
     mean = vectors[:10_000].mean(axis=0)
     base, folder = load_pair(DEFAULT_PAIR), options.pair.parent
@@ -173,8 +136,8 @@ def make_pair(options: Options) -> None:
     write_pair(pair, options.pair)
 
 
-def make_index(options: Options) -> None:
-    """Publishes the synthetic vectors with those of an index of the sample corpus behind them.
+def make_index(options: StartOptions) -> None:
+    """Publishes an index of the synthetic vectors, followed by those of the sample corpus.
 
     The service verifies the version when it starts.
     """
@@ -184,7 +147,7 @@ def make_index(options: Options) -> None:
     settings = BuildOptions(str(_SAMPLE), f"{name}-sample", root, builds, progress=False)
     manifest, _ = build(settings, document, query)
     small, folder = root / settings.name / manifest.version, options.index / manifest.version
-    index = faiss.read_index(str(options.graph))
+    index = faiss.read_index(str(_graph(options)))
     index.add(faiss.read_index(str(small / VECTORS_FILE)).reconstruct_n(0, manifest.count))
     folder.mkdir(parents=True)
     faiss.write_index(index, str(folder / VECTORS_FILE))
@@ -216,8 +179,25 @@ def make_index(options: Options) -> None:
     set_current(root, name, folder.name)
 
 
+def _graph(options: StartOptions) -> Path:
+    """Returns the graph of the synthetic vectors, which `care bench scale` builds."""
+    engine = faiss_engine(f"HNSW{options.links},SQ8", options.construction)
+    return options.folder / engine.file_name
+
+
+@contextmanager
+def _service(options: StartOptions) -> Iterator[tuple[Server, float]]:
+    """Runs the service until the block ends; yields it and its start time [s]."""
+    index, settings = options.index, {"THREADS": str(options.threads), "CACHE_ENTRIES": "0"}
+    started = time.perf_counter()
+    with running_service(index.parent, index.name, str(options.pair), **settings) as process:
+        server = Server(process)
+        server.get("/health/ready")
+        yield server, time.perf_counter() - started
+
+
 def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArray) -> None:
-    """Puts `vector @ rotation + offset` behind a model's output."""
+    """Appends `vector @ rotation + offset` to a model's output."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -235,11 +215,6 @@ def _hits(server: Server, query: str) -> list[str]:
 
 
 def _memory(server: Server) -> dict[str, int]:
-    """Returns bytes: resident, private (USS), and private that no file backs."""
+    """Returns memory [bytes]: resident (RSS), private (USS), and anonymous."""
     found, own = server.process.memory_full_info(), anonymous_bytes(server.process.pid)
     return {"resident_bytes": found.rss, "private_bytes": found.uss, "anonymous_bytes": own}
-
-
-if __name__ == "__main__":
-    chosen = parse_options(Options)
-    sys.exit(run_command(lambda: run(chosen)))

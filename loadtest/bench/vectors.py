@@ -1,13 +1,13 @@
 """Synthetic vectors that are as hard to search as real embeddings of questions and answers.
 
-A corpus is a mixture of topics around one common direction, as encoders place texts of one
-subject. A topic's centre is a Gaussian over 192 shared directions, the early ones more
-important than the late. A document leaves its centre along 32 directions of its topic and
-by a little noise in all dimensions. Topics differ in size and grow in number with the
-square root of the corpus. A query is a document moved by 0.8 of the spread of its topic.
+A corpus is a mixture of topics around a common mean direction, like embeddings of texts on one
+subject. The centre of a topic is Gaussian in 192 shared directions with decreasing weights. A
+document deviates from its centre along 32 directions of its topic, plus a little noise in all
+dimensions. Topics differ in size, and their number grows with the square root of the corpus. A
+query is a document moved by 0.8 times the spread of its topic.
 
-The figures were chosen beside 15,000 medical passages and questions in the space of
-multilingual-e5-small (384 dimensions), synthetic ones in brackets:
+The parameters were chosen to match 15,000 medical passages and questions in the space of
+multilingual-e5-small (384 dimensions). Values of real embeddings, synthetic ones in brackets:
 
 - length of the mean vector 0.94 [0.94], cosine of two random documents 0.88 [0.88]
 - cosine of a document and its 1st, 10th, 100th neighbour 0.96, 0.95, 0.94 [0.95, 0.94, 0.92]
@@ -34,17 +34,26 @@ _MEAN = 0.94
 _WITHIN = 1.2
 _NOISE = 0.3
 _QUERY_MOVE = np.float32(0.8)
-# Streams of random numbers that do not depend on each other.
+# Independent streams of random numbers.
 _TOPICS, _DOCUMENTS, _QUERIES = 0, 1, 2
 
 
 class SyntheticVectors:
-    """Documents and queries of unit norm; the same arguments yield the same vectors."""
+    """Generator of documents and queries of unit norm; equal arguments give equal vectors.
+
+    Args:
+        count: Number of documents.
+        dimension: Dimensions of the vectors, more than 192.
+        seed: Seed of all random numbers.
+
+    Raises:
+        ValueError: If there are too few dimensions or no documents.
+    """
 
     def __init__(self, count: int, dimension: int, seed: int = 0) -> None:
         if dimension <= _DIRECTIONS or count < 1:
-            need = f"over {_DIRECTIONS} dimensions and at least one document"
-            raise ValueError(f"need {need}, not {dimension} and {count}")
+            limits = f"dimension must be above {_DIRECTIONS} and count at least 1"
+            raise ValueError(f"{limits}, not {dimension} and {count}")
         self.count = count
         self.dimension = dimension
         self._seed = seed
@@ -62,24 +71,24 @@ class SyntheticVectors:
         self._shares = shares / shares.sum()
 
     def chunks(self) -> Iterator[tuple[int, FloatArray]]:
-        """Yields the first row and the vectors, float32 [≤ 50,000, dimension], of each chunk."""
+        """Yields the first row and the vectors of each chunk, float32 [≤ 50,000, dimension]."""
         for chunk, start in enumerate(range(0, self.count, CHUNK_ROWS)):
             random = self._random(_DOCUMENTS, chunk)
-            _, places = self._documents(random, min(CHUNK_ROWS, self.count - start))
-            yield start, self._embed(random, places)
+            _, latent = self._documents(random, min(CHUNK_ROWS, self.count - start))
+            yield start, self._embed(random, latent)
 
     def queries(self, number: int) -> FloatArray:
-        """Returns float32 [number, dimension], queries spread evenly over the documents."""
+        """Returns queries near evenly spaced documents, float32 [number, dimension]."""
         rows = np.linspace(0, self.count - 1, number).astype(np.int64)
         parts = []
         for chunk, start in enumerate(range(0, self.count, CHUNK_ROWS)):
             here = rows[(rows >= start) & (rows < start + CHUNK_ROWS)] - start
             size = min(CHUNK_ROWS, self.count - start)
-            topics, places = self._documents(self._random(_DOCUMENTS, chunk), size)
+            topics, latent = self._documents(self._random(_DOCUMENTS, chunk), size)
             random = self._random(_QUERIES, chunk)
-            moves = self._leave_centre(random, topics[here])
+            moves = self._deviations(random, topics[here])
             moves += self._weights * random.standard_normal(moves.shape, dtype=np.float32)
-            parts.append(self._embed(random, places[here] + _QUERY_MOVE * moves))
+            parts.append(self._embed(random, latent[here] + _QUERY_MOVE * moves))
         return np.concatenate(parts)
 
     def _random(self, *stream: int) -> np.random.Generator:
@@ -87,20 +96,20 @@ class SyntheticVectors:
 
     def _documents(self, random: np.random.Generator, number: int) -> tuple[RowArray, FloatArray]:
         topics = random.choice(len(self._shares), number, p=self._shares)
-        return topics, self._centres[topics] + self._leave_centre(random, topics)
+        return topics, self._centres[topics] + self._deviations(random, topics)
 
-    def _leave_centre(self, random: np.random.Generator, topics: RowArray) -> FloatArray:
+    def _deviations(self, random: np.random.Generator, topics: RowArray) -> FloatArray:
         steps = random.standard_normal((len(topics), _LOCAL_DIRECTIONS), dtype=np.float32)
         steps *= np.float32(_WITHIN / _LOCAL_DIRECTIONS**0.5)
-        places = np.zeros((len(topics), _DIRECTIONS), dtype=np.float32)
-        np.put_along_axis(places, self._local[topics], steps, 1)
-        return places
+        deviations = np.zeros((len(topics), _DIRECTIONS), dtype=np.float32)
+        np.put_along_axis(deviations, self._local[topics], steps, 1)
+        return deviations
 
-    def _embed(self, random: np.random.Generator, places: FloatArray) -> FloatArray:
-        vectors = random.standard_normal((len(places), self.dimension), dtype=np.float32)
+    def _embed(self, random: np.random.Generator, latent: FloatArray) -> FloatArray:
+        vectors = random.standard_normal((len(latent), self.dimension), dtype=np.float32)
         vectors *= np.float32(_NOISE / self.dimension**0.5)
-        vectors += places @ self._directions
-        # Scaled so that the mean of all vectors, once of unit norm, has the length _MEAN.
+        vectors += latent @ self._directions
+        # Scales the deviations so that the mean of all normalised vectors has the length _MEAN.
         variance = 1 + _WITHIN**2 + _NOISE**2
         vectors *= np.float32(((1 - _MEAN**2) / variance) ** 0.5 / _MEAN)
         vectors += self._mean
@@ -109,7 +118,7 @@ class SyntheticVectors:
 
 
 def write_vectors(synthetic: SyntheticVectors, path: Path) -> None:
-    """Writes all documents as one `.npy` file, float32 [count, dimension]; whole or not at all."""
+    """Writes all documents atomically as one `.npy` file, float32 [count, dimension]."""
     shape = (synthetic.count, synthetic.dimension)
     with atomic(path) as temporary:
         array = np.lib.format.open_memmap(temporary, "w+", np.dtype(np.float32), shape)

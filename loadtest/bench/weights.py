@@ -1,17 +1,15 @@
-"""Writes the default pair's query side in the forms that other libraries load.
+"""Writes the default pair's query side in the formats of other systems.
 
-`python -m loadtest.bench.weights --out builds/bench/weights` makes
+`care bench weights --out builds/bench/weights` writes
 
 - `sentence-transformers/`: the dequantised model for sentence-transformers,
-- `onnx-fp32/`: its graph for infinity's ONNX engine,
-- `onnx-int8/`: the graph that the service itself runs, for the same engine.
+- `onnx-fp32/`: its float32 graph for infinity's ONNX engine,
+- `onnx-int8/`: the service's int8 graph for the same engine.
 
-All three are behind one tokenizer, so that every system reads the same tokens.
+All three use the same tokenizer, so that every system encodes the same tokens.
 """
 
-import argparse
 import shutil
-import sys
 from pathlib import Path
 
 import onnx
@@ -19,7 +17,6 @@ from onnx import TensorProto, helper
 from onnx.utils import Extractor
 from transformers import BertModel
 
-from core.cli import run
 from core.files import new_folder
 from loadtest.bench.comparison import ONNX_FP32, ONNX_INT8, TORCH
 from models.encoders.onnx import OUTPUT
@@ -30,16 +27,8 @@ from training.export.onnx import export_encoder, save
 HIDDEN_STATES = "last_hidden_state"
 
 
-def main() -> int:
-    """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.weights", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the three forms")
-    out: Path = parser.parse_args().out
-    return run(lambda: write_weights(out))
-
-
 def write_weights(out: Path) -> None:
-    """Writes the three forms of the default pair's query side; earlier ones are replaced."""
+    """Writes the default pair's query side in all three formats; replaces an earlier output."""
     pair = load_pair(DEFAULT_PAIR)
     with new_folder(out, replace=True) as folder:
         write_checkpoint(pair.query, pair.folder, folder / TORCH)
@@ -61,13 +50,16 @@ def write_weights(out: Path) -> None:
 
 
 def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
-    """Cuts a sentence encoder's graph behind its last layer.
+    """Cuts a sentence encoder's graph after its last layer.
 
-    Of a graph with the one output `sentence_embedding`, as `export_encoder` makes, remains what
-    computes `last_hidden_state`, float32 [n, length, width].
+    The input is a graph of `export_encoder` with the output `sentence_embedding`; the result has
+    the output `last_hidden_state`, float32 [n, length, width].
+
+    Raises:
+        ValueError: If the graph has other outputs.
     """
     if [output.name for output in model.graph.output] != [OUTPUT]:
-        raise ValueError(f"the graph has other outputs than {OUTPUT}")
+        raise ValueError(f"the graph must have {OUTPUT} as its only output")
     cut = onnx.ModelProto()
     cut.CopyFrom(model)
     last = max(i for i, n in enumerate(cut.graph.node) if n.op_type == "SkipLayerNormalization")
@@ -77,7 +69,3 @@ def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
     cut.graph.value_info.append(states)
     inputs = [value.name for value in cut.graph.input]
     return Extractor(cut).extract_model(inputs, [HIDDEN_STATES])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

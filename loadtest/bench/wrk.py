@@ -1,7 +1,7 @@
-"""Closed-loop load with wrk: each connection sends its next request after the last response.
+"""Closed-loop load with wrk: each connection sends the next request after the last response.
 
-wrk takes under 1 % of the processors that it shares with the service; a Python client takes a
-quarter of one at the rates of cached queries.
+wrk uses less than 1 % of the CPUs that it shares with the service. A Python client uses a quarter
+of a CPU at the rates of cached queries.
 """
 
 import json
@@ -24,11 +24,21 @@ def bodies(texts: Iterable[str], top_k: int) -> list[str]:
 
 
 def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> dict[str, Any]:
-    """Posts JSON bodies, without line breaks, to `/search` in turn until the seconds are over.
+    """Sends JSON bodies to `POST /search` in turn for some seconds.
 
-    Returns `qps`, requests answered with 2xx or 3xx per second; `p50_ms`, `p90_ms`, `p99_ms` and
-    `max_ms`, latencies; `wrk_share`, wrk's own part of the time of all processors; `requests`,
-    `seconds` and `connections` of the run, and its `errors` by kind.
+    Args:
+        url: Address of the server.
+        requests: JSON bodies without line breaks.
+        connections: Number of connections.
+        seconds: Duration.
+
+    Returns:
+        `qps`, requests with status 2xx or 3xx per second; the latencies `p50_ms`, `p90_ms`,
+        `p99_ms` and `max_ms`; `wrk_share`, wrk's share of the time of all CPUs; `requests`,
+        `seconds` and `connections` of the run; and its `errors` by kind.
+
+    Raises:
+        CareError: If wrk is missing or fails, or a request fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "bodies.jsonl"
@@ -51,7 +61,8 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
         message = f"wrk failed: {(done.stderr or done.stdout).strip()}"
         raise CareError(message, code="wrk_failed", status=done.returncode) from error
     if any(load["errors"].values()) or not load["requests"]:
-        message = f"of {load['requests']} requests to {url} some failed: {load['errors']}"
+        failed = ", ".join(f"{kind} {count}" for kind, count in load["errors"].items() if count)
+        message = f"{load['requests']} requests to {url}, of which failed: {failed or 'none'}"
         raise CareError(message, code="requests_failed", **load["errors"])
     return load | {
         "connections": connections,

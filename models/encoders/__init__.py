@@ -1,1 +1,1 @@
-"""Texts to vectors: by ONNX Runtime, transformers, vLLM or a server; one factory makes them."""
+"""Encoders in ONNX Runtime, transformers, vLLM or on an embedding server, and their factory."""

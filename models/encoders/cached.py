@@ -1,4 +1,4 @@
-"""Vectors of many texts: encoded in batches of like length, kept on disk."""
+"""Encoding of many texts in batches of similar length, with a cache on disk."""
 
 import hashlib
 import zipfile
@@ -21,10 +21,16 @@ def encode_texts(
     batch_size: int = 32,
     progress: Callable[[int], object] | None = None,
 ) -> FloatArray:
-    """Encodes texts under the text rules in batches of like length, the longest first.
+    """Encodes n normalised texts in batches of similar length, the longest first.
 
-    Returns float32 [n, dimension], unit vectors, row i of text i; calls `progress` with the
-    number of texts of each batch that is encoded.
+    Args:
+        encoder: The encoder.
+        texts: Texts, normalised by `core.text`.
+        batch_size: Texts per batch.
+        progress: Called after each batch with its number of texts.
+
+    Returns:
+        float32 [n, dimension], unit norm, in the order of the texts.
     """
     vectors = np.empty((len(texts), encoder.spec.dimension), dtype=np.float32)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
@@ -45,14 +51,21 @@ def encode_cached(
     batch_size: int = 32,
     label: str = "",
 ) -> FloatArray:
-    """Encodes texts in shards, each stored under the checksum of its encoder and texts.
+    """Encodes n normalised texts in shards that are cached by the checksum of encoder and texts.
 
-    A stored shard is read; an interrupted run resumes at the first that is not stored. `load`
-    is not called if all are. The label is that of the progress bar, or "" for none. Returns what
-    `encode_texts` does.
+    Args:
+        load: Loads the encoder; not called if all shards are cached.
+        spec: Specification of the encoder.
+        texts: Texts, normalised by `core.text`.
+        folder: Folder of the cache.
+        batch_size: Texts per batch.
+        label: Label of the progress bar; "" shows none.
+
+    Returns:
+        float32 [n, dimension], unit norm, in the order of the texts.
     """
-    place = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
-    place.mkdir(parents=True, exist_ok=True)
+    cache = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
     shards: list[FloatArray] = []
     encoder: Encoder | None = None
     with tqdm(
@@ -60,7 +73,7 @@ def encode_cached(
     ) as progress:
         for start in range(0, len(texts), SHARD):
             part = texts[start : start + SHARD]
-            path = place / f"{_checksum(part)}.npy"
+            path = cache / f"{_checksum(part)}.npy"
             vectors = _read(path, len(part), spec.dimension)
             if vectors is None:
                 encoder = encoder or load()

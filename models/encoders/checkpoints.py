@@ -1,4 +1,4 @@
-"""Checkpoints of transformers as all backends read them: folder, tokens, result."""
+"""Checkpoints of transformers: download, tokenizer and result, common to all backends."""
 
 from collections.abc import Sequence
 from os.path import normpath
@@ -10,21 +10,24 @@ from transformers import AutoTokenizer
 from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError
 from core.types import FloatArray
-from models.encoders.tokenizer import TextTokenizer, Tokens, as_encoding
+from models.encoders.tokenizer import TextTokenizer, Tokens, make_encoding
 
-# Copies of the weights for other frameworks.
-_UNREAD = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
-# What a tokenizer is read from; the weights, gigabytes, are not among it.
+# Weights for other frameworks, which are not downloaded.
+_IGNORED = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
+# Files of a tokenizer, without weights.
 _TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
-    """Returns the folder of the checkpoint: the local one, or the download from the hub.
+    """Returns the local folder of a checkpoint; downloads it from the Hugging Face Hub if needed.
 
-    The spec's paths are relative to `folder`.
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        tokenizer_only: Whether to download only the tokenizer.
 
     Raises:
-        PairError: If there is no such folder, or the download fails.
+        PairError: If the folder is not a checkpoint, or the download fails.
     """
     if not spec.weights:
         patterns = _TOKENIZER if tokenizer_only else None
@@ -32,8 +35,8 @@ def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool =
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
         reason = (
-            f"is no checkpoint of {spec.model}: it has no config.json; put the trained "
-            "checkpoint there, or name its folder as weights in the pair's TOML"
+            f"is not a checkpoint of {spec.model} (config.json is missing): copy the trained "
+            "checkpoint to this folder, or set weights in the pair's TOML file"
         )
         raise PairError.at(normpath(path), reason, "no_checkpoint")
     return path
@@ -50,13 +53,13 @@ def _download(
 ) -> Path:
     try:
         folder = snapshot_download(
-            model, revision=revision, allow_patterns=patterns, ignore_patterns=_UNREAD
+            model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED
         )
-    except (OSError, ValueError) as error:  # the hub's errors are one or the other
+    except (OSError, ValueError) as error:  # base classes of the errors of huggingface_hub
         at = f" at revision '{revision}'" if revision else ""
         message = (
-            f"download of {model}{at} from the Hugging Face Hub failed "
-            f"({type(error).__name__}): name a local folder as {field} in the pair's TOML"
+            f"the download of {model}{at} from the Hugging Face Hub failed "
+            f"({type(error).__name__}): set {field} in the pair's TOML file to a local folder"
         )
         raise PairError(
             message, code="download_failed", model=model, revision=revision, field=field
@@ -67,39 +70,39 @@ def _download(
 def checkpoint_tokenizer(spec: EncoderSpec, checkpoint: Path) -> TextTokenizer:
     """Loads the tokenizer of a checkpoint folder.
 
-    Its post-processor says which special tokens frame a text. If it ends none and pooling
-    reads the last token, the end-of-text token is put there.
+    The post-processor of the tokenizer adds special tokens. If it adds none at the end and the
+    pooling is `last_token`, the end-of-text token is appended.
 
     Raises:
-        PairError: If the tokenizer does not load or lacks the token that pooling reads.
+        PairError: If the tokenizer does not load, or has no end-of-text token for `last_token`.
     """
     try:
         loaded = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
         tokenizer = loaded.backend_tokenizer
     except Exception as error:  # the library raises nothing narrower
-        reason = f"has no readable fast tokenizer: {error}"
+        reason = f"does not have a readable fast tokenizer: {error}"
         raise PairError.at(checkpoint, reason, "bad_tokenizer") from error
     tokenizer.no_truncation()
     if spec.pooling != "last_token" or tokenizer.encode("a").special_tokens_mask[-1]:
         return TextTokenizer(tokenizer, spec)
     if loaded.eos_token_id is None:
-        reason = "has no end-of-text token, which last_token reads"
+        reason = "does not have an end-of-text token, which pooling last_token needs"
         raise PairError.at(checkpoint, reason, "no_end_token")
     return TextTokenizer(tokenizer, spec, loaded.eos_token_id)
 
 
 def native_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:
-    """Returns what an encoder returns for pooled vectors, float32 [n, native dimension].
+    """Returns the encoding of pooled vectors, float32 [n, native dimension].
 
     Raises:
-        PairError: If the model computes other dimensions than its spec says.
+        PairError: If the dimensions differ from the specification's `native_dimension`.
     """
     if vectors.shape[1] != spec.native_dimension:
         raise PairError(
-            f"{spec.model} computes {vectors.shape[1]} dimensions, "
-            f"not the native_dimension {spec.native_dimension}",
+            f"{spec.model} returns {vectors.shape[1]} dimensions instead of "
+            f"{spec.native_dimension}: correct native_dimension in the pair's TOML file",
             code="other_dimension",
             found=vectors.shape[1],
             expected=spec.native_dimension,
         )
-    return as_encoding(spec, vectors, tokens)
+    return make_encoding(spec, vectors, tokens)

@@ -1,4 +1,4 @@
-"""The one place that makes encoders: by pair, side and backend."""
+"""Factory of encoders by pair, role and backend."""
 
 import importlib.util
 import os
@@ -7,36 +7,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
+from core.choices import Backend, Dtype
 from core.cpus import available_cpus
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair
 from core.errors import CareError, PairError, ProviderError
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.tokenizer import file_tokenizer
 
-BACKENDS = ("auto", "onnx", "transformers", "vllm", "openai")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
-# Tokens that are encoded of a text, and whether it is truncated; and what counts them for texts.
+# Number of encoded tokens of a text, and whether it is truncated.
 TokenCount = tuple[int, bool]
 TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
 
 _TRAINING = (
-    "run this by .venv-test/bin/python, the environment of make train, "
+    "run the command in .venv-test, the environment of make train, "
     "or pip install 'care-retrieval[train]'"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """What encodes, as the user asks for it; the defaults and the meanings are the command's.
+    """Options of the document encoder.
 
     Attributes:
-        backend: One of `BACKENDS`; auto takes ONNX Runtime for files of ONNX, and for a
-            checkpoint vLLM if it is installed and can read it, else transformers.
-        threads: Of ONNX Runtime, 0 for all processors that the process may use.
-        dtype: One of `DTYPES`; auto is bfloat16 on a GPU and float32 on the processor.
-        model: The name that a server knows the model by, or None for the spec's.
+        backend: One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is
+            vLLM if it is installed and supports the checkpoint, and otherwise transformers.
+        threads: Threads of ONNX Runtime; 0 for all available processors.
+        dtype: One of `DTYPES`; "auto" is bfloat16 on GPUs and float32 on processors.
+        replicas: Number of vLLM engines.
+        tensor_parallel: GPUs per vLLM engine.
+        base_url: Address of an embedding server, for backend "openai".
+        model: Name of the model on the server, or None for that in the specification.
+        concurrency: Concurrent requests to the server.
+        batch_size: Texts per batch, or per request to the server.
+        truncate: Whether the server is asked to truncate long texts.
     """
 
     backend: str = "auto"
@@ -51,49 +59,53 @@ class EncoderOptions:
     truncate: bool = False
 
 
-def resolve_backend(spec: EncoderSpec, asked: str) -> str:
-    """Returns the backend that encodes: `asked`, or for "auto" what suits the spec."""
-    if asked != "auto":
-        return asked
+def resolve_backend(spec: EncoderSpec, backend: str) -> str:
+    """Returns the backend for a specification; "auto" is resolved, see `EncoderOptions`."""
+    if backend != "auto":
+        return backend
     if spec.format == "onnx":
         return "onnx"
-    as_it_is = not spec.adapter and "model_type" not in spec.config
-    return "vllm" if as_it_is and importlib.util.find_spec("vllm") else "transformers"
+    unmodified = not spec.adapter and "model_type" not in spec.config
+    return "vllm" if unmodified and importlib.util.find_spec("vllm") else "transformers"
 
 
 def default_batch_size(backend: str) -> int:
-    """Returns the texts of a batch, or of a request to a server, that suit a backend."""
-    # vLLM schedules the texts of a batch by itself: it starves on few.
+    """Returns the default number of texts per batch, or per request to a server."""
+    # vLLM schedules the texts of a batch itself and needs many of them.
     return 1024 if backend == "vllm" else 32
 
 
 def load_encoder(
     spec: EncoderSpec, folder: Path, threads: int = 0, *, dtype: str = "auto", device: str = "auto"
 ) -> Encoder:
-    """Returns one side of a pair, by ONNX Runtime or transformers.
+    """Loads an encoder with ONNX Runtime or transformers.
 
-    The spec's paths are relative to `folder`. For `threads` and `dtype` see `EncoderOptions`;
-    `device` is one of PyTorch, or "auto" for a GPU if there is one.
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        threads: See `EncoderOptions`.
+        dtype: See `EncoderOptions`.
+        device: Device of PyTorch; "auto" is a GPU if available.
 
     Raises:
-        PairError: If its files are missing or do not fit the spec.
-        ProviderError: If what it runs on is not installed.
+        PairError: If files are missing or do not match the specification.
+        ProviderError: If a required package is not installed.
     """
     if spec.format == "onnx":
         return OnnxEncoder(spec, folder, threads or available_cpus())
-    with _packages("a checkpoint", _TRAINING):
+    with _required_packages("a checkpoint", _TRAINING):
         from models.encoders.transformers import TransformersEncoder
     return TransformersEncoder(spec, folder, device=device, dtype=dtype)
 
 
 def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
-    """Returns the encoder of the document side.
+    """Loads the document encoder of a pair.
 
     Raises:
-        CareError: If a server is asked for without its address.
+        CareError: If the backend is a server and its address is not set.
         EmbeddingServerError: If the server cannot be used.
-        PairError: If the pair's files cannot be read by this backend.
-        ProviderError: If what the encoder runs on is not installed.
+        PairError: If files are missing or not supported by the backend.
+        ProviderError: If a required package is not installed.
     """
     spec = pair.document
     backend = resolve_backend(spec, options.backend)
@@ -101,13 +113,13 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         return _server_encoder(pair, options)
     if (backend == "onnx") != (spec.format == "onnx"):
         message = (
-            f"backend '{backend}' cannot read format '{spec.format}', in which pair '{pair.name}' "
-            "has its document side"
+            f"backend '{backend}' does not support the document encoder of pair '{pair.name}', "
+            f"whose format is '{spec.format}': use --backend auto"
         )
         raise PairError(message, code="backend_mismatch", backend=backend, format=spec.format)
     if backend != "vllm":
         return load_encoder(spec, pair.folder, options.threads, dtype=options.dtype)
-    with _packages("vLLM", "pip install vllm"):
+    with _required_packages("vLLM", "pip install vllm"):
         from models.encoders.vllm import VllmEncoder
     return VllmEncoder(
         spec,
@@ -119,22 +131,22 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 
 
 def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
-    """Returns the encoder of the query side, which recall and canaries are measured with.
+    """Loads the query encoder of a pair, for the measurement of recall and the canaries.
 
-    It is ONNX Runtime for files of ONNX, and transformers for a checkpoint. vLLM takes the
-    memory of a GPU for itself: beside it queries are encoded on the processor. Errors are those
-    of `load_encoder`.
+    ONNX files run in ONNX Runtime, checkpoints in transformers. If vLLM encodes the documents, it
+    allocates the GPU memory, so queries are encoded on the processor. For errors see
+    `load_encoder`.
     """
-    beside_vllm = resolve_backend(pair.document, options.backend) == "vllm"
-    device = "cpu" if beside_vllm else "auto"
+    with_vllm = resolve_backend(pair.document, options.backend) == "vllm"
+    device = "cpu" if with_vllm else "auto"
     return load_encoder(pair.query, pair.folder, options.threads, device=device)
 
 
 def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
-    """Returns what counts the tokens of the document side, from the pair's own files.
+    """Returns a function that counts the tokens of texts as the document encoder does.
 
-    The weights of a checkpoint are not read. A server is taken to read the pair's tokens. Errors
-    are those of `load_encoder`.
+    Only the tokenizer of a checkpoint is loaded, not its weights. A server is assumed to use the
+    same tokenizer. For errors see `load_encoder`.
     """
     spec = pair.document
     if spec.format == "onnx":
@@ -144,7 +156,7 @@ def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
 
 
 def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
-    """Returns what counts the tokens of texts that are truncated at `max_length`."""
+    """Returns a function that counts the tokens of texts, truncated at `max_length` tokens."""
 
     def count(texts: Sequence[str]) -> list[TokenCount]:
         lengths = [len(tokenizer.token_offsets(text)) for text in texts]
@@ -155,9 +167,9 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
 
 def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if not options.base_url:
-        message = "--backend openai needs --base-url, the address of a server"
+        message = "--backend openai requires --base-url, the address of the server"
         raise CareError(message, code="missing_base_url")
-    with _packages("--backend openai", "pip install 'care-retrieval[openai]'"):
+    with _required_packages("--backend openai", "pip install 'care-retrieval[openai]'"):
         from models.encoders.openai import OpenAIEncoder
     return OpenAIEncoder(
         pair.document,
@@ -172,20 +184,20 @@ def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 
 
 def _tokenizer(pair: Pair) -> OffsetTokenizer:
-    """Loads what the document side's texts are tokenized with."""
+    """Loads the tokenizer of the document encoder."""
     spec = pair.document
     if spec.format == "onnx":
         return file_tokenizer(spec, pair.folder)
-    with _packages("a checkpoint's tokenizer", _TRAINING):
+    with _required_packages("a checkpoint's tokenizer", _TRAINING):
         from models.encoders.checkpoints import checkpoint_folder, checkpoint_tokenizer
     return checkpoint_tokenizer(spec, checkpoint_folder(spec, pair.folder, tokenizer_only=True))
 
 
 @contextmanager
-def _packages(what: str, hint: str) -> Iterator[None]:
-    """Names the package that an import lacks, and how to get it."""
+def _required_packages(feature: str, hint: str) -> Iterator[None]:
+    """Turns a failed import into an error that names the package and how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{what} needs {error.name}, which is not installed: {hint}"
+        message = f"{feature} needs {error.name}, which is not installed: {hint}"
         raise ProviderError(message, code="missing_package", package=error.name) from error

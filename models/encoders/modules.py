@@ -1,4 +1,4 @@
-"""The layout of sentence-transformers: which modules a checkpoint folder has, and in what order."""
+"""Reading and writing the module files of sentence-transformers in a checkpoint folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from core.encoders import Pooling
 from core.errors import PairError
 from core.records import write_json
 
-# These names of modules and modes are read by all versions of sentence-transformers and by vLLM.
+# All versions of sentence-transformers and vLLM read these names of modules and pooling modes.
 TYPES = "sentence_transformers.models."
 _MODES: dict[Pooling, str] = {
     "cls": "pooling_mode_cls_token",
@@ -24,10 +24,10 @@ _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
-    """Returns the folders of the transformer and of the Dense modules behind its pooling.
+    """Returns the folders of the transformer and of the Dense modules after pooling.
 
     Raises:
-        PairError: If `modules.json` names other modules, or another pooling.
+        PairError: If `modules.json` has unsupported modules or another pooling.
     """
     file = checkpoint / "modules.json"
     if not file.is_file():
@@ -36,11 +36,11 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     for module in json.loads(file.read_text("utf-8")):
         kind = module["type"].rpartition(".")[2]
         if kind not in folders:
-            reason = f"names a module {kind}: {', '.join(_KINDS)} are supported"
+            reason = f"has the unsupported module {kind}: supported are {', '.join(_KINDS)}"
             raise PairError.at(file, reason, "unsupported_module", module=kind)
         folders[kind].append(checkpoint / module["path"])
     if (count := len(folders["Transformer"])) != 1:
-        reason = f"names {count} transformers instead of one"
+        reason = f"has {count} Transformer modules instead of one"
         raise PairError.at(file, reason, "unsupported_module", module="Transformer")
     for folder in folders["Pooling"]:
         _check_pooling(folder / "config.json", pooling)
@@ -54,7 +54,7 @@ def _check_pooling(file: Path, pooling: Pooling) -> None:
     names = [key for key, value in config.items() if value is True and key != "include_prompt"]
     found = [_POOLING.get(name, name) for name in names or [config.get("pooling_mode")]]
     if found != [pooling]:
-        reason = f"pools by {found[0]}, not by the pair's pooling {pooling}"
+        reason = f"has pooling {found[0]} instead of the pair's pooling {pooling}"
         raise PairError.at(file, reason, "other_pooling", found=found[0], expected=pooling)
 
 
@@ -67,11 +67,17 @@ def write_modules(
     dense: Sequence[str] = (),
     default_prompt: str | None = None,
 ) -> None:
-    """Makes a checkpoint of transformers a model of sentence-transformers with unit vectors.
+    """Writes the files that make a checkpoint of transformers a sentence-transformers model.
 
-    `max_length` counts special tokens too. Prompts go by name, `query` and `document`;
-    `default_prompt` is the one used if none is asked for. `dense` are folders of the checkpoint,
-    those of the Dense modules behind the pooling, in their order.
+    The model normalises its vectors to unit norm.
+
+    Args:
+        folder: Folder of the checkpoint.
+        pooling: Pooling mode.
+        max_length: Maximum input length [tokens], with special tokens.
+        prompts: Prompts by name, `query` and `document`.
+        dense: Folders of the Dense modules after pooling, relative to `folder`, in order.
+        default_prompt: Name of the default prompt, or None.
     """
     modules = [
         ("Transformer", ""),
@@ -96,7 +102,7 @@ def write_modules(
 
 
 def write_prompts(folder: Path, prompts: Mapping[str, str], default: str | None) -> None:
-    """Writes which texts a model of sentence-transformers puts before inputs; see above."""
+    """Writes the prompts of a sentence-transformers model; see `write_modules`."""
     facts = {"default_prompt_name": default, "similarity_fn_name": "cosine"}
     config = {"prompts": dict(prompts), **facts}
     write_json(folder / "config_sentence_transformers.json", config)

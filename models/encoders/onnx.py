@@ -1,4 +1,4 @@
-"""Encoders that ONNX Runtime runs; pooling and normalisation are in the graph."""
+"""Encoders in ONNX Runtime; the graph includes pooling and normalisation."""
 
 import importlib
 import logging
@@ -20,31 +20,35 @@ from models.encoders.providers import ON_CPU, ProviderOptions
 from models.encoders.tokenizer import (
     TokenEncoder,
     Tokens,
-    as_encoding,
-    described_file,
     file_tokenizer,
+    make_encoding,
     pad,
+    verified_file,
 )
 
 OUTPUT = "sentence_embedding"
-# The key in a graph's metadata of the checksum of its tensors, where they lie in a file beside it.
+# Metadata key of the checksum of external tensors, for graphs that are too large for one file.
 DATA_SHA256 = "data_sha256"
 
 log = logging.getLogger(__name__)
 
 
 class OnnxEncoder(TokenEncoder):
-    """One side of a pair, from an ONNX file and a `tokenizer.json`.
+    """An encoder from an ONNX file and a `tokenizer.json`.
 
-    The spec's paths are relative to `folder`; one call may use `threads` of the processor.
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        threads: Threads per call.
+        provider: Execution provider; there is no fallback to another one.
 
     Attributes:
-        buckets: The shapes that batches are padded to, or None for no more than they need.
+        buckets: Shapes to which batches are padded, or None to pad to the longest text.
 
     Raises:
-        PairError: If a file is missing, does not load or is not the one that the spec describes.
-        ProviderError: If the provider is not installed, does not start or lacks an
-            operator of the graph; nothing else takes its place.
+        PairError: If a file is missing, does not load, or does not match its checksum.
+        ProviderError: If the provider is not installed, does not start, or does not support an
+            operator of the graph.
     """
 
     def __init__(
@@ -54,16 +58,16 @@ class OnnxEncoder(TokenEncoder):
             message = f"{spec.model} has format '{spec.format}': export it to ONNX"
             raise PairError(message, code="not_onnx", format=spec.format)
         self.tokenize = file_tokenizer(spec, folder)
-        weights = described_file(spec, folder / spec.weights, spec.weights_sha256)
+        weights = verified_file(spec, folder / spec.weights, spec.weights_sha256)
         self.spec = spec
         self.buckets = provider.buckets(spec.max_length)
         self._provider = provider
         self._session = _load_session(weights, threads, provider, spec)
 
     def warm_up(self) -> None:
-        """Runs each shape that matters once, so that no request pays for a first time.
+        """Runs the encoder once for each relevant shape, so that first requests are not slower.
 
-        TensorRT builds its engine while the encoder loads; both can take minutes.
+        On a GPU this can take minutes, as can loading the encoder, when TensorRT builds its engine.
         """
         self.tokenize(["warm-up"])
         for rows, length in providers.warm_up_shapes(self._provider, self.spec.max_length):
@@ -73,23 +77,28 @@ class OnnxEncoder(TokenEncoder):
             log.info("warm-up: %d x %d tokens in %.3f s", rows, length, seconds)
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned as one batch, padded to its longest or to a bucket."""
+        """Encodes texts that `tokenize` returned; splits batches that exceed the largest bucket."""
         step = self.buckets.rows[-1] if self.buckets else len(tokens)
         batches = (tokens[first : first + step] for first in range(0, len(tokens), step))
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
-        return as_encoding(self.spec, vectors, tokens)
+        return make_encoding(self.spec, vectors, tokens)
 
     def _encode_batch(self, tokens: Sequence[Tokens]) -> FloatArray:
         shape = (len(tokens), max(map(len, tokens)))
         ids, mask = pad(tokens, self.buckets.fit(*shape) if self.buckets else shape)
-        # The mean over no token is no number.
+        # One token per padding row, because the mean of zero tokens is NaN.
         mask[len(tokens) :, 0] = 1
         return self.run(ids, mask)[: len(tokens)]
 
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> FloatArray:
-        """Returns what the graph does, float32 [n, dimension], for ids and mask [n, length].
+        """Runs the graph.
 
-        The mask is 1 for a token, 0 for padding on the right.
+        Args:
+            ids: int64 [n, length], token ids.
+            mask: int64 [n, length], 1 for tokens and 0 for padding on the right.
+
+        Returns:
+            float32 [n, dimension].
         """
         (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
         return np.asarray(vectors, dtype=np.float32)
@@ -102,29 +111,33 @@ def _load_session(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Spinning threads take the processor from the search that runs beside the encoder.
+    # Spinning threads would slow down searches that run at the same time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if on_gpu:
         _prepare_gpu(provider, spec)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    asked = providers.execution_providers(provider, spec)
+    execution_providers = providers.execution_providers(provider, spec)
     try:
-        # Without the last a provider that fails is replaced, now or in the middle of a request.
-        session = ort.InferenceSession(str(path), options, providers=asked, enable_fallback=0)
-    except Exception as error:  # onnxruntime's exceptions share no public base
+        # Disable the fallback, which replaces a failing provider even during a request.
+        session = ort.InferenceSession(
+            str(path), options, providers=execution_providers, enable_fallback=0
+        )
+    except Exception as error:  # the exceptions of onnxruntime have no public base class
         if on_gpu:
-            raise providers.not_started(provider, ort.__version__, str(error)) from error
+            raise providers.start_error(provider, ort.__version__, str(error)) from error
         raise PairError.at(path, f"is not a readable ONNX model: {error}", "bad_graph") from error
     if on_gpu:
         _check_placement(session, path, provider)
     names = {i.name for i in session.get_inputs()} | {o.name for o in session.get_outputs()}
     missing = {"input_ids", "attention_mask", OUTPUT} - names
     if missing:
-        reason = f"lacks the inputs or outputs {', '.join(sorted(missing))}"
+        reason = (
+            f"does not have the inputs or outputs {', '.join(sorted(missing))}: export it again"
+        )
         raise PairError.at(path, reason, "bad_graph")
-    # Tensors of a graph that is too large for one file lie beside it.
+    # Verify external tensors, which the checksum of the graph does not cover.
     if checksum := session.get_modelmeta().custom_metadata_map.get(DATA_SHA256):
-        described_file(spec, path.with_name(f"{path.name}.data"), checksum)
+        verified_file(spec, path.with_name(f"{path.name}.data"), checksum)
     return session
 
 
@@ -133,7 +146,7 @@ def _prepare_gpu(provider: ProviderOptions, spec: EncoderSpec) -> None:
     ort.preload_dlls()
     if provider.name == "tensorrt":
         with suppress(ImportError):
-            # On import the package loads the libraries that it holds.
+            # The import loads the libraries of TensorRT.
             importlib.import_module("tensorrt_libs")
         folder = providers.engine_folder(provider, spec)
         with writing_in(folder):
@@ -141,8 +154,8 @@ def _prepare_gpu(provider: ProviderOptions, spec: EncoderSpec) -> None:
 
 
 def _check_placement(session: ort.InferenceSession, path: Path, provider: ProviderOptions) -> None:
-    if provider.title not in session.get_providers():
-        raise providers.not_started(provider, ort.__version__)
+    if provider.onnx_name not in session.get_providers():
+        raise providers.start_error(provider, ort.__version__)
     parts = session.get_provider_graph_assignment_info()
     placed = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
-    providers.check_products(provider, path, placed)
+    providers.check_matrix_products(provider, path, placed)

@@ -1,6 +1,6 @@
-"""A document encoder that asks a server: vLLM, TEI, infinity, or any with `/v1/embeddings`.
+"""A document encoder on a server with `/v1/embeddings`, such as vLLM, TEI or infinity.
 
-The extra `openai` installs what it needs.
+Requires the extra `openai`.
 """
 
 import asyncio
@@ -16,44 +16,48 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from core.encoders import EncoderSpec, Encoding, OffsetTokenizer
-from core.errors import EmbeddingServerError, PairError, TextRefusedError, VectorError
+from core.errors import EmbeddingServerError, PairError, TextRejectedError, VectorError
 from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 
 _CONNECT_SECONDS = 10.0
-# Servers disagree on what they answer to a text that is too long, or to too many texts.
+# Statuses of different servers for too long a text, or for too many texts.
 _REJECTIONS = (400, 413, 422)
 
-# float32 [n, native dimension], and int32 [n], tokens.
+# Vectors, float32 [n, native dimension], and token counts, int32 [n].
 _Embedded = tuple[FloatArray, NDArray[np.int32]]
 
 
 class OpenAIEncoder:
-    """The document side of a pair, computed by a server with OpenAI's `/v1/embeddings`.
+    """The document encoder of a pair on a server with OpenAI's `/v1/embeddings`.
 
-    The server computes native vectors; they are truncated and normalised here. It says how many
-    tokens it read for all texts of a request together, which are counted evenly over them,
-    or as 0 if it does not say. It does not say which texts it truncated: none is reported.
+    The server returns native vectors, which are truncated and normalised here. It reports the
+    number of tokens per request; they are distributed evenly over the texts (0 if it reports none).
+    It does not report which texts it truncated, so `truncated` is false for all texts.
 
-    Connections are opened anew for each call of `encode`, which therefore should hold many
-    requests' texts, and may come from any thread, but not from a running event loop.
+    Each call of `encode` opens new connections, so a call should have the texts of many requests.
+    Calls may be made from any thread, but not from a running event loop.
 
     Args:
-        base_url: The server's address, with or without `/v1`.
-        model: The name that the server knows the model by, or None for the spec's.
-        concurrency: Requests at once.
-        request_texts: Texts in a request at most; 32 is what TEI takes by default.
-        timeout: The longest that a request may take [s].
-        truncate: Whether to ask the server to truncate texts at the spec's length, as vLLM can;
-            others may reject the request for the unknown field.
-        load_tokenizer: Loads what `token_offsets` reads: a server does not show its tokens.
+        spec: Specification of the document encoder.
+        base_url: Address of the server, with or without `/v1`.
+        model: Name of the model on the server, or None for that in the specification.
+        api_key: API key of the server, or None.
+        concurrency: Concurrent requests.
+        request_texts: Maximum texts per request; 32 is the default limit of TEI.
+        timeout: Time-out of a request [s].
+        retries: When failed requests are retried.
+        truncate: Whether to request truncation at the maximum length, which vLLM supports; other
+            servers may reject the unknown field.
+        load_tokenizer: Loads the tokenizer for `token_offsets`, because servers do not return
+            tokens.
 
     Raises:
-        EmbeddingServerError: If the address or the key cannot be used, or the server does
-            not encode a first short text; there is no retry if nobody listens there.
-        VectorError: If it returns other vectors than the spec describes.
+        EmbeddingServerError: If the address or the key is invalid, or the server does not encode a
+            short test text; a refused connection is not retried here.
+        VectorError: If the vectors do not match the specification.
     """
 
     def __init__(
@@ -85,33 +89,33 @@ class OpenAIEncoder:
         self._reached = False
         try:
             self.encode(["care"])
-        except TextRefusedError as error:
-            what = "rejects even a short text: its log says why"
-            raise self._failure(what, "embedding_server_rejects") from error
+        except TextRejectedError as error:
+            reason = "rejects a short test text: see the log of the server"
+            raise self._failure(reason, "embedding_server_rejects") from error
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes at least one text, under the rules of `core.text`, in requests as needed.
+        """Encodes at least one normalised text, in as many requests as needed.
 
         Raises:
-            TextRefusedError: If the server rejects a text.
-            EmbeddingServerError: If it rejects all, or goes on failing.
-            VectorError: If an answer is not what the spec and the protocol describe.
+            TextRejectedError: If the server rejects a text.
+            EmbeddingServerError: If the server rejects all requests, or all retries fail.
+            VectorError: If a response does not match the specification or the protocol.
         """
         return asyncio.run(self._encode(texts))
 
     @cached_property
     def _tokenizer(self) -> OffsetTokenizer:
         if not self._load_tokenizer:
-            raise PairError(f"{self.url} does not show its tokens", code="no_tokenizer")
+            raise PairError(f"no tokenizer is set for {self.url}", code="no_tokenizer")
         return self._load_tokenizer()
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        """Returns start and end of each token of a text, by the pair's own tokenizer."""
+        """Returns the start and end of each token of a text, by the tokenizer of the pair."""
         return self._tokenizer.token_offsets(text)
 
     async def _encode(self, texts: Sequence[str]) -> Encoding:
         prompted = [with_prompt(self.spec.prompt, text) for text in texts]
-        # A call with few texts still keeps all connections at work.
+        # Smaller requests if there are few texts, so that all connections are used.
         size = min(self._request_texts, -(-len(texts) // self._concurrency))
         permits = asyncio.Semaphore(self._concurrency)
 
@@ -123,7 +127,7 @@ class OpenAIEncoder:
             headers=self._headers,
             verify=self._tls,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            # The permits bound connections; waiting for one must not count as the server's time.
+            # The semaphore limits connections; waiting for it must not count towards the time-out.
             limits=httpx2.Limits(),
         ) as client:
             starts = range(0, len(texts), size)
@@ -131,7 +135,7 @@ class OpenAIEncoder:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(embed(start)) for start in starts]
             except ExceptionGroup as errors:
-                # Those that follow from the first are of no news.
+                # Report the first error only; it cancelled the other tasks.
                 raise errors.exceptions[0] from None
         vectors, tokens = zip(*(part for task in tasks for part in task.result()), strict=True)
         return Encoding(
@@ -143,23 +147,23 @@ class OpenAIEncoder:
     async def _embed(
         self, client: httpx2.AsyncClient, texts: Sequence[str], position: int
     ) -> list[_Embedded]:
-        """Encodes texts, the first of which is at `position`, halved as often as is needed."""
+        """Encodes texts from `position` on; bisects requests that the server rejects."""
         try:
             body = await self._retries.run(lambda: self._request(client, texts))
             return [self._read(body, len(texts))]
         except TransientError as error:
             if error.wait > self._retries.longest_wait:
-                what = f"failed with {error.reason} and asks to wait for {error.wait:.0f} s"
-                raise self._failure(what, "embedding_server_busy", seconds=error.wait) from None
+                reason = f"failed with {error.reason} and requests a wait of {error.wait:.0f} s"
+                raise self._failure(reason, "embedding_server_busy", seconds=error.wait) from None
             attempts = self._retries.retries + 1
-            what = f"failed {attempts} times in a row, at last with {error.reason}"
-            facts = {"attempts": attempts, "reason": error.reason}
-            raise self._failure(what, "embedding_server_failed", **facts) from None
+            reason = f"failed {attempts} times in a row, the last time with {error.reason}"
+            fields = {"attempts": attempts, "reason": error.reason}
+            raise self._failure(reason, "embedding_server_failed", **fields) from None
         except _RejectedError as error:
             if len(texts) == 1:
-                raise TextRefusedError(
-                    f"{self.url} rejects the text at position {position} of a batch "
-                    f"with status {error}: it may be too long for the server",
+                raise TextRejectedError(
+                    f"{self.url} rejects the text at position {position} of a batch with status "
+                    f"{error}: it may be too long for the server",
                     position,
                 ) from None
         middle = len(texts) // 2
@@ -173,13 +177,13 @@ class OpenAIEncoder:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(self.url, json=self._body | {"input": texts})
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            reason = str(error) or "no connection in time"
+            reason = str(error) or "time-out"
             if not self._reached:
-                what = f"cannot be reached: {reason}"
-                raise self._failure(what, "embedding_server_unreachable") from error
+                message = f"cannot be reached ({reason}): check --base-url and the server"
+                raise self._failure(message, "embedding_server_unreachable") from error
             raise TransientError(f"no connection ({reason})") from error
         except TimeoutError as error:
-            raise TransientError(f"no answer in {self._timeout:g} s") from error
+            raise TransientError(f"no response within {self._timeout:g} s") from error
         except httpx2.RequestError as error:
             raise TransientError(f"a broken connection ({type(error).__name__})") from error
         self._reached = True
@@ -191,39 +195,41 @@ class OpenAIEncoder:
         if is_transient(status):
             wait = retry_after(response.headers.get("Retry-After"))
             raise TransientError(f"status {status}", wait)
-        # An answer's own words could quote a text.
-        hints = dict.fromkeys((401, 403), "the key is wrong" if self._headers else "it needs a key")
-        hints[404] = f"it does not know the model '{self._body['model']}', or the address is wrong"
-        what = f"answers status {status}: {hints.get(status, '200 is expected')}"
-        raise self._failure(what, "embedding_server_status", status=status)
+        # The body of the response is not quoted, because it can contain a text.
+        hints = dict.fromkeys(
+            (401, 403), "the key is wrong" if self._headers else "set OPENAI_API_KEY"
+        )
+        hints[404] = f"the model '{self._body['model']}' is unknown, or the address is wrong"
+        reason = f"returned status {status}: {hints.get(status, 'see the log of the server')}"
+        raise self._failure(reason, "embedding_server_status", status=status)
 
-    def _failure(self, what: str, code: str, **fields: Any) -> EmbeddingServerError:
-        return EmbeddingServerError(f"{self.url} {what}", code=code, url=self.url, **fields)
+    def _failure(self, problem: str, code: str, /, **fields: Any) -> EmbeddingServerError:
+        return EmbeddingServerError(f"{self.url} {problem}", code=code, url=self.url, **fields)
 
-    def _unusable(self, what: str, code: str, **fields: Any) -> VectorError:
-        return VectorError(f"{self.url} returned {what}", code=code, url=self.url, **fields)
+    def _invalid(self, response: str, code: str, /, **fields: Any) -> VectorError:
+        return VectorError(f"{self.url} returned {response}", code=code, url=self.url, **fields)
 
     def _read(self, body: bytes, count: int) -> _Embedded:
         try:
-            answer = _Answer.model_validate_json(body)
-            vectors = {item.index: _vector(item.embedding) for item in answer.data}
+            response = _Response.model_validate_json(body)
+            vectors = {item.index: _vector(item.embedding) for item in response.data}
         except ValueError:
-            # Not chained: what is wrong in the body is quoted there.
-            what = "a body that is no answer to a request for embeddings"
-            raise self._unusable(what, "bad_embedding_answer") from None
-        found, indices = len(answer.data), len(vectors)
+            # Not chained, because the original error quotes the body.
+            message = "a body that is not a response of /v1/embeddings"
+            raise self._invalid(message, "bad_embedding_answer") from None
+        found, indices = len(response.data), len(vectors)
         if found != count or set(vectors) != set(range(count)):
-            what = f"{found} vectors for {count} texts, with {indices} different indices"
-            facts = {"found": found, "expected": count, "indices": indices}
-            raise self._unusable(what, "bad_vector_count", **facts)
+            message = f"{found} vectors for {count} texts, with {indices} distinct indices"
+            fields = {"found": found, "expected": count, "indices": indices}
+            raise self._invalid(message, "bad_vector_count", **fields)
         native = self.spec.native_dimension
         lengths = sorted(set(map(len, vectors.values())))
         if lengths != [native]:
             sizes = ", ".join(map(str, lengths))
-            hint = f"is it a server of {self.spec.model}?"
-            what = f"vectors of {sizes} dimensions instead of {native}: {hint}"
-            raise self._unusable(what, "other_dimension", found=lengths, expected=native)
-        share, rest = divmod(answer.usage.prompt_tokens if answer.usage else 0, count)
+            hint = f"check that it serves {self.spec.model}"
+            message = f"vectors of {sizes} dimensions instead of {native}: {hint}"
+            raise self._invalid(message, "other_dimension", found=lengths, expected=native)
+        share, rest = divmod(response.usage.prompt_tokens if response.usage else 0, count)
         tokens = share + (np.arange(count) < rest).astype(np.int32)
         return np.stack([vectors[i] for i in range(count)]), tokens
 
@@ -237,13 +243,13 @@ class _Usage(BaseModel):
     prompt_tokens: int = Field(0, ge=0, lt=2**31)
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     data: list[_Item]
     usage: _Usage | None = None
 
 
 class _RejectedError(Exception):
-    """The server will never take these texts together: its one argument is the status."""
+    """The server rejects a request permanently; the argument is the status."""
 
 
 def _embeddings_url(base_url: str) -> str:
@@ -253,8 +259,8 @@ def _embeddings_url(base_url: str) -> str:
         url = httpx2.URL()
     plain = not (url.userinfo or url.query or url.fragment)
     if url.scheme not in ("http", "https") or not url.host or not plain:
-        # Not quoted: it could hold a password.
-        message = "the server's address is not of the form http://host:port/v1"
+        # Not quoted, because it can contain a password.
+        message = "the address of the embedding server is invalid: use http://host:port/v1"
         raise EmbeddingServerError(message, code="bad_base_url")
     root = str(url).rstrip("/")
     return f"{root}/embeddings" if re.search(r"/v\d+$", root) else f"{root}/v1/embeddings"
@@ -264,7 +270,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
     if not re.fullmatch(r"[!-~]+", api_key):
-        message = "the key for the server holds blanks or is not ASCII"
+        message = "the API key of the embedding server contains spaces or is not ASCII"
         raise EmbeddingServerError(message, code="bad_api_key")
     return {"Authorization": f"Bearer {api_key}"}
 

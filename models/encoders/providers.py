@@ -1,7 +1,7 @@
-"""What an encoder runs on: ONNX Runtime's execution providers, and the shapes they want.
+"""Execution providers of ONNX Runtime, and the shapes of batches that they need.
 
-When a provider is not installed, does not start or lacks an operator, ONNX Runtime falls back
-to the processor and only logs it. Here each of the three is an error.
+If a provider is not installed, does not start or lacks an operator, ONNX Runtime falls back to the
+processor with a log message. This module raises an error instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,23 +20,23 @@ TENSORRT = "TensorrtExecutionProvider"
 
 _TITLES: Mapping[ProviderName, str] = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
 _SHORTEST = 16
-# A query of care-mini has 8 to 32 tokens; TensorRT takes the kernels that are fastest here.
+# A query of care-mini has 8 to 32 tokens; TensorRT optimises its kernels for this length.
 _TYPICAL_LENGTH = 32
-# What costs the time of an encoder; beside it, shapes and masks may lie on the processor.
+# Operators that dominate the time of an encoder; others may be placed on the processor.
 _PRODUCTS = ("MatMul", "Gemm", "Attention")
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderOptions:
-    """What an encoder runs on.
+    """Options of an execution provider.
 
     Attributes:
-        name: The provider.
+        name: Name of the provider.
         device: Number of the GPU.
-        cache: Folder where TensorRT keeps its engines, a folder for each weights file.
+        cache: Folder of TensorRT's engine caches, with one subfolder per weights file.
         fp16: Whether TensorRT may compute in half precision.
-        max_batch: The most rows that TensorRT encodes at once, larger batches are split;
-            for CUDA the largest batch of the warm-up.
+        max_batch: Maximum rows per batch for TensorRT, which splits larger batches; for CUDA,
+            rows of the largest batch of the warm-up.
     """
 
     name: ProviderName = "cpu"
@@ -46,12 +46,12 @@ class ProviderOptions:
     max_batch: int = 64
 
     @property
-    def title(self) -> str:
-        """The provider's name in ONNX Runtime."""
+    def onnx_name(self) -> str:
+        """Name of the provider in ONNX Runtime."""
         return _TITLES[self.name]
 
     def buckets(self, max_length: int) -> "Buckets | None":
-        """Returns the shapes that batches are padded to, or None where any shape is as good."""
+        """Returns the shapes to which batches are padded, or None without restriction."""
         return Buckets.up_to(self.max_batch, max_length) if self.name == "tensorrt" else None
 
 
@@ -60,18 +60,22 @@ ON_CPU = ProviderOptions()
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The few shapes that batches are padded to: numbers of rows and of tokens, both rising."""
+    """Shapes to which batches are padded: numbers of rows and of tokens, both ascending."""
 
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
 
     @classmethod
     def up_to(cls, max_rows: int, max_length: int) -> Self:
-        """Returns powers of two from 1 row and from 16 tokens, ended by the two maxima."""
+        """Returns powers of two, from 1 row and 16 tokens, up to the given maxima."""
         return cls(rows=_doubled(1, max_rows), lengths=_doubled(_SHORTEST, max_length))
 
     def fit(self, rows: int, length: int) -> tuple[int, int]:
-        """Returns the smallest shape that holds `rows` rows of `length` tokens, if there is one."""
+        """Returns the smallest shape for a batch of `rows` rows and `length` tokens.
+
+        Raises:
+            ValueError: If the batch exceeds the largest shape.
+        """
         return min(r for r in self.rows if r >= rows), min(n for n in self.lengths if n >= length)
 
 
@@ -80,10 +84,10 @@ def _doubled(first: int, last: int) -> tuple[int, ...]:
 
 
 def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int, int]]:
-    """Returns the shapes (rows, tokens) to run before the first request, smallest first.
+    """Returns the shapes (rows, tokens) of the warm-up, the smallest first.
 
-    A processor has no more to prepare than a short text shows; a GPU needs each length, with
-    one row and with the most, for its kernels and its memory.
+    On a processor one short text is enough. On a GPU each length is run with one row and with the
+    maximum number of rows, to select kernels and allocate memory.
     """
     if options.name == "cpu":
         return [(1, min(_SHORTEST, max_length))]
@@ -94,7 +98,7 @@ def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int,
 def execution_providers(
     options: ProviderOptions, spec: EncoderSpec
 ) -> list[tuple[str, dict[str, str]]]:
-    """Returns the providers and their options for a session of ONNX Runtime, best first."""
+    """Returns the providers of a session and their options, by descending priority."""
     device = {"device_id": str(options.device)}
     cuda = (CUDA, device | {"arena_extend_strategy": "kSameAsRequested"})
     if options.name == "cpu":
@@ -105,10 +109,10 @@ def execution_providers(
 
 
 def engine_folder(options: ProviderOptions, spec: EncoderSpec) -> Path:
-    """Returns where TensorRT keeps the engine of these weights.
+    """Returns the folder of the TensorRT engine of a weights file.
 
-    ONNX Runtime names an engine after the graph, the GPU and the versions, not after the
-    weights, so that each weights file needs a folder of its own.
+    ONNX Runtime names engines by graph, GPU and versions but not by weights, so each weights file
+    needs a separate folder.
     """
     return options.cache / spec.weights_sha256
 
@@ -118,7 +122,7 @@ def _tensorrt_options(options: ProviderOptions, spec: EncoderSpec) -> dict[str, 
     buckets = Buckets.up_to(options.max_batch, spec.max_length)
     fp16 = str(options.fp16)
     return {
-        # One engine for all shapes: one outside the profile would be built during a request.
+        # The profile covers all shapes; otherwise an engine would be built during a request.
         "trt_profile_min_shapes": _shape(1, buckets.lengths[0]),
         "trt_profile_opt_shapes": _shape(options.max_batch, min(_TYPICAL_LENGTH, spec.max_length)),
         "trt_profile_max_shapes": _shape(options.max_batch, spec.max_length),
@@ -128,7 +132,7 @@ def _tensorrt_options(options: ProviderOptions, spec: EncoderSpec) -> dict[str, 
         "trt_timing_cache_path": folder,
         "trt_engine_hw_compatible": "False",
         "trt_fp16_enable": fp16,
-        # The squares in a layer norm pass the largest half-precision number.
+        # The squares in layer normalisation overflow in half precision.
         "trt_layer_norm_fp32_fallback": fp16,
     }
 
@@ -138,28 +142,28 @@ def _shape(rows: int, length: int) -> str:
 
 
 def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
-    """Raises `ProviderError` if the installed ONNX Runtime of a version lacks the provider."""
-    if options.title not in available:
+    """Raises `ProviderError` if the installed ONNX Runtime does not include the provider."""
+    if options.onnx_name not in available:
         command = _install(options, version)
         raise ProviderError(
-            f"the installed ONNX Runtime {version} has no provider '{options.name}': "
-            f"run `pip uninstall -y onnxruntime` and then `{command}`",
+            f"the installed ONNX Runtime {version} does not include provider '{options.name}': "
+            f"run `pip uninstall -y onnxruntime`, then `{command}`",
             code="provider_not_installed",
             provider=options.name,
             install=command,
         )
 
 
-def not_started(
+def start_error(
     options: ProviderOptions,
     version: str,
-    reason: str = "ONNX Runtime's lines above name the library or driver that is missing",
+    reason: str = "see the messages of ONNX Runtime above for the missing library or driver",
 ) -> ProviderError:
-    """Returns the error of a provider that is installed and does not start."""
+    """Returns the error of a provider that is installed but does not start."""
     command = _install(options, version)
     return ProviderError(
-        f"the provider '{options.name}' did not start on GPU {options.device} "
-        f"({' '.join(reason.split())}): `{command}` installs its libraries",
+        f"provider '{options.name}' did not start on GPU {options.device} "
+        f"({' '.join(reason.split())}): install its libraries with `{command}`",
         code="provider_not_started",
         provider=options.name,
         device=options.device,
@@ -167,22 +171,28 @@ def not_started(
     )
 
 
-def check_products(
+def check_matrix_products(
     options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
 ) -> None:
-    """Raises `ProviderError` if another provider computes a matrix product of the graph `weights`.
+    """Checks that the provider computes all matrix products of a graph.
 
-    `placed` has for each node the name of its provider and its operator.
+    Args:
+        options: The provider.
+        weights: Path of the graph, for the error message.
+        placed: Provider and operator of each node of the graph.
+
+    Raises:
+        ProviderError: If another provider computes a matrix product.
     """
-    others = {operator for provider, operator in placed if provider != options.title}
+    others = {operator for provider, operator in placed if provider != options.onnx_name}
     elsewhere = sorted(o for o in others if any(product in o for product in _PRODUCTS))
     if elsewhere:
-        # TensorRT parses the operators of the ONNX standard alone.
+        # TensorRT supports only operators of the ONNX standard.
         form = "quantisation or fusion" if options.name == "tensorrt" else "quantisation"
         raise ProviderError(
-            f"{weights} has operators that '{options.name}' does not run "
-            f"({', '.join(elsewhere)}): use a pair whose query encoder is exported "
-            f"without {form}, or the provider 'cpu'",
+            f"{weights} has operators that provider '{options.name}' does not support "
+            f"({', '.join(elsewhere)}): export the query encoder without {form}, or use provider "
+            "'cpu'",
             code="unsupported_operators",
             provider=options.name,
             path=weights,
@@ -192,5 +202,5 @@ def check_products(
 
 def _install(options: ProviderOptions, version: str) -> str:
     command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={version}'"
-    # ONNX Runtime 1.31 links libnvinfer.so.10.
+    # ONNX Runtime 1.31 requires libnvinfer.so.10.
     return f"{command} 'tensorrt-cu13<11'" if options.name == "tensorrt" else command

@@ -1,4 +1,4 @@
-"""Texts as the tokens that a model reads, and batches of tokens as arrays."""
+"""Tokenization of texts, and conversion of batches of tokens to arrays."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from core.vectors import truncate_normalize
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text as its model reads it: token ids, and whether the text was truncated."""
+    """Token ids of a text, and whether the text was truncated."""
 
     ids: list[int]
     truncated: bool
@@ -29,9 +29,12 @@ class Tokens:
 
 
 class TextTokenizer:
-    """A tokenizer behind the prompt and within the length of a spec.
+    """A tokenizer that prepends the prompt and truncates at the maximum length of a specification.
 
-    Its post-processor puts special tokens around a text; `end` is one more to put behind it.
+    Args:
+        tokenizer: The tokenizer, whose post-processor adds special tokens.
+        spec: Specification of the encoder.
+        end: Token id to append, or None.
     """
 
     def __init__(self, tokenizer: Tokenizer, spec: EncoderSpec, end: int | None = None) -> None:
@@ -40,33 +43,33 @@ class TextTokenizer:
         self._end = [] if end is None else [end]
         tokenizer.no_padding()
         tokenizer.enable_truncation(spec.max_length - len(self._end))
-        # A user who types "</s>" means those letters.
+        # Special tokens in the input, such as "</s>", are encoded as plain text.
         tokenizer.encode_special_tokens = True
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenizes texts behind the prompt; truncation leaves the special tokens."""
+        """Tokenizes texts with the prompt; truncation keeps special tokens."""
         prompted = [with_prompt(self._prompt, text) for text in texts]
         encoded = self._tokenizer.encode_batch_fast(prompted)
         return [Tokens(e.ids + self._end, bool(e.overflowing)) for e in encoded]
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token that stands for a text, however long it is.
+        """Returns the start and end of each token of a text, which is not truncated.
 
-        Prompt and special tokens are among them, and empty. Tokens that are parts of one
-        character, as those of byte-level BPE can be, each have all of it.
+        Tokens of the prompt and special tokens are included, with equal start and end. Tokens that
+        are parts of one character, as in byte-level BPE, have the span of that character.
         """
         head = self._tokenizer.encode(with_prompt(self._prompt, text))
-        behind = len(self._prompt)
+        prompt_length = len(self._prompt)
         special_tokens = sum(head.special_tokens_mask) + len(self._end)
         return [(0, 0)] * special_tokens + [
-            (max(start - behind, 0), max(end - behind, 0))
+            (max(start - prompt_length, 0), max(end - prompt_length, 0))
             for part in (head, *head.overflowing)
             for (start, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
             if not special
         ]
 
-    def whole(self) -> Tokenizer:
-        """Returns a tokenizer that ends texts by itself, whose file makes the same tokens."""
+    def standalone(self) -> Tokenizer:
+        """Returns an equivalent tokenizer that appends the end token itself, without truncation."""
         tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.no_truncation()
         for id_ in self._end:
@@ -78,10 +81,12 @@ class TextTokenizer:
 
 
 class TokenEncoder(ABC):
-    """What encoders have in common that tokenize texts themselves.
+    """Base class of encoders that tokenize texts in this process.
 
-    Each sets `spec` and `tokenize` when it is made, and says how tokens are encoded and how
-    many calls of `encode_tokens` at once keep it busy.
+    Attributes:
+        spec: Specification, set by the constructor of a subclass.
+        tokenize: Tokenizer, set by the constructor of a subclass.
+        concurrent_calls: Number of concurrent calls of `encode_tokens` that use the encoder fully.
     """
 
     spec: EncoderSpec
@@ -89,25 +94,25 @@ class TokenEncoder(ABC):
     concurrent_calls = 1
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes at least one text, already under the text rules of `core.text`, as one batch."""
+        """Encodes at least one text, normalised by `core.text`, as one batch."""
         return self.encode_tokens(self.tokenize(texts))
 
     @abstractmethod
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned as one batch."""
+        """Encodes texts that `tokenize` returned, as one batch."""
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end of each token of a text; see `TextTokenizer`."""
+        """Returns the start and end of each token of a text; see `TextTokenizer`."""
         return self.tokenize.token_offsets(text)
 
 
 def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
-    """Loads the `tokenizer.json` of a spec, whose paths are relative to a folder.
+    """Loads the `tokenizer.json` of a specification with paths relative to `folder`.
 
     Raises:
-        PairError: If the file is missing, does not load or is not the one that the spec describes.
+        PairError: If the file is missing, does not load, or does not match its checksum.
     """
-    path = described_file(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
+    path = verified_file(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
@@ -116,16 +121,16 @@ def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
     return TextTokenizer(tokenizer, spec)
 
 
-def described_file(spec: EncoderSpec, path: Path, checksum: str) -> Path:
-    """Returns the path of a file after comparing its SHA-256 with the spec's.
+def verified_file(spec: EncoderSpec, path: Path, checksum: str) -> Path:
+    """Verifies the SHA-256 of a file and returns its path.
 
     Raises:
-        PairError: If the file is missing or is another one.
+        PairError: If the file is missing, or its checksum differs.
     """
     if not path.is_file():
-        raise PairError.at(path, f"is missing: it belongs to {spec.model}", "missing_file")
+        raise PairError.at(path, f"is missing: copy this file of {spec.model}", "missing_file")
     if sha256_file(path) != checksum:
-        reason = "is not the file that the pair describes: its sha256 differs"
+        reason = "does not match the SHA-256 in the pair's TOML file: use the original file"
         raise PairError.at(path, reason, "checksum_mismatch")
     return path
 
@@ -133,9 +138,11 @@ def described_file(spec: EncoderSpec, path: Path, checksum: str) -> Path:
 def pad(
     tokens: Sequence[Tokens], shape: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns ids and attention mask of a batch, int64 [rows, length], padded on the right.
+    """Returns token ids and attention mask of a batch, int64 [rows, length], padded on the right.
 
-    Without a shape they have no more rows and columns than the texts, at least one, need.
+    Args:
+        tokens: The texts, at least one.
+        shape: Rows and length of the arrays, or None for the smallest shape.
     """
     ids = np.zeros(shape or (len(tokens), max(map(len, tokens))), dtype=np.int64)
     mask = np.zeros_like(ids)
@@ -145,8 +152,8 @@ def pad(
     return ids, mask
 
 
-def as_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:
-    """Returns what an encoder returns for pooled vectors, float32 [n, at least spec.dimension]."""
+def make_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:
+    """Returns the encoding of pooled vectors, float32 [n, m] with m ≥ `spec.dimension`."""
     return Encoding(
         vectors=truncate_normalize(vectors, spec.dimension),
         token_counts=np.array([len(t) for t in tokens], dtype=np.int32),

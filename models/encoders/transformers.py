@@ -1,4 +1,4 @@
-"""Encoders that PyTorch runs from a checkpoint of transformers, on a processor or a GPU."""
+"""Encoders in PyTorch from checkpoints of transformers, on a processor or a GPU."""
 
 import json
 import warnings
@@ -27,15 +27,21 @@ from models.encoders.tokenizer import TokenEncoder, Tokens, pad
 
 
 class TransformersEncoder(TokenEncoder):
-    """One side of a pair, from a checkpoint folder or the hub.
+    """An encoder from a local checkpoint folder or the Hugging Face Hub.
 
-    Computes in `dtype`, a type of PyTorch, or "auto" for bfloat16 on a GPU and float32 on the
-    processor; pooling, a Dense module that `modules.json` names, and the vector rules in float32.
-    Device "auto" is a GPU if there is one. The spec's paths are relative to `folder`.
+    Pooling, Dense modules of `modules.json`, truncation and normalisation are computed in float32.
+
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        device: Device of PyTorch; "auto" is a GPU if available.
+        dtype: Dtype of PyTorch for the transformer; "auto" is bfloat16 on a GPU and float32 on a
+            processor.
 
     Raises:
-        PairError: If checkpoint or adapter are missing, do not load, or do not fit the spec.
-        ProviderError: If an adapter is named and peft is not installed.
+        PairError: If checkpoint or adapter are missing, do not load, or do not match the
+            specification.
+        ProviderError: If the specification has an adapter and peft is not installed.
     """
 
     def __init__(
@@ -56,21 +62,24 @@ class TransformersEncoder(TokenEncoder):
         self._dense = torch.nn.Sequential(*map(_load_dense, dense)).eval()
         longest = getattr(self._model.config, "max_position_embeddings", spec.max_length)
         if longest < spec.max_length:
-            message = f"{spec.model} reads {longest} tokens, not max_length {spec.max_length}"
+            message = (
+                f"the maximum length of {spec.model} is {longest} tokens: max_length "
+                f"{spec.max_length} in the pair's TOML file is too large"
+            )
             raise PairError(
                 message, code="max_length_too_large", found=longest, max_length=spec.max_length
             )
 
     def parts(self) -> tuple[Any, torch.nn.Module, Tokenizer]:
-        """Returns the merged transformer, the Dense modules, and a tokenizer that is `whole`."""
-        return self._model, self._dense, self.tokenize.whole()
+        """Returns the merged transformer, the Dense modules, and a standalone tokenizer."""
+        return self._model, self._dense, self.tokenize.standalone()
 
     @torch.inference_mode()
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch.
+        """Encodes texts that `tokenize` returned, as one batch.
 
         Raises:
-            ProviderError: If the GPU has too little memory for it.
+            ProviderError: If the GPU runs out of memory.
         """
         ids, mask = pad(tokens)
         states = None
@@ -80,10 +89,10 @@ class TransformersEncoder(TokenEncoder):
                 attention_mask=torch.from_numpy(mask).to(self._device),
             ).last_hidden_state.float()
         if states is None:
-            # Not raised from that error, whose frames hold the memory that fewer texts need.
+            # Not chained: the frames of the original error would keep GPU memory allocated.
             message = (
                 f"the GPU has too little memory for {len(tokens)} texts of up to "
-                f"{max(map(len, tokens))} tokens"
+                f"{max(map(len, tokens))} tokens: use a smaller --batch-size"
             )
             raise ProviderError(message, code="out_of_memory", texts=len(tokens))
         pooled = pool(states.cpu().numpy(), mask, self.spec.pooling)
@@ -103,7 +112,7 @@ def _load_dense(folder: Path) -> torch.nn.Module:
         linear.load_state_dict({k.removeprefix("linear."): v.float() for k, v in state.items()})
         name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
         if not name.startswith("torch.nn.modules."):
-            raise ValueError(f"activation {name} is unknown")
+            raise ValueError(f"the activation {name} is not supported")
         activation = getattr(torch.nn, name.rpartition(".")[2])()
     except (OSError, KeyError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"is not a readable Dense module: {error}"
@@ -125,19 +134,19 @@ def _load_model(spec: EncoderSpec, checkpoint: Path, adapter: Path | None, dtype
 
 
 def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
-    """Returns the configuration with the spec's entries, and without any code of its own."""
+    """Returns the configuration with the entries of the specification, without remote code."""
     written, _ = PreTrainedConfig.get_config_dict(checkpoint)
     remote = written.pop("auto_map", None)
-    # The library changes what it is given.
+    # A copy, because the library modifies its argument.
     entries = written | deepcopy(spec.config)
     kind = entries.get("model_type", "")
     try:
         config = AutoConfig.for_model(kind)
     except ValueError as error:
-        code = " and its own code is not run" if remote else ""
+        code = " (code of the checkpoint is not executed)" if remote else ""
         reason = (
-            f"has the model_type '{kind}', which transformers does not know{code}: "
-            "name another in config of the pair's TOML"
+            f"has the model_type '{kind}', which transformers does not support{code}: "
+            "set a supported one in config of the pair's TOML file"
         )
         raise PairError.at(checkpoint, reason, "unknown_architecture", model_type=kind) from error
     return type(config).from_dict(entries)
@@ -146,10 +155,10 @@ def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
 def _load(kind: Any, checkpoint: Path, config: Any, dtype: Any) -> Any:
     options = {"config": config, "dtype": dtype, "output_loading_info": True}
     model, report = kind.from_pretrained(checkpoint, **options)
-    # The library gives random weights to layers that a checkpoint lacks.
+    # The library initialises missing weights randomly.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
-        reason = f"lacks {len(missing)} weights of its model: {missing[0]} …"
+        reason = f"lacks {len(missing)} weights of the model, for example {missing[0]}"
         raise PairError.at(checkpoint, reason, "missing_weights", weights=missing)
     return model
 
@@ -158,15 +167,17 @@ def _load_adapted(checkpoint: Path, adapter: Path, config: Any, dtype: Any) -> A
     try:
         from peft import PeftConfig, PeftModel
     except ModuleNotFoundError as error:
-        message = "a LoRA adapter needs peft: pip install 'care-retrieval[train]'"
+        message = (
+            "a LoRA adapter needs peft, which is not installed: pip install 'care-retrieval[train]'"
+        )
         raise ProviderError(message, code="missing_package", package="peft") from error
-    # An adapter names its layers as the class of model did that it was trained on.
+    # The layer names of an adapter depend on the model class with which it was trained.
     causal = PeftConfig.from_pretrained(str(adapter)).task_type == "CAUSAL_LM"
     model = _load(AutoModelForCausalLM if causal else AutoModel, checkpoint, config, dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapted = PeftModel.from_pretrained(model, adapter)
     if any("missing adapter keys" in str(warning.message) for warning in caught):
-        reason = f"is no adapter of {checkpoint}: it lacks layers of the model"
+        reason = f"is not an adapter for {checkpoint}: it lacks layers of the model"
         raise PairError.at(adapter, reason, "other_adapter")
     return adapted.merge_and_unload().base_model

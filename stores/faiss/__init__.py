@@ -1,1 +1,1 @@
-"""Vectors in one memory-mapped FAISS file beside the documents of a version."""
+"""Store of vectors in a memory-mapped FAISS file in the folder of a version."""

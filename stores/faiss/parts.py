@@ -1,15 +1,15 @@
-"""Inverted lists of more vectors than memory holds, as one file that FAISS reads.
+"""Builds inverted lists of more vectors than fit into memory, as one file in FAISS's format.
 
-Vectors are added to the trained index until the memory that it was given is full. It is then
-written to a part, which is an index file, and emptied. In the end the lists of all parts are
-mapped and written list by list, behind the header that FAISS writes for the empty index. What
-vectors are refined with is encoded row by row, straight to disk.
+Vectors are added to the trained index up to the memory limit. The index is then written to a part,
+which is an index file, and emptied. Finally the inverted lists of all parts are memory-mapped and
+written list by list after the header that FAISS writes for the empty index. Codes for refinement
+are written to disk row by row.
 
-The file is byte for byte what FAISS itself writes of an index in memory. FAISS maps such a
-file (`IO_FLAG_MMAP_IFC`): its lists and what they are refined with stay on disk until they are
-read, and only 4-bit product codes (`x4fs`) with their ids, which it rearranges, are held in
-memory. So a version needs neither `OnDiskInvertedLists`, which knows a second file by its path
-and nothing of refinement, nor more memory to be searched than to be built.
+The file is identical, byte for byte, to the one that FAISS writes for an index in memory. FAISS can
+memory-map it (`IO_FLAG_MMAP_IFC`): inverted lists and refinement codes are read on demand, and only
+4-bit product codes (`x4fs`), which FAISS rearranges, are copied to memory with their ids.
+`OnDiskInvertedLists` is not used, because it stores the path of a second file and does not support
+refinement.
 """
 
 import shutil
@@ -29,11 +29,11 @@ from stores.faiss.training import assigning_on_gpus
 
 _CHUNK_ROWS = 4096
 _ID_BYTES = 8
-# Lists grow by doubling.
+# The buffers of inverted lists grow by doubling.
 _SLACK = 2
 
-# What an index file ends with: inverted lists, of which none has a row, and codes, of which
-# there are none. The number of vectors comes after four letters and the dimension.
+# The end of the file of an empty index: empty inverted lists, or an empty array of codes. The
+# number of vectors follows the type (four letters) and the dimension.
 _LISTS = struct.Struct("<4sQQ4sQ")
 _NO_CODES = struct.pack("<Q", 0)
 _COUNT = slice(8, 16)
@@ -44,12 +44,19 @@ def write_in_parts(
 ) -> None:
     """Writes an index of all vectors; row i has id i.
 
-    The index is trained and empty, and empty afterwards; its inverted lists are refined or not.
-    Parts lie beside the file while it is written: as much disk again as the lists take. The
-    vectors of one take at most `memory` bytes; 4-bit product codes are one part.
+    Parts are temporary files in the same folder, which need as much disk space as the lists. 4-bit
+    product codes cannot be joined and are built as one part, regardless of the memory limit.
+
+    Args:
+        index: A trained, empty index with inverted lists, with or without refinement. It is empty
+            again afterwards.
+        vectors: The vectors.
+        path: Path of the file.
+        memory: Maximum size of the vectors of a part [bytes].
+        progress: Whether to show a progress bar.
 
     Raises:
-        CareError: If a part cannot be written whole, for instance because the disk is full.
+        CareError: If a file cannot be written, for example because the disk is full.
     """
     refined = isinstance(index, faiss.IndexRefine)
     base = faiss.downcast_index(index.base_index) if refined else index
@@ -73,26 +80,26 @@ def write_in_parts(
                 parts.write(out, len(vectors))
             else:
                 head, tail = _around(index, base, refine)
-                out.write(_counting(head, len(vectors)))
+                out.write(_with_count(head, len(vectors)))
                 parts.write(out, len(vectors))
                 _write_codes(out, refine, codes, len(vectors))
                 out.write(tail)
 
 
 class _Parts:
-    """The inverted lists of an index, in files of as many rows as memory holds."""
+    """The inverted lists of an index, in files of as many rows as fit into memory."""
 
     def __init__(self, index: faiss.IndexIVF, folder: Path, memory: int) -> None:
         self._index = index
         self._folder = folder
         self._files: list[Path] = []
         row_bytes = _SLACK * (index.code_size + _ID_BYTES)
-        # 4-bit codes lie in blocks of rows, which cannot be joined.
-        whole = isinstance(index, faiss.IndexIVFFastScan)
-        self._rows = sys.maxsize if whole else max(1, memory // row_bytes)
+        # 4-bit codes are stored in blocks of rows, which cannot be joined.
+        one_part = isinstance(index, faiss.IndexIVFFastScan)
+        self._rows = sys.maxsize if one_part else max(1, memory // row_bytes)
 
     def add(self, start: int, chunk: np.ndarray) -> None:
-        """Adds successive rows, float32 [n, dimension], the first of which is `start`."""
+        """Adds consecutive rows, float32 [n, dimension], from row `start`."""
         for at in range(0, len(chunk), self._rows):
             piece = chunk[at : at + self._rows]
             if self._index.ntotal + len(piece) > self._rows:
@@ -101,7 +108,7 @@ class _Parts:
             self._index.add_with_ids(piece, ids)
 
     def end(self) -> None:
-        """Writes what the index holds to a part, and empties it."""
+        """Writes the content of the index to a part and empties the index."""
         path = self._folder / f"part-{len(self._files):05d}"
         write_file(self._index, path)
         self._files.append(path)
@@ -115,11 +122,11 @@ class _Parts:
             return
         empty = faiss.serialize_index(self._index).tobytes()
         lists, code_size = self._index.nlist, self._index.code_size
-        _expect(empty, _LISTS.pack(b"ilar", lists, code_size, b"sprs", 0))
+        _check_end(empty, _LISTS.pack(b"ilar", lists, code_size, b"sprs", 0))
         indexes = [faiss.read_index(str(f), faiss.IO_FLAG_MMAP_IFC) for f in self._files]
         parts = [index.invlists for index in indexes]
         sizes = np.array([[part.list_size(i) for part in parts] for i in range(lists)], "<u8")
-        out.write(_counting(empty[: -_LISTS.size], count))
+        out.write(_with_count(empty[: -_LISTS.size], count))
         out.write(_LISTS.pack(b"ilar", lists, code_size, b"full", lists))
         out.write(sizes.sum(axis=1).tobytes())
         for i in range(lists):
@@ -134,41 +141,41 @@ def write_file(index: faiss.Index, path: Path) -> None:
     """Writes an index to disk.
 
     Raises:
-        CareError: If it cannot be written whole, for instance because the disk is full.
+        CareError: If the file cannot be written, for example because the disk is full.
     """
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        reason = "cannot be written: is the disk full?"
+        reason = "cannot be written: check that the disk has free space"
         raise CareError.at(path, reason, "input_output") from error
 
 
 def _around(
     index: faiss.IndexRefine, base: faiss.Index, refine: faiss.Index
 ) -> tuple[bytes, bytes]:
-    """Returns what the file of a refined index holds before and after the two in it."""
+    """Returns the bytes before and after the two inner indexes in the file of a refined index."""
     whole = faiss.serialize_index(index).tobytes()
     inside = faiss.serialize_index(base).tobytes() + faiss.serialize_index(refine).tobytes()
     head, found, tail = whole.partition(inside)
     if not found:
-        raise RuntimeError("this FAISS writes refined indexes in an unknown way")
+        raise RuntimeError("this version of FAISS writes refined indexes in an unknown format")
     return head, tail
 
 
 def _write_codes(out: BinaryIO, refine: faiss.Index, codes: Path, count: int) -> None:
     empty = faiss.serialize_index(refine).tobytes()
-    _expect(empty, _NO_CODES)
-    unit = 4 if isinstance(refine, faiss.IndexFlat) else 1  # numbers, or bytes
-    out.write(_counting(empty[: -len(_NO_CODES)], count))
+    _check_end(empty, _NO_CODES)
+    unit = 4 if isinstance(refine, faiss.IndexFlat) else 1  # the size counts floats or bytes
+    out.write(_with_count(empty[: -len(_NO_CODES)], count))
     out.write(struct.pack("<Q", codes.stat().st_size // unit))
     with codes.open("rb") as file:
         shutil.copyfileobj(file, out)
 
 
-def _counting(header: bytes, count: int) -> bytes:
+def _with_count(header: bytes, count: int) -> bytes:
     return header[: _COUNT.start] + struct.pack("<q", count) + header[_COUNT.stop :]
 
 
-def _expect(header: bytes, end: bytes) -> None:
+def _check_end(header: bytes, end: bytes) -> None:
     if not header.endswith(end):
-        raise RuntimeError("this FAISS writes empty indexes in an unknown way")
+        raise RuntimeError("this version of FAISS writes empty indexes in an unknown format")

@@ -1,4 +1,4 @@
-"""Searching a memory-mapped FAISS index, with and without a filter."""
+"""Search in a memory-mapped FAISS index, with and without a filter."""
 
 import math
 from dataclasses import dataclass
@@ -12,30 +12,31 @@ from core.types import Filter, FloatArray, RowArray
 from stores.base import ScoredRows
 from stores.recall import RECALL_K, Parameters
 
-# Of the nearest documents a filter with share s lets s pass: asking for k/s of them yields k
-# on average. Twice that makes a shortfall rare.
+# If a share s of the documents matches a filter, k / s candidates yield k hits on average. With
+# twice as many, fewer than k hits are rare.
 _OVERFETCH = 2
-# Candidates that a search keeps for each neighbour that it returns. A filter that shuts
-# out the query's own cluster leaves the last neighbours, which are found least surely: with 2
-# candidates recall@10 is 0.990 there, with 4 it is 0.997 (80,000 × 64, 4,000 clusters).
+# Candidates of a graph search per returned neighbour. A filter that excludes the cluster of the
+# query leaves the most distant neighbours, whose recall is lowest: with 2 candidates recall@10 is
+# 0.990 in this case, with 4 it is 0.997 (80,000 × 64, 4,000 clusters).
 _BEAM = 4
-# How the lists to scan grow with the depth. Of the 1,024 lists of 100,000 × 768 vectors, 64 hold
-# 0.97 of the 10 nearest and 256 of the 1,000 nearest: a power of 0.3. Where documents lie in
-# clusters smaller than the depth it takes more: with 0.4 filters cost recall (0.97 where one in
-# five documents passes), with 0.6 it stays above 0.99 (60,000 × 64, 3,000 clusters).
+# Exponent of the growth of scanned lists with the depth. For 100,000 × 768 vectors in 1,024 lists,
+# a recall of 0.97 needs 64 lists for the 10 nearest and 256 for the 1,000 nearest: an exponent of
+# 0.3. Clusters with fewer documents than the depth need more lists: if one in five documents
+# matches a filter, the recall is 0.97 with 0.4 and above 0.99 with 0.6 (60,000 × 64, 3,000
+# clusters).
 _PROBE_GROWTH = 0.6
-# A candidate that is refined lies anywhere on disk, one that is scanned follows the last: 1 µs
-# against 0.03 (PQ384x4fs) to 0.07 (PQ96x8), at 100,000 × 768.
+# Cost of refining a candidate (random access) relative to scanning one (sequential access): 1 µs
+# and 0.03 µs (PQ384x4fs) to 0.07 µs (PQ96x8) for 100,000 × 768 vectors.
 REFINED_TO_SCANNED = 20
 
 
 def limit_threads() -> None:
-    """Keeps FAISS to one thread for the calling thread: requests are the parallelism."""
+    """Limits FAISS to one thread in the calling thread: requests are processed in parallel."""
     faiss.omp_set_num_threads(1)
 
 
 def read_index(path: Path) -> faiss.Index:
-    """Opens an index by memory mapping.
+    """Opens a memory-mapped index.
 
     Raises:
         IndexVersionError: If FAISS cannot read it.
@@ -43,12 +44,12 @@ def read_index(path: Path) -> faiss.Index:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        reason = "is not a readable FAISS index"
+        reason = "is not a readable FAISS index: build the index again"
         raise IndexVersionError.at(path, reason, "unreadable_vectors") from error
 
 
 def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
-    """Returns parameters of a manifest (`efSearch`, or `nprobe` and `k_factor`) as FAISS's."""
+    """Converts parameters of a manifest (`efSearch`, or `nprobe` and `k_factor`) for FAISS."""
     if "efSearch" in parameters:
         return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
     if "nprobe" not in parameters:
@@ -62,14 +63,16 @@ def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
 
 
 class FaissVectors:
-    """The vectors of one index version.
+    """The vectors of one index version in a FAISS file, which stays mapped.
 
-    Exact search is over what vectors are kept as, which the factory says: after
-    `Refine(SQ8)` or in `HNSW32,SQ8` the 8-bit codes. Product codes are never what is answered
-    with: they only choose what is refined.
+    Exact search uses the stored vectors, for example 8-bit codes for `Refine(SQ8)` and
+    `HNSW32,SQ8`. Product codes only select candidates for refinement; their scores are not
+    returned.
 
-    The file stays mapped as long as this object lives. The parameters are `efSearch`, or `nprobe`
-    and `k_factor`, for ten hits; empty for Flat.
+    Args:
+        path: Path of the file.
+        parameters: Search parameters for ten hits: `efSearch`, or `nprobe` and `k_factor`; empty
+            for Flat.
 
     Raises:
         IndexVersionError: If the file cannot be read.
@@ -100,10 +103,9 @@ class FaissVectors:
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
-        A filter that few rows pass is answered by exact search over those rows. One that
-        many pass is answered by the graph or the inverted lists: the nearest neighbours of all
-        are filtered, and if fewer than k remain, exact search is the answer after all. So k hits
-        come back whenever k rows match.
+        If few rows match the filter, they are searched exactly. Otherwise the graph or the
+        inverted lists return candidates, which are filtered; if fewer than k remain, the matching
+        rows are searched exactly. The cheaper method is chosen by an estimate of its cost.
         """
         matching = self.count if rows is None else len(rows)
         wanted = min(k, matching)
@@ -124,7 +126,7 @@ class FaissVectors:
         return scores[:wanted], found[:wanted]
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [rows, dimension], as they are kept."""
+        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension]."""
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
 
@@ -142,13 +144,18 @@ class FaissVectors:
 
 @dataclass
 class _Graph:
-    """A graph, searched with a beam; `ef_search` candidates at the depth of measured recall."""
+    """Search in an HNSW graph.
+
+    Attributes:
+        index: The index.
+        ef_search: Beam width at the depth of the measured recall.
+    """
 
     index: faiss.IndexHNSW
     ef_search: int
 
     def cost(self, fetch: int) -> float:
-        """Returns how many documents a search for the `fetch` nearest looks at."""
+        """Returns the estimated number of vectors that are compared to find `fetch` neighbours."""
         return float(self.index.hnsw.nb_neighbors(0) * self._beam(fetch))
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
@@ -156,25 +163,29 @@ class _Graph:
         return _first(self.index.search(query[None], fetch, params=parameters))
 
     def _beam(self, fetch: int) -> int:
-        # The depth that recall was measured at is 10; a deeper answer needs a wider search.
+        # `ef_search` was chosen for 10 hits; more hits need a wider beam.
         return max(self.ef_search, _BEAM * fetch)
 
 
 @dataclass
 class _Lists:
-    """Inverted lists, of which `probes` are scanned at the depth that recall was measured at.
+    """Search in inverted lists.
 
-    For each vector that is fetched, `k_factor` candidates are refined, or without refinement 0.
+    Attributes:
+        index: The index.
+        n_lists: Number of lists.
+        probes: Lists to scan at the depth of the measured recall.
+        k_factor: Candidates to refine per hit; 0 without refinement.
     """
 
     index: faiss.Index
-    number: int
+    n_lists: int
     probes: int
     k_factor: int
 
     def cost(self, fetch: int) -> float:
-        scanned: float = self._probed(fetch) * self.index.ntotal / self.number
-        return self.number + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
+        scanned: float = self._probed(fetch) * self.index.ntotal / self.n_lists
+        return self.n_lists + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self.k_factor})
@@ -182,12 +193,12 @@ class _Lists:
 
     def _probed(self, fetch: int) -> int:
         deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
-        filled = _BEAM * fetch * self.number / self.index.ntotal
+        filled = _BEAM * fetch * self.n_lists / self.index.ntotal
         wanted: float = max(self.probes * deeper, filled)
-        return min(self.number, math.ceil(wanted))
+        return min(self.n_lists, math.ceil(wanted))
 
 
 def _first(result: tuple[FloatArray, RowArray]) -> ScoredRows:
     scores, rows = result[0][0], result[1][0]
-    real = rows >= 0
-    return scores[real], rows[real]
+    found = rows >= 0  # FAISS pads with -1
+    return scores[found], rows[found]

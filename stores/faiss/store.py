@@ -1,4 +1,4 @@
-"""The store of FAISS files: building, opening, choosing search parameters."""
+"""The store of FAISS files: builds and opens indexes and chooses search parameters."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ _REFINE_FACTORS = (4, 16, 64)
 
 
 class FaissStore(VectorStore):
-    """Vectors in `vectors.faiss` beside the documents; `CURRENT` names the active version."""
+    """Stores vectors in `vectors.faiss` in the folder of the version."""
 
     def build(self, new: NewVectors) -> SearchChoice:
-        """Writes `vectors.faiss` and chooses how it is searched."""
+        """Writes `vectors.faiss` and chooses the search parameters."""
         path = new.folder / VECTORS_FILE
         build_index(
             new.vectors,
@@ -40,7 +40,7 @@ class FaissStore(VectorStore):
         return choose_search(read_index(path), new.vectors, new.queries, new.recall)
 
     def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> FaissVectors:
-        """Maps the version's file into memory."""
+        """Maps the file of a version into memory."""
         if read_collection(folder):
             raise IndexVersionError(
                 f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI",
@@ -49,20 +49,26 @@ class FaissStore(VectorStore):
             )
         path = folder / VECTORS_FILE
         vectors = FaissVectors(path, manifest.search_parameters)
-        check_vectors(vectors, manifest, path)  # brings in the pages of first searches, too
+        check_vectors(vectors, manifest, path)  # also loads pages that the first searches need
         return vectors
 
 
 def build_index(
     vectors: ShardedVectors, factory: str, path: Path, *, threads: int, memory: int, progress: bool
 ) -> None:
-    """Writes an inner-product index over unit vectors; row i has id i.
+    """Writes an inner-product index of unit vectors; row i has id i.
 
-    A sample to train on, and vectors in inverted lists, take at most `memory` bytes; Flat and HNSW
-    are built with all their vectors in memory.
+    Args:
+        vectors: The vectors.
+        factory: A supported factory string.
+        path: Path of the file.
+        threads: Number of threads.
+        memory: Memory limit for the training sample and for inverted lists [bytes]. Flat and HNSW
+            indexes are built in memory regardless of the limit.
+        progress: Whether to show a progress bar.
 
     Raises:
-        CareError: If the memory is too small, or the file cannot be written whole.
+        CareError: If the memory limit is too low, or the file cannot be written.
     """
     faiss.omp_set_num_threads(threads)
     index = trained_index(vectors, factory, threads=threads, memory=memory, progress=progress)
@@ -79,7 +85,7 @@ def build_index(
 def choose_search(
     index: faiss.Index, vectors: ShardedVectors, queries: FloatArray, target: float
 ) -> SearchChoice:
-    """Chooses how an index over `vectors` is searched; see `stores.recall.choose_parameters`."""
+    """Chooses the search parameters of an index; see `stores.recall.choose_parameters`."""
 
     def search(queries: FloatArray, k: int, parameters: Parameters) -> RowArray:
         rows: RowArray = index.search(queries, k, params=search_parameters(parameters))[1]
@@ -90,7 +96,7 @@ def choose_search(
 
 
 def _choices(index: faiss.Index) -> tuple[list[dict[str, int]], str]:
-    """Returns the parameters to search with, cheapest first, and what to choose for more recall."""
+    """Returns parameter combinations, the cheapest first, and a hint for a higher recall."""
     if isinstance(index, faiss.IndexHNSW):
         hint = "a factory with more links or without quantisation"
         return [{"efSearch": width} for width in _EF_SEARCH], hint
@@ -99,13 +105,13 @@ def _choices(index: faiss.Index) -> tuple[list[dict[str, int]], str]:
         return [{}], ""
     probes = sorted({min(number, lists.nlist) for number in _PROBES})
     if not isinstance(index, faiss.IndexRefine):
-        hint = "fewer lists, or IVF with Flat where it is SQ8"
+        hint = "fewer lists, or Flat instead of SQ8 in the inverted lists"
         return [{"nprobe": number} for number in probes], hint
 
     def cost(parameters: Parameters) -> float:
         scanned: float = parameters["nprobe"] * index.ntotal / lists.nlist
         return scanned + REFINED_TO_SCANNED * RECALL_K * parameters["k_factor"]
 
-    hint = "fewer lists, more parts, or Refine(SQfp16) or RFlat where it is Refine(SQ8)"
+    hint = "fewer lists, more parts, or Refine(SQfp16) or RFlat instead of Refine(SQ8)"
     choices = [{"nprobe": n, "k_factor": factor} for n in probes for factor in _REFINE_FACTORS]
     return sorted(choices, key=cost), hint

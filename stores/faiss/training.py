@@ -1,4 +1,4 @@
-"""Empty indexes that are trained on a sample of the vectors."""
+"""Training of empty FAISS indexes on a sample of the vectors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,30 +14,30 @@ from stores.faiss.factory import ROWS_PER_LIST
 
 _EF_CONSTRUCTION = 200
 _SAMPLE_ROWS = 100_000
-# A product quantiser has at most 256 centroids a part; 100 vectors for each do.
+# 100 training vectors for each of the at most 256 centroids of a product quantiser.
 _PRODUCT_SAMPLE_ROWS = 25_600
 _LIST_SAMPLE_ROWS = 50
 _LIST_ROUNDS = 10
 
 
 def gpus() -> int:
-    """Returns the number of GPUs that FAISS can use; its build for processors has none."""
+    """Returns the number of GPUs that FAISS can use, 0 for faiss-cpu."""
     return faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
 
 
 @contextmanager
 def assigning_on_gpus(index: faiss.Index) -> Iterator[None]:
-    """Lets GPUs, where there are any, find the list of each vector that is added in the block."""
+    """Assigns vectors that are added in the block to inverted lists on GPUs, if available."""
     if not gpus():
         yield
         return
     lists = faiss.extract_index_ivf(index)
-    own = lists.quantizer
-    lists.quantizer = faiss.index_cpu_to_all_gpus(own)
+    quantizer = lists.quantizer
+    lists.quantizer = faiss.index_cpu_to_all_gpus(quantizer)
     try:
         yield
     finally:
-        lists.quantizer = own
+        lists.quantizer = quantizer
 
 
 def trained_index(
@@ -46,7 +46,7 @@ def trained_index(
     """Returns an empty inner-product index, trained on a sample of at most `memory` bytes.
 
     Raises:
-        CareError: If too small a sample fits into the memory.
+        CareError: If the sample that fits into memory is too small.
     """
     index = faiss.index_factory(vectors.dimension, factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexHNSW):
@@ -61,11 +61,11 @@ def trained_index(
         index.train(_sample(vectors, _SAMPLE_ROWS, memory))
         return index
     base = faiss.downcast_index(index.base_index)
-    base.pq.cp.min_points_per_centroid = 1  # check_factory has its own bound, with a message
+    base.pq.cp.min_points_per_centroid = 1  # check_factory enforces a minimum
     if isinstance(base, faiss.IndexIVFPQ):
-        # Only searches by Hamming distance need it, and it takes most of the training's time.
+        # Only search by Hamming distance needs it, and it takes most of the training time.
         base.do_polysemous_training = False
-    # Its many small steps: 5 s on one thread, 84 s on two (20,000 vectors).
+    # Training has many small steps: 5 s with one thread, 84 s with two (20,000 vectors).
     faiss.omp_set_num_threads(1)
     base.train(_sample(vectors, _PRODUCT_SAMPLE_ROWS, memory))
     faiss.omp_set_num_threads(threads)
@@ -80,8 +80,8 @@ def _centroids(vectors: ShardedVectors, lists: int, *, memory: int, progress: bo
     if memory < ROWS_PER_LIST * lists * row_bytes:
         needed = ROWS_PER_LIST * lists * row_bytes / 2**30
         raise CareError(
-            f"training {lists} inverted lists needs {needed:.2f} GiB, --memory-gib allows "
-            f"{memory / 2**30:.2f}: allow more, or choose fewer lists",
+            f"training {lists} inverted lists needs {needed:.2f} GiB, but --memory-gib is "
+            f"{memory / 2**30:.2f}: increase it, or use fewer lists",
             code="too_little_memory",
             needed_gib=needed,
         )

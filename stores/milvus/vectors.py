@@ -1,4 +1,4 @@
-"""The vectors of a version in Milvus: searched, with and without a filter, and read."""
+"""Search in a Milvus collection, with and without a filter, and reading of its vectors."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -32,23 +32,24 @@ MILVUS_ERRORS = (MilvusException, grpc.RpcError)
 
 _LOG = logging.getLogger("care.stores")
 
-# Until a probe finds out whether Milvus answers again [s].
+# Time until the breaker allows a probe after failures [s].
 _RETRY_AFTER = 1.0
-# Until many vectors are read or searched at once [s].
+# Time-out of a search for many queries [s].
 _LONG_TIMEOUT = 600.0
 _NOT_LOADED = 101
-# Candidates of a graph for each neighbour that it returns, as in `stores/faiss/search.py`.
+# Candidates of a graph search per returned neighbour, as in `stores/faiss/search.py`.
 _BEAM = 4
-# A version's rows never change: what was verified when it was opened is what is found later.
+# The rows of a version never change, so only the verification needs strong consistency.
 STRONG, EVENTUALLY = "Strong", "Eventually"
 _READ_ROWS = 1024
 
 
 class MilvusVectors:
-    """The collection of one version, which is loaded.
+    """The loaded collection of one version.
 
-    Calls that serve a query wait for `timeout` seconds at most and go through the guard of their
-    connection, a breaker: after three failures in a row all but one a second fail at once.
+    Requests of searches have a time-out of `timeout` seconds and share a circuit breaker, the guard
+    of the connection: after three consecutive failures only one request per second is sent, and
+    all others fail immediately.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class MilvusVectors:
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
-        If the graph yields too few of those that match, or more are wanted than Milvus returns,
-        the vectors of all that match are read and compared here.
+        If the graph returns too few matching rows, or more hits are requested than Milvus can
+        return, the vectors of all matching rows are read and compared in this process.
         """
         matching = self._manifest.count if rows is None else len(rows)
         wanted = min(k, matching)
@@ -91,17 +92,17 @@ class MilvusVectors:
         return self._exact(query, wanted, rows)
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns float32 [rows, dimension].
+        """Returns the vectors of rows, int64 [n], as float32 [n, dimension].
 
         Raises:
-            IndexVersionError: If the collection lacks a row.
-            UnavailableError: If Milvus fails or does not answer.
+            IndexVersionError: If a row is missing in the collection.
+            UnavailableError: If Milvus fails or does not respond.
         """
         vectors: list[FloatArray] = []
         for part in _parts(rows):
             by_row = dict(zip(*self._read(part), strict=True))
             if missing := [row for row in part if row not in by_row]:
-                message = f"Milvus: '{self._collection}' has no row {missing[0]}"
+                message = f"Milvus: collection '{self._collection}' has no row {missing[0]}"
                 raise IndexVersionError(message, code="row_missing", row=missing[0])
             vectors += [by_row[row] for row in part]
         return np.array(vectors, np.float32).reshape(len(rows), self.dimension)
@@ -134,7 +135,7 @@ class MilvusVectors:
         return scores, best
 
     def _read(self, rows: list[int]) -> tuple[list[int], FloatArray]:
-        """Returns those of these rows that the collection has, and their vectors."""
+        """Returns the rows that exist in the collection, and their vectors."""
         fields = [ROW, VECTOR]
         found = self._call(self._query, filter=rows_expression(rows), output_fields=fields)
         vectors = np.array([entity[VECTOR] for entity in found], np.float32)
@@ -153,7 +154,7 @@ class MilvusVectors:
             except MilvusException as error:
                 if error.code != _NOT_LOADED:
                     raise
-            # Milvus has been started anew and does not know what was loaded.
+            # After a restart of Milvus, collections must be loaded again.
             self._client.load_collection(self._collection, timeout=self._timeout)
             return call(*arguments, **named)
 
@@ -161,7 +162,10 @@ class MilvusVectors:
 def search_many(
     client: MilvusClient, collection: str, queries: FloatArray, k: int, parameters: Parameters
 ) -> RowArray:
-    """Returns the nearest rows of each query, int64 [q, k]; -1 where fewer are found."""
+    """Returns the nearest rows of queries, float32 [q, dimension], as int64 [q, k].
+
+    Rows are padded with -1 if fewer than k are found.
+    """
     results = client.search(
         collection,
         data=list(queries),
@@ -179,7 +183,11 @@ def search_many(
 
 
 class Guard:
-    """Lets calls of all threads through as long as Milvus answers; entered once for each call."""
+    """Circuit breaker of a connection, entered once per request; thread-safe.
+
+    Raises:
+        UnavailableError: If the breaker is open, or the request fails.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -204,7 +212,7 @@ class Guard:
 
 
 def error_name(error: MilvusException | grpc.RpcError) -> str:
-    """Returns the code of an error; its message may quote an address."""
+    """Returns the code of an error; its message can contain an address."""
     code = error.code if isinstance(error, MilvusException) else error.code()
     return str(getattr(code, "name", code))
 

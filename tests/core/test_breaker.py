@@ -4,7 +4,7 @@ from core.breaker import Breaker, BreakerState
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,17 +28,17 @@ def fail(breaker: Breaker, times: int) -> None:
         breaker.failed()
 
 
-def test_the_states_are_the_numbers_of_the_metric() -> None:
+def test_state_values_are_the_values_of_the_metric() -> None:
     assert [int(state) for state in BreakerState] == [0, 1, 2]
     assert [state.name for state in BreakerState] == ["CLOSED", "HALF_OPEN", "OPEN"]
 
 
-def test_a_closed_breaker_lets_every_call_through(breaker: Breaker) -> None:
+def test_a_closed_breaker_allows_every_call(breaker: Breaker) -> None:
     assert all(breaker.allows() for _ in range(10))
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_it_opens_at_the_last_failure_in_a_row_and_not_before(breaker: Breaker) -> None:
+def test_it_opens_after_the_given_number_of_consecutive_failures(breaker: Breaker) -> None:
     fail(breaker, 2)
     assert breaker.allows()
     fail(breaker, 1)
@@ -46,14 +46,14 @@ def test_it_opens_at_the_last_failure_in_a_row_and_not_before(breaker: Breaker) 
     assert not breaker.allows()
 
 
-def test_a_success_starts_the_count_anew(breaker: Breaker) -> None:
+def test_a_success_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, 2)
     breaker.succeeded()
     fail(breaker, 2)
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_an_open_breaker_lets_one_probe_through_when_its_time_has_come(
+def test_an_open_breaker_allows_one_probe_after_the_retry_time(
     breaker: Breaker, clock: Clock
 ) -> None:
     fail(breaker, 3)
@@ -67,7 +67,7 @@ def test_an_open_breaker_lets_one_probe_through_when_its_time_has_come(
     assert not breaker.allows()
 
 
-def test_a_probe_that_succeeds_closes_it(breaker: Breaker, clock: Clock) -> None:
+def test_a_successful_probe_closes_the_breaker(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 5
     assert breaker.allows()
@@ -77,7 +77,9 @@ def test_a_probe_that_succeeds_closes_it(breaker: Breaker, clock: Clock) -> None
     assert breaker.allows()
 
 
-def test_a_probe_that_fails_opens_it_for_as_long_again(breaker: Breaker, clock: Clock) -> None:
+def test_a_failed_probe_opens_the_breaker_for_the_retry_time(
+    breaker: Breaker, clock: Clock
+) -> None:
     fail(breaker, 3)
     clock.now += 5
     assert breaker.allows()
@@ -89,9 +91,7 @@ def test_a_probe_that_fails_opens_it_for_as_long_again(breaker: Breaker, clock: 
     assert breaker.allows()
 
 
-def test_failures_of_calls_that_began_before_do_not_put_off_the_probe(
-    breaker: Breaker, clock: Clock
-) -> None:
+def test_failures_of_earlier_calls_do_not_delay_the_probe(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 4
     fail(breaker, 5)
@@ -99,7 +99,7 @@ def test_failures_of_calls_that_began_before_do_not_put_off_the_probe(
     assert breaker.allows()
 
 
-def test_when_the_probe_is_abandoned_the_next_call_is_the_probe(
+def test_after_an_abandoned_probe_the_next_call_is_the_probe(
     breaker: Breaker, clock: Clock
 ) -> None:
     fail(breaker, 3)
@@ -111,7 +111,7 @@ def test_when_the_probe_is_abandoned_the_next_call_is_the_probe(
     assert not breaker.allows()
 
 
-def test_an_abandoned_call_changes_nothing_else(breaker: Breaker) -> None:
+def test_an_abandoned_call_does_not_change_a_closed_breaker(breaker: Breaker) -> None:
     fail(breaker, 2)
     breaker.abandoned()
     assert breaker.state is BreakerState.CLOSED

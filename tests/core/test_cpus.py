@@ -22,11 +22,13 @@ def eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         ("unreadable\n", 8),
     ],
 )
-def test_the_smaller_of_affinity_and_quota_counts(tmp_path: Path, quota: str, cpus: int) -> None:
+def test_the_minimum_of_affinity_and_quota_is_returned(
+    tmp_path: Path, quota: str, cpus: int
+) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(quota)
     assert available_cpus(path) == cpus
 
 
-def test_without_a_quota_affinity_counts(tmp_path: Path) -> None:
+def test_without_a_quota_the_affinity_is_returned(tmp_path: Path) -> None:
     assert available_cpus(tmp_path / "cpu.max") == 8

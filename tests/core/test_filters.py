@@ -15,7 +15,7 @@ from core.filters import FilterReader, FilterWriter
 from core.types import Filter
 from tests.errors import raises
 
-# Few of each, so that documents share them; "1", 1 and True are three values.
+# Few distinct values, so that documents share them; "1", 1 and True are three values.
 FIELDS = st.sampled_from(["a", "b", "科室"])
 VALUES = st.sampled_from(["1", 1, True, "true", 0, False, "", "内科", -1, 2**70])
 UNFILTERED = st.none() | st.just(0.5) | st.just({"x": 1})
@@ -51,7 +51,7 @@ def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[i
 
 @pytest.mark.e2e
 @given(st.lists(METADATA, min_size=1, max_size=12), FILTERS)
-def test_labels_stand_for_the_values_of_rows(
+def test_labels_match_the_values_of_rows(
     metadata: list[dict[str, Any]], filter_: dict[str, list[Any]]
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def test_labels_stand_for_the_values_of_rows(
 
 @pytest.mark.e2e
 @given(st.lists(METADATA, max_size=12), FILTERS)
-def test_rows_are_those_that_a_look_at_each_document_finds(
+def test_rows_equal_those_of_a_scan_of_all_documents(
     metadata: list[dict[str, Any]], filter_: Filter
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def test_rows_are_those_that_a_look_at_each_document_finds(
 
 
 @pytest.mark.parametrize(("value", "row"), [("1", 0), (1, 1), (True, 2), ("true", 3)])
-def test_values_of_different_types_are_different(
+def test_equal_values_of_different_types_are_distinct(
     tmp_path: Path, value: str | int | bool, row: int
 ) -> None:
     metadata = [{"f": "1"}, {"f": 1}, {"f": True}, {"f": "true"}]
@@ -94,7 +94,7 @@ def test_values_of_different_types_are_different(
 
 
 @pytest.mark.e2e
-def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
+def test_thousands_of_values_are_found(tmp_path: Path) -> None:
     metadata = [{"n": i, "s": f"值{i}", "parity": i % 2} for i in range(70_000)]
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 70_000, "parity": 2, "s": 70_000}
@@ -106,12 +106,12 @@ def test_thousands_of_values_are_each_found(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @given(st.lists(METADATA, max_size=12), st.integers(1, 6), st.integers(1, 4))
-def test_a_table_of_many_parts_is_that_of_one(
+def test_many_runs_give_the_same_table_as_one(
     metadata: list[dict[str, Any]], held: int, batch: int
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         whole = open_reader(Path(folder) / "whole", metadata)
-        patch.setattr(filters, "_HELD_ROWS", held)
+        patch.setattr(filters, "_BUFFERED_ROWS", held)
         patch.setattr(filters, "_BATCH_VALUES", batch)
         patch.setattr(filters, "_READ_VALUES", 2)
         merged = open_reader(Path(folder) / "merged", metadata)
@@ -120,8 +120,8 @@ def test_a_table_of_many_parts_is_that_of_one(
         assert sorted(path.name for path in Path(folder).iterdir()) == ["merged", "whole"]
 
 
-def test_many_values_are_parts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "_HELD_VALUES", 3)
+def test_many_values_are_written_as_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "_BUFFERED_VALUES", 3)
     metadata = [{"n": i % 7, "s": "甲"} for i in range(50)]
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 7, "s": 1}
@@ -130,7 +130,7 @@ def test_many_values_are_parts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows.tolist() == list(range(3, 50, 7))
 
 
-def test_after_an_error_no_part_is_left(tmp_path: Path) -> None:
+def test_after_an_error_the_runs_are_deleted(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stop"), FilterWriter(tmp_path / "f.arrow") as writer:
         writer.add(0, {"a": 1})
         raise RuntimeError("stop")
@@ -144,20 +144,20 @@ def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
     assert set(reader.values("f", limit=9)) == {"a", "b", "c", True}
 
 
-def test_an_unknown_field_is_refused_and_the_known_are_named(tmp_path: Path) -> None:
+def test_an_unknown_field_is_an_error_that_names_the_known_fields(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", [{"year": 1, "department": "a"}])
     with raises(QueryError, "unknown_filter_field", field="filter.doctor") as caught:
         reader.rows({"department": ["a"], "doctor": ["b"]})
     assert caught.value.field == "filter.doctor"
 
 
-def test_an_index_without_metadata_says_so(tmp_path: Path) -> None:
+def test_an_index_without_metadata_has_no_filter_fields(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", [{}, {"only": 0.5}])
     with raises(QueryError, "unknown_filter_field", field="filter.only"):
         reader.check({"only": [1]})
 
 
-def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "f.arrow"
     fields = write(path, [{"a": 1, "b": ["x", "y"]}]).fields()
     whole = path.read_bytes()
@@ -167,18 +167,18 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
             FilterReader(path, fields)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with raises(IndexVersionError, "unreadable_filters", path=tmp_path / "none.arrow"):
         FilterReader(tmp_path / "none.arrow", {})
 
 
 @pytest.mark.parametrize("fields", [{}, {"a": 2}, {"a": 1, "b": 1}])
-def test_a_file_of_another_index_is_refused(tmp_path: Path, fields: dict[str, int]) -> None:
+def test_a_file_of_another_index_is_an_error(tmp_path: Path, fields: dict[str, int]) -> None:
     write(tmp_path / "f.arrow", [{"a": 1}])
     with raises(IndexVersionError, "unreadable_filters"):
         FilterReader(tmp_path / "f.arrow", fields)
 
 
-def test_values_are_kept_as_readable_json(tmp_path: Path) -> None:
+def test_values_are_stored_as_unescaped_json(tmp_path: Path) -> None:
     write(tmp_path / "f.arrow", [{"科室": "儿科"}])
     assert json.dumps("儿科", ensure_ascii=False).encode() in (tmp_path / "f.arrow").read_bytes()

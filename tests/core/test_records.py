@@ -16,14 +16,14 @@ from core.records import (
 from tests.errors import raises
 
 
-def test_records_come_with_their_line_and_empty_lines_are_skipped(tmp_path: Path) -> None:
+def test_records_have_line_numbers_and_empty_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"a": 1}\n\n{"a": "二"}\n', "utf-8")
     assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, {"a": "二"})]
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1}\n[]', b"{}\n{"])
-def test_a_wrong_line_is_named(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with raises(DataError, "not_json", path=path, line=2):
@@ -40,7 +40,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
             read()
 
 
-def test_fields_are_strings_and_ids_may_be_whole_numbers() -> None:
+def test_fields_are_strings_and_ids_may_be_integers() -> None:
     path = Path("a.jsonl")
     assert record_id(path, 1, {"_id": 7}) == "7"
     assert record_id(path, 1, {"id": "x"}) == "x"
@@ -51,12 +51,12 @@ def test_fields_are_strings_and_ids_may_be_whole_numbers() -> None:
         string(path, 2, {"text": 1}, "text")
 
 
-def test_a_duplicate_is_named_with_its_line() -> None:
+def test_a_duplicate_id_is_named_with_its_line() -> None:
     with raises(DataError, "duplicate_id", path="a.jsonl", line=3, field="_id", id="x"):
         raise duplicate_error(Path("a.jsonl"), 3, "x")
 
 
-def test_tables_are_written_whole_and_spreadsheets_see_no_formula(tmp_path: Path) -> None:
+def test_tables_are_written_and_formulas_are_escaped(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [("a", "=1+1"), (2, "b")])
     assert (tmp_path / "a.csv").read_text("utf-8-sig").splitlines() == ["a,'=1+1", "2,b"]
     write_tsv(tmp_path / "a.tsv", [("a", "b"), (1, 2)])

@@ -31,7 +31,7 @@ def failing(times: int, wait: float = 0.0) -> tuple[list[int], object]:
     return calls, request
 
 
-def test_waits_grow_and_hold_jitter(slept: list[float]) -> None:
+def test_waits_double_with_jitter(slept: list[float]) -> None:
     calls, request = failing(3)
     assert asyncio.run(RetryPolicy(retries=3, backoff=2).run(request)) == "answer"  # type: ignore[arg-type]
     assert len(calls) == 4
@@ -39,14 +39,14 @@ def test_waits_grow_and_hold_jitter(slept: list[float]) -> None:
         assert longest / 2 <= wait <= longest
 
 
-def test_the_last_error_is_raised_when_all_repetitions_fail(slept: list[float]) -> None:
+def test_the_last_error_is_raised_if_all_retries_fail(slept: list[float]) -> None:
     calls, request = failing(9)
     with pytest.raises(TransientError):
         asyncio.run(RetryPolicy(retries=2).run(request))  # type: ignore[arg-type]
     assert len(calls) == 3
 
 
-def test_a_server_is_waited_for_as_long_as_it_asks_but_not_for_ever(slept: list[float]) -> None:
+def test_the_wait_of_the_server_is_respected_up_to_the_limit(slept: list[float]) -> None:
     _, request = failing(1, wait=120)
     asyncio.run(RetryPolicy().run(request))  # type: ignore[arg-type]
     assert slept == [120]
@@ -77,7 +77,7 @@ def test_retry_after_is_a_date() -> None:
     assert retry_after(formatdate(time.time() - 60, usegmt=True)) == 0
 
 
-def test_which_statuses_are_worth_repeating() -> None:
+def test_which_statuses_are_transient() -> None:
     assert [s for s in (200, 400, 401, 404, 408, 409, 422, 429, 500, 503) if is_transient(s)] == [
         *(408, 409, 429, 500, 503)
     ]

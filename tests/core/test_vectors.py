@@ -14,14 +14,14 @@ MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
 def vectors(limit: float) -> st.SearchStrategy[FloatArray]:
-    """Up to 5 vectors of 1 to 12 dimensions, each element at most `limit`."""
+    """Draws up to 5 vectors of 1 to 12 dimensions with elements of at most `limit`."""
     shapes = hnp.array_shapes(min_dims=2, max_dims=2, max_side=12)
     elements = st.floats(-limit, limit, width=32, allow_subnormal=False)
     return hnp.arrays(np.float32, shapes, elements=elements)
 
 
 def cut(array: FloatArray, data: st.DataObject) -> int:
-    """A dimension to cut to at which no vector is zero."""
+    """Draws a dimension for truncation at which no vector is zero."""
     dimension = data.draw(st.integers(1, array.shape[1]))
     assume(array[:, :dimension].any(axis=1).all())
     return dimension
@@ -29,9 +29,7 @@ def cut(array: FloatArray, data: st.DataObject) -> int:
 
 @pytest.mark.e2e
 @given(vectors(MAX_FLOAT), st.data())
-def test_vectors_have_unit_norm_whatever_their_length(
-    array: FloatArray, data: st.DataObject
-) -> None:
+def test_vectors_have_unit_norm_for_any_input_norm(array: FloatArray, data: st.DataObject) -> None:
     unit = truncate_normalize(array, cut(array, data))
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
     assert unit.dtype == np.float32
@@ -39,9 +37,7 @@ def test_vectors_have_unit_norm_whatever_their_length(
 
 
 @given(vectors(1e6), st.data())
-def test_the_first_dimensions_are_kept_and_then_scaled(
-    array: FloatArray, data: st.DataObject
-) -> None:
+def test_vectors_are_truncated_then_normalised(array: FloatArray, data: st.DataObject) -> None:
     dimension = cut(array, data)
     kept = array[:, :dimension].astype(np.float64)
     expected = kept / np.sqrt((kept**2).sum(axis=1))[:, None]
@@ -49,7 +45,9 @@ def test_the_first_dimensions_are_kept_and_then_scaled(
 
 
 @given(vectors(1e6), st.data(), st.integers(-40, 40))
-def test_scale_does_not_matter(array: FloatArray, data: st.DataObject, exponent: int) -> None:
+def test_the_result_does_not_depend_on_the_scale(
+    array: FloatArray, data: st.DataObject, exponent: int
+) -> None:
     array = np.where(np.abs(array) < 1e-6, 0, array)
     dimension = cut(array, data)
     scaled = np.ldexp(array, exponent)
@@ -60,7 +58,7 @@ def test_scale_does_not_matter(array: FloatArray, data: st.DataObject, exponent:
 
 @pytest.mark.e2e
 @given(vectors(1e6), st.data())
-def test_cutting_in_two_steps_is_cutting_once(array: FloatArray, data: st.DataObject) -> None:
+def test_truncation_in_two_steps_equals_one_step(array: FloatArray, data: st.DataObject) -> None:
     dimension = cut(array, data)
     between = data.draw(st.integers(dimension, array.shape[1]))
     array = np.where(np.abs(array) < 1e-3, 1e-3, array)
@@ -69,7 +67,7 @@ def test_cutting_in_two_steps_is_cutting_once(array: FloatArray, data: st.DataOb
 
 
 @pytest.mark.parametrize("bad", [0, np.nan, np.inf, -np.inf])
-def test_a_zero_or_infinite_vector_is_refused_by_its_place(bad: float) -> None:
+def test_a_zero_or_infinite_vector_is_an_error_that_names_the_row(bad: float) -> None:
     array = np.ones((3, 4), dtype=np.float32)
     array[1, :2] = bad
     with raises(VectorError, "not_finite", row=1):
@@ -77,7 +75,7 @@ def test_a_zero_or_infinite_vector_is_refused_by_its_place(bad: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (4,)])
-def test_vectors_that_are_too_short_are_refused(shape: tuple[int, ...]) -> None:
+def test_vectors_with_too_few_dimensions_are_an_error(shape: tuple[int, ...]) -> None:
     with raises(VectorError, "too_few_dimensions", dimension=4):
         truncate_normalize(np.ones(shape, dtype=np.float32), 4)
 
@@ -92,9 +90,7 @@ def naive_pool(tokens: FloatArray, length: int, pooling: Pooling) -> FloatArray:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 2**32 - 1))
-def test_pooling_is_what_a_loop_over_texts_does(
-    pooling: Pooling, lengths: list[int], seed: int
-) -> None:
+def test_pooling_equals_a_loop_over_texts(pooling: Pooling, lengths: list[int], seed: int) -> None:
     tokens = np.random.default_rng(seed).normal(size=(len(lengths), 6, 3)).astype(np.float32)
     mask = (np.arange(6) < np.array(lengths)[:, None]).astype(np.int64)
     pairs = zip(tokens, lengths, strict=True)

@@ -30,7 +30,7 @@ CONTENT = b"content"
 
 
 def make_version(root: Path, version: str, **changes: Any) -> Path:
-    """Writes a version of index 'test' with one file, `data`, and returns its folder."""
+    """Writes a version of index 'test' with one file, `data`; returns its folder."""
     folder = root / "test" / version
     folder.mkdir(parents=True)
     (folder / "data").write_bytes(CONTENT)
@@ -69,12 +69,12 @@ def test_a_plain_name_is_a_folder_under_the_root(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "/a", ".a", "a b", "a\n", "x" * 65])
-def test_a_name_that_could_leave_the_root_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_could_leave_the_root_is_an_error(tmp_path: Path, name: str) -> None:
     with raises(IndexVersionError, "bad_index_name"):
         index_folder(tmp_path, name)
 
 
-def test_versions_are_listed_oldest_first_and_only_with_a_manifest(tmp_path: Path) -> None:
+def test_versions_with_a_manifest_are_listed_oldest_first(tmp_path: Path) -> None:
     for version in ("3", "1", "2", ".4.tmp"):
         make_version(tmp_path, version)
     (tmp_path / "test" / "2" / "manifest.json").unlink()
@@ -83,7 +83,7 @@ def test_versions_are_listed_oldest_first_and_only_with_a_manifest(tmp_path: Pat
     assert list_versions(tmp_path, "other") == []
 
 
-def test_the_active_version_is_the_one_that_was_set_last(tmp_path: Path) -> None:
+def test_the_version_set_last_is_active(tmp_path: Path) -> None:
     for version in ("1", "2"):
         make_version(tmp_path, version)
         set_current(tmp_path, "test", version)
@@ -92,7 +92,7 @@ def test_the_active_version_is_the_one_that_was_set_last(tmp_path: Path) -> None
     assert current_version(tmp_path, "test") == "1"
 
 
-def test_a_version_that_does_not_exist_cannot_be_active(tmp_path: Path) -> None:
+def test_an_unknown_version_cannot_be_activated(tmp_path: Path) -> None:
     make_version(tmp_path, "1")
     set_current(tmp_path, "test", "1")
     with raises(IndexVersionError, "unknown_version", version="2"):
@@ -100,20 +100,20 @@ def test_a_version_that_does_not_exist_cannot_be_active(tmp_path: Path) -> None:
     assert current_version(tmp_path, "test") == "1"
 
 
-def test_without_an_active_version_the_command_to_build_one_is_named(tmp_path: Path) -> None:
+def test_without_an_active_version_the_error_names_the_build_command(tmp_path: Path) -> None:
     with raises(IndexVersionError, "no_active_version"):
         current_version(tmp_path, "test")
 
 
 @pytest.mark.parametrize("content", ["", "../../etc", "a b"])
-def test_a_damaged_current_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_damaged_current_file_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "CURRENT").write_text(content)
     with raises(IndexVersionError, "bad_current"):
         current_version(tmp_path, "test")
 
 
-def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_manifest_round_trips(tmp_path: Path) -> None:
     folder = make_version(tmp_path, "1", count=7)
     manifest = read_manifest(folder)
     assert (manifest.name, manifest.version, manifest.count) == ("test", "1", 7)
@@ -131,7 +131,7 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ({"encoder": {}}, "encoder.model"),
     ],
 )
-def test_a_manifest_with_a_wrong_field_is_an_error(
+def test_a_manifest_with_an_invalid_field_is_an_error(
     tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
     folder = make_version(tmp_path, "1", **changes)
@@ -146,7 +146,7 @@ def test_a_manifest_of_another_schema_is_an_error(tmp_path: Path, schema: Any) -
         read_manifest(folder)
 
 
-def test_components_that_are_not_known_are_ignored(tmp_path: Path) -> None:
+def test_unknown_components_are_ignored(tmp_path: Path) -> None:
     later = {"format": 7, "files": {"lexical.bin": {"bytes": 1, "sha256": "0"}}, "shape": [3]}
     folder = make_version(tmp_path, "1", components={"lexical": later})
     manifest = read_manifest(folder)
@@ -156,19 +156,19 @@ def test_components_that_are_not_known_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
-def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_manifest_that_is_not_json_is_an_error(tmp_path: Path, content: bytes) -> None:
     folder = make_version(tmp_path, "1")
     (folder / "manifest.json").write_bytes(content)
     with raises(IndexVersionError, "invalid_manifest"):
         read_manifest(folder)
 
 
-def test_a_folder_without_manifest_is_no_version(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_an_error(tmp_path: Path) -> None:
     with raises(IndexVersionError, "manifest_missing"):
         read_manifest(tmp_path)
 
 
-def test_whole_files_pass(tmp_path: Path) -> None:
+def test_intact_files_pass_verification(tmp_path: Path) -> None:
     folder = make_version(tmp_path, "1")
     verify_files(folder, read_manifest(folder))
 
@@ -182,7 +182,7 @@ def test_whole_files_pass(tmp_path: Path) -> None:
         (b"Content", "wrong_checksum"),
     ],
 )
-def test_a_missing_or_changed_file_is_named(
+def test_a_missing_or_modified_file_is_named(
     tmp_path: Path, content: bytes | None, code: str
 ) -> None:
     folder = make_version(tmp_path, "1")

@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def facts(data: Path, tmp_path: Path) -> dict[str, Any]:
-    """What the configurations of the judged commands share."""
+    """The keys that the configurations of the judging commands share."""
     return {
         "corpus": data / "corpus.jsonl",
         "queries": data / "queries.jsonl",

@@ -1,4 +1,4 @@
-"""A language model behind a real server on this machine: a function gives its answers."""
+"""A local server of a language model whose answers a function returns."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 from curation.config import Endpoint
 
 Body = Mapping[str, Any]
-# Returns the text of an answer, or writes a response of its own and returns None.
+# Returns the text of an answer, or writes a response and returns None.
 Respond = Callable[[Body, BaseHTTPRequestHandler], str | None]
 
 
@@ -21,7 +21,7 @@ def scripted_server(respond: Respond) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Header and body leave together; otherwise each answer waits for an acknowledgement.
+        # Header and body are sent together; otherwise each response waits for an acknowledgement.
         wbufsize = -1
         disable_nagle_algorithm = True
 
@@ -73,7 +73,7 @@ def send_json(
     value: Any,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes one whole JSON response."""
+    """Writes a JSON response."""
     content = json.dumps(value).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
@@ -124,6 +124,6 @@ def grader(grade: Callable[[str, str, str], str]) -> Callable[..., str]:
 
 
 def read_question(body: Body) -> tuple[str, Mapping[str, str]]:
-    """Returns the query that a judge was asked about, and the passages by name."""
+    """Returns the query of a judge's prompt, and the passages by name."""
     material: dict[str, Any] = json.loads(body["messages"][1]["content"])
     return material["question"], material["passages"]

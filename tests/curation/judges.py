@@ -1,4 +1,4 @@
-"""Judges who agree on the documents of `conftest`, but for one."""
+"""Judges that agree on the documents of `conftest`, except for one."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.endpoints import Recorder, endpoint, grader, scripted_server
 
-# What answers what; the third judge doubts d5.
+# Relevant pairs; the third judge grades d5 differently.
 ANSWERS = {("q1", "d1"), ("q1", "d5"), ("q2", "d4")}
 IDS = {text: id_ for id_, text in (DOCUMENTS | QUERIES).items()}
 

@@ -7,7 +7,7 @@ from curation.judging import (
 
 
 def judgements(*rows: str) -> list[Judgement]:
-    """Each row is a judge, each letter a pair; a point is no grade."""
+    """Each row is a judge, each letter a pair; a point is a missing grade."""
     return [
         Judgement("q", f"d{i}", {f"j{n}": None if g == "." else g for n, g in enumerate(column)})  # type: ignore[misc]
         for i, column in enumerate(zip(*rows, strict=True))
@@ -41,7 +41,7 @@ def test_fleiss_as_published() -> None:
     assert result["fleiss_kappa_grades"] == pytest.approx(0.210, abs=5e-4)
 
 
-def test_krippendorff_is_ordinal_and_takes_missing_grades() -> None:
+def test_krippendorff_is_ordinal_and_allows_missing_grades() -> None:
     near, far = (agreement(judgements("SSDDB.", second)) for second in ("SADDBC", "SDDDBC"))
     assert near["krippendorff_alpha_ordinal"] > far["krippendorff_alpha_ordinal"]
     assert near["verdicts"]["incomplete"] == 1
@@ -55,7 +55,7 @@ def test_krippendorff_as_published() -> None:
 
 
 @pytest.mark.parametrize("rows", [["SABCD"], ["DDD", "DDD"], ["", ""]])
-def test_what_is_not_defined_is_none(rows: list[str]) -> None:
+def test_undefined_measures_are_none(rows: list[str]) -> None:
     result = agreement(judgements(*rows))
     assert result["krippendorff_alpha_ordinal"] is None
     assert result["fleiss_kappa_sides"] is None

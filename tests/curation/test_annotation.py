@@ -22,17 +22,17 @@ def test_annotation_makes_triples(facts: dict[str, Any], monkeypatch: pytest.Mon
     assert triple["query"] == QUERIES["q1"]
     assert set(triple["positives"]) == {DOCUMENTS["d1"], DOCUMENTS["d5"]}
     assert triple["negatives"] == [DOCUMENTS["d2"]]
-    # BM25 finds nothing for q2 but its answer, and nothing answers q3.
+    # For q2 BM25 finds only its answer; q3 has no answer.
     assert (statistics["no_negative"], statistics["no_positive"]) == (1, 1)
     assert (statistics["queries"], statistics["triples"], statistics["negatives"]) == (3, 1, 1)
 
 
-def test_training_reads_triples_of_a_corpus_that_says_things_twice(facts: dict[str, Any]) -> None:
+def test_training_reads_triples_of_a_corpus_with_duplicates(facts: dict[str, Any]) -> None:
     texts = DOCUMENTS | {"d6": DOCUMENTS["d1"], "d7": DOCUMENTS["d2"]}
     write_jsonl(facts["corpus"], [{"_id": id_, "text": text} for id_, text in texts.items()])
 
     def respond(body: Any, *_: object) -> str:
-        """Calls the same text an answer once, and no answer the next time."""
+        """Grades the same text as relevant in one call, and as not relevant in the next."""
         _, passages = read_question(body)
         first = {text: name for name, text in reversed(passages.items())}
         answers = first.get(DOCUMENTS["d1"])

@@ -29,7 +29,7 @@ def test_an_audit_finds_both_kinds_of_errors(facts: dict[str, Any], data: Path) 
 
 
 @pytest.mark.e2e
-def test_an_audit_leaves_what_judges_dispute_open(facts: dict[str, Any], data: Path) -> None:
+def test_an_audit_lists_disputed_pairs(facts: dict[str, Any], data: Path) -> None:
     facts |= {"qrels": data / "qrels/test.tsv"}
     run(AuditConfig, audit, facts, *THREE)
     rows = {row["query_id"]: row for row in lines(facts["output"] / "audit.jsonl")}
@@ -37,7 +37,7 @@ def test_an_audit_leaves_what_judges_dispute_open(facts: dict[str, Any], data: P
     assert rows["q1"]["disputed"] == ["d5"]
 
 
-def test_an_audit_names_what_the_corpus_lacks(facts: dict[str, Any], data: Path) -> None:
+def test_an_audit_of_an_unknown_document_is_an_error(facts: dict[str, Any], data: Path) -> None:
     path = data / "qrels/test.tsv"
     path.write_text("q1\td9\t1\n", encoding="utf-8")
     with raises(DataError, code="unknown_document", path=path, id="d9"):

@@ -8,9 +8,9 @@ from core.errors import CareError
 from core.types import Document
 from curation.audit import audit
 from curation.benchmark import build_benchmark, rerank_set
+from curation.budget import BudgetError, LanguageModelError
 from curation.config import AuditConfig, BenchmarkConfig, Rerank
 from curation.judging import Judged, Judgement
-from curation.llm import BudgetError, LanguageModelError
 from evaluation.beir import read_qrels, read_queries
 from evaluation.cmedteb.tasks import read_reranking, read_retrieval
 from tests.conftest import write_jsonl
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything that must be the same on each run."""
+    """The files that must be equal after each run."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -36,14 +36,14 @@ def test_a_benchmark_from_end_to_end(facts: dict[str, Any]) -> None:
     out = facts["output"]
     assert read_qrels(out / "retrieval/qrels/test.tsv") == {"q1": {"d1": 1}, "q2": {"d4": 1}}
     assert read_queries(out / "retrieval/queries.jsonl") == QUERIES
-    # As the benchmark's own tasks read them.
+    # The tasks of CMedTEB read the files.
     assert read_retrieval(out / "retrieval", "test").corpus == DOCUMENTS
     assert list(read_reranking(out / "rerank/test.jsonl").queries) == ["q1"]
     assert {row["_id"]: row["text"] for row in lines(out / "retrieval/corpus.jsonl")} == DOCUMENTS
     rerank = {row["_id"]: row for row in lines(out / "rerank/test.jsonl")}
     assert rerank["q1"]["query"] == QUERIES["q1"]
     assert rerank["q1"]["positives"] == [DOCUMENTS["d1"]]
-    # Neither the disputed d5 nor what BM25 does not find.
+    # Without the disputed d5 and the documents that BM25 does not retrieve.
     assert rerank["q1"]["negatives"] == [DOCUMENTS["d2"]]
     judged = {(row["query-id"], row["corpus-id"]): row for row in lines(out / "judgements.jsonl")}
     assert judged["q1", "d5"]["verdict"] == "disputed"
@@ -56,9 +56,7 @@ def test_a_benchmark_from_end_to_end(facts: dict[str, Any]) -> None:
     assert (out / "invalid-answers.jsonl").read_text("utf-8") == ""
 
 
-def test_two_builds_are_equal_and_the_second_asks_nothing(
-    facts: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_second_build_is_equal_and_makes_no_calls(facts: dict[str, Any], tmp_path: Path) -> None:
     run(BenchmarkConfig, build_benchmark, facts, *THREE)
     before = files(facts["output"])
     _, again = run(BenchmarkConfig, build_benchmark, facts, *THREE)
@@ -68,7 +66,7 @@ def test_two_builds_are_equal_and_the_second_asks_nothing(
     assert files(tmp_path / "other") == before
 
 
-def test_a_build_without_budget_leaves_no_statistics_but_the_costs(facts: dict[str, Any]) -> None:
+def test_a_build_without_budget_writes_costs_and_no_statistics(facts: dict[str, Any]) -> None:
     with raises(BudgetError, code="budget_spent", calls=2):
         run(BenchmarkConfig, build_benchmark, facts | {"budget": {"calls": 2}}, *THREE)
     out = facts["output"]
@@ -80,7 +78,7 @@ def test_a_build_without_budget_leaves_no_statistics_but_the_costs(facts: dict[s
     assert costs["all"]["calls"] == len(recorder.bodies) + 2
 
 
-def test_the_rerank_set_is_a_sample_of_what_is_agreed() -> None:
+def test_the_rerank_set_is_a_sample_of_agreed_pairs() -> None:
     verdicts = dict(zip((f"d{i}" for i in range(60)), "SBCSD." * 10, strict=True))
     judgements = {
         (query, id_): Judgement(query, id_, {"one": None if grade == "." else grade})  # type: ignore[arg-type]
@@ -131,7 +129,7 @@ def test_whole_numbers_are_ids_from_corpus_to_judgements(facts: dict[str, Any], 
     assert (statistics["false_positives"], statistics["false_negatives"]) == (0, 0)
 
 
-def test_a_missing_key_shows_before_anything_is_encoded(facts: dict[str, Any]) -> None:
+def test_a_missing_api_key_is_found_before_encoding(facts: dict[str, Any]) -> None:
     judges = [endpoint("http://localhost:9/v1", api_key_env="NO_SUCH_KEY")]
     facts |= {"judges": judges, "retrievers": [{"kind": "pair", "pair": "care-mini"}]}
     with raises(LanguageModelError, code="missing_api_key", variable="NO_SUCH_KEY"):
@@ -139,7 +137,7 @@ def test_a_missing_key_shows_before_anything_is_encoded(facts: dict[str, Any]) -
     assert not (facts["output"] / "cache" / "vectors").exists()
 
 
-def test_cleaning_that_leaves_nothing_to_judge(facts: dict[str, Any]) -> None:
+def test_no_texts_after_cleaning_is_an_error(facts: dict[str, Any]) -> None:
     judges = [endpoint("http://localhost:9/v1")]
     facts |= {"judges": judges, "cleaning": {"query_chars": [100, 200]}}
     with raises(CareError, code="nothing_to_judge", queries=0, documents=len(DOCUMENTS)):

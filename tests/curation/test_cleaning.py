@@ -12,10 +12,12 @@ from curation.cleaning import anonymize, clean, clean_documents, clean_queries
         ("身份证号330106198803251234。", "身份证号<id>。"),
         ("加QQ123456789问", "加QQ<qq>问"),
         ("邮箱a.b@qq.com。", "邮箱<email>。"),
+        ("a.b@qq.com", "<email>"),
         ("见http://www.x.com/a 。", "见<url> 。"),
         ("微信号：zhang_san88，", "微信号：<wechat>，"),
+        ("加V：zhang_san88", "加V：<wechat>"),
         ("您好，我叫张伟，今年30岁", "您好，我叫<name>，今年30岁"),
-        # A phone number with QQ in the text is a phone number still.
+        # A phone number is recognised in a text that contains QQ.
         ("电话13812345678，QQ：123456789。", "电话<tel>，QQ：<qq>。"),
     ],
 )
@@ -32,12 +34,25 @@ def test_personal_data_are_replaced(text: str, expected: str) -> None:
         "我叫不出名字的药",
     ],
 )
-def test_medical_values_stay(text: str) -> None:
+def test_medical_values_are_kept(text: str) -> None:
     assert anonymize(text) == text
 
 
-def test_html_goes_and_signs_stay() -> None:
+def test_html_is_removed_and_signs_are_kept() -> None:
     assert clean("<p>胆红素&gt;17.1，WBC<4.0</p>", anonymous=False) == "胆红素>17.1，WBC<4.0"
+
+
+def test_escaped_tags_are_removed_and_comparisons_are_kept() -> None:
+    assert clean("&lt;p&gt;复查&lt;br/&gt;肝功能&lt;/p&gt;", anonymous=False) == "复查 肝功能"
+    assert clean("ALT&lt;AST，TBIL&gt;17.1", anonymous=False) == "ALT<AST，TBIL>17.1"
+
+
+def test_full_width_digits_and_letters_are_made_half_width() -> None:
+    assert clean("ＣＴ，血糖６．８％！", anonymous=False) == "CT，血糖6.8%！"
+    # A phone number in full-width digits is personal data too.
+    assert clean("电话：０１０－８８８８８８８８", anonymous=True) == "电话：<tel>"
+    queries = {"wide": "ＭＲＩ前要注意什么", "narrow": "MRI前要注意什么"}
+    assert list(clean_queries(queries, (4, 25), anonymous=True)[0]) == ["wide"]
 
 
 def test_queries_are_filtered_and_counted() -> None:

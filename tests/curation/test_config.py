@@ -73,6 +73,6 @@ def test_a_file_without_keys(tmp_path: Path, text: str) -> None:
         load_config(write(tmp_path, text), BenchmarkConfig)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with raises(DataError, code="unreadable", path=tmp_path / "none.yaml"):
         load_config(tmp_path / "none.yaml", BenchmarkConfig)

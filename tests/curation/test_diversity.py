@@ -26,7 +26,7 @@ RULE = DiversityRule(k=3, t=0.8, near=1)
 
 
 def vectors(count: int = 600, seed: int = 0) -> FloatArray:
-    """Unit vectors in clusters of some ten."""
+    """Unit vectors in clusters of about ten."""
     draw = np.random.default_rng(seed)
     centres = draw.standard_normal((count // 10, DIMENSION))
     found = centres[draw.integers(0, len(centres), count)]
@@ -35,7 +35,7 @@ def vectors(count: int = 600, seed: int = 0) -> FloatArray:
 
 
 def one_by_one(texts: FloatArray, rule: DiversityRule, options: DiversityOptions) -> list[bool]:
-    """The rule as it is written, for one text at a time."""
+    """A direct implementation of the rule, for one text at a time."""
     shuffled = np.random.default_rng(options.seed).permutation(len(texts)).tolist()
     kept = sorted(shuffled[: options.seeds])
     for row in sorted(shuffled[options.seeds :]):
@@ -49,7 +49,9 @@ def one_by_one(texts: FloatArray, rule: DiversityRule, options: DiversityOptions
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
 @pytest.mark.parametrize("rule", [RULE, DiversityRule(5, 0.7, 0), DiversityRule(2, 0.85, 1)])
 @pytest.mark.parametrize("seeds", [0, 50])
-def test_blocks_decide_as_one_text_at_a_time(rule: DiversityRule, block: int, seeds: int) -> None:
+def test_the_block_size_does_not_change_the_result(
+    rule: DiversityRule, block: int, seeds: int
+) -> None:
     texts = vectors()
     options = DiversityOptions(seeds=seeds, block=block)
     kept = diversify(texts, rule, options).kept
@@ -65,14 +67,14 @@ def test_vectors_are_scaled_first() -> None:
     assert (diversify(longer, RULE, options).kept == diversify(texts, RULE, options).kept).all()
 
 
-def test_seeds_stay_and_depend_on_the_seed() -> None:
+def test_seeds_are_kept_and_depend_on_the_seed() -> None:
     texts = np.repeat(vectors(10), 10, axis=0)
     one, two = (diversify(texts, RULE, DiversityOptions(seeds=20, seed=s)).kept for s in (1, 2))
     assert one.sum() >= 20
     assert (one != two).any()
 
 
-def test_hnsw_follows_flat_and_is_the_same_with_any_number_of_threads() -> None:
+def test_hnsw_replaces_flat_and_does_not_depend_on_threads() -> None:
     texts = vectors(3000)
     exact = diversify(texts, RULE, DiversityOptions(seeds=50, block=128))
     small = DiversityOptions(seeds=50, block=128, flat_limit=200)
@@ -82,7 +84,7 @@ def test_hnsw_follows_flat_and_is_the_same_with_any_number_of_threads() -> None:
     assert (first.kept == exact.kept).mean() > 0.97
 
 
-def test_an_index_finds_itself_after_the_change_of_kind() -> None:
+def test_vectors_are_found_after_the_change_to_hnsw() -> None:
     texts = vectors(500)
     index = GrowingIndex(DIMENSION, flat_limit=300)
     for start in range(0, 500, 100):
@@ -116,7 +118,7 @@ diversify(vectors(3000), RULE, options, 1, path, checkpoint_seconds=0)
 
 
 @pytest.mark.e2e
-def test_a_killed_filter_goes_on_to_the_same_end(
+def test_a_killed_filter_resumes_with_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, options = tmp_path / "checkpoint", DiversityOptions(50, 0, 200, 128)
@@ -139,7 +141,7 @@ def test_a_killed_filter_goes_on_to_the_same_end(
     with monkeypatch.context() as patch:
         patch.setattr(GrowingIndex, "search", counted)
         resumed = diversify(texts, RULE, options, 1, path)
-    # Nine blocks were decided when it was killed.
+    # It was killed after nine blocks.
     assert searched == 3000 - 9 * 128
     assert (resumed.kept == diversify(texts, RULE, options).kept).all()
     assert not path.exists()
@@ -167,7 +169,7 @@ def interrupted(calls: int) -> Any:
 
 
 @pytest.mark.parametrize(("k", "near"), [(1, 1), (5, -1)])
-def test_a_rule_that_drops_nothing_or_all(k: int, near: int) -> None:
+def test_an_invalid_rule(k: int, near: int) -> None:
     with raises(CareError, code="bad_rule", k=k, n=near):
         DiversityRule(k, 0.8, near)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
+from care.cli.main import main
 from core.errors import CareError, DataError
 from core.records import read_jsonl
-from curation.__main__ import main
 from curation.expert import expert_agreement, expert_sample
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
@@ -57,7 +57,7 @@ def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: P
     assert (other / "key.jsonl").read_bytes() != first[0]
 
 
-def test_a_sample_that_may_be_labelled_is_not_written_over(benchmark: Path, tmp_path: Path) -> None:
+def test_an_existing_sample_is_not_overwritten(benchmark: Path, tmp_path: Path) -> None:
     expert_sample(benchmark, tmp_path, 5, seed=0)
     (tmp_path / "pairs.csv").write_text("labelled", encoding="utf-8")
     with raises(CareError, code="output_exists", path=tmp_path / "pairs.csv"):
@@ -74,13 +74,15 @@ def test_no_text_becomes_a_formula(benchmark: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "xlsx"])
-def test_labels_come_back(benchmark: Path, tmp_path: Path, kind: str) -> None:
+def test_agreement_with_the_labels_of_a_spreadsheet(
+    benchmark: Path, tmp_path: Path, kind: str
+) -> None:
     out = tmp_path / "out"
     expert_sample(benchmark, out, 100, seed=0)
     truth = key(out)
     assert len(truth) == 30
     labels = {pair: str(int(verdict == "positive")) for pair, verdict in truth.items()}
-    # Of ten positives two are denied, of twenty negatives one is affirmed, one left open.
+    # The expert rejects two of ten positives, accepts one of twenty negatives, and skips one.
     positives = [pair for pair, verdict in truth.items() if verdict == "positive"]
     negatives = [pair for pair, verdict in truth.items() if verdict == "negative"]
     labels |= {positives[0]: "0", positives[1]: "0", negatives[0]: "1", negatives[1]: ""}
@@ -136,7 +138,7 @@ def test_a_wrong_spreadsheet(
         ("back.csv", None, "unreadable"),
     ],
 )
-def test_a_file_that_is_no_spreadsheet(
+def test_a_file_that_is_not_a_spreadsheet(
     tmp_path: Path, name: str, content: bytes | None, code: str
 ) -> None:
     path = tmp_path / name
@@ -147,7 +149,7 @@ def test_a_file_that_is_no_spreadsheet(
         expert_agreement(path, tmp_path / "key.jsonl")
 
 
-def test_a_benchmark_that_is_not_whole_has_no_sample(benchmark: Path, tmp_path: Path) -> None:
+def test_an_incomplete_benchmark_is_an_error(benchmark: Path, tmp_path: Path) -> None:
     (benchmark / "statistics.json").unlink()
     with raises(CareError, code="incomplete_benchmark", path=benchmark):
         expert_sample(benchmark, tmp_path / "out", 5, seed=0)
@@ -161,9 +163,7 @@ def test_a_key_that_is_another_file(benchmark: Path, tmp_path: Path) -> None:
         expert_agreement(path, benchmark / "judgements.jsonl")
 
 
-def test_a_spreadsheet_with_a_sheet_of_notes_and_rows_left_out(
-    benchmark: Path, tmp_path: Path
-) -> None:
+def test_a_spreadsheet_with_another_sheet_and_missing_rows(benchmark: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     expert_sample(benchmark, out, 100, seed=0)
     labels = {pair: int(verdict == "positive") for pair, verdict in key(out).items()}
@@ -194,7 +194,7 @@ def test_a_result_that_cannot_be_written(
 ) -> None:
     out = tmp_path / "out"
     expert_sample(benchmark, out, 5, seed=0)
-    words = ["expert-agreement", out / "pairs.csv", "--key", out / "key.jsonl"]
+    words = ["curate", "expert-agreement", out / "pairs.csv", "--key", out / "key.jsonl"]
     words += ["--output", tmp_path / "none" / "result.json"]
     assert main(list(map(str, words))) == 1
     error = capsys.readouterr().err

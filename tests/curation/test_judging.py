@@ -35,7 +35,7 @@ def test_a_pair_without_a_grade_is_incomplete() -> None:
     assert consensus(["S", None, "S"]) == "incomplete"
 
 
-def test_the_schema_wants_each_passage_and_no_other() -> None:
+def test_the_schema_requires_exactly_the_passages() -> None:
     model = grades_model(2)
     schema = model.model_json_schema()
     assert schema["required"] == ["Passage-0", "Passage-1"]
@@ -48,7 +48,7 @@ def test_the_schema_wants_each_passage_and_no_other() -> None:
 
 
 @pytest.mark.e2e
-def test_missing_passages_are_asked_for_again_and_labels_land_on_their_documents(
+def test_incomplete_answers_are_repeated_and_grades_are_mapped_to_documents(
     tmp_path: Path,
 ) -> None:
     documents = {f"d{i}": f"第{i}段" for i in range(5)}

@@ -7,7 +7,7 @@ from curation.ledger import Ledger, Outcome
 from tests.errors import raises
 
 
-def test_a_ledger_with_the_state_of_an_earlier_edition(tmp_path: Path) -> None:
+def test_a_ledger_of_an_earlier_version(tmp_path: Path) -> None:
     path = tmp_path / "calls.sqlite"
     with Ledger(path) as ledger:
         ledger.end(ledger.begin("key", "judge", 1, 1), "rejected", 0, 0, "status 400")
@@ -18,7 +18,7 @@ def test_a_ledger_with_the_state_of_an_earlier_edition(tmp_path: Path) -> None:
         assert ledger.outcome("key") == Outcome("rejected", "status 400")
 
 
-def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ledger(tmp_path: Path) -> None:
     path = tmp_path / "calls.sqlite"
     path.write_bytes(os.urandom(4096))
     with raises(CareError, code="not_ledger", path=path):

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from curation.budget import BudgetError, LanguageModelError
 from curation.config import Budget, Endpoint
-from curation.llm import BudgetError, LanguageModelError, LanguageModels, Question
+from curation.llm import LanguageModels, Question
 from tests.curation.endpoints import (
     Recorder,
     completion,
@@ -39,7 +40,7 @@ BLUE = json.dumps({"colour": "blue"})
 
 
 def question(text: str = "sky", **changes: Any) -> Callable[[], Question[Colour]]:
-    """Makes a question when it is asked."""
+    """Builds a question on demand."""
     facts = {
         "id": text,
         "system": "Name a colour.",
@@ -52,7 +53,7 @@ def question(text: str = "sky", **changes: Any) -> Callable[[], Question[Colour]
 
 @pytest.fixture
 def serve() -> Any:
-    """Starts scripted endpoints that live as long as the test."""
+    """Starts scripted endpoints, which stop after the test."""
     with ExitStack() as stack:
 
         def start(respond: Callable[..., str | None]) -> tuple[Recorder, str]:
@@ -77,7 +78,7 @@ def test_answers_come_in_the_order_of_the_questions(serve: Any, tmp_path: Path) 
     assert (sent["temperature"], sent["max_tokens"]) == (0, 512)
 
 
-def test_no_more_calls_at_once_than_allowed(serve: Any, tmp_path: Path) -> None:
+def test_concurrency_is_limited(serve: Any, tmp_path: Path) -> None:
     lock, now, most = threading.Lock(), 0, 0
 
     def respond(*_: object) -> str:
@@ -96,11 +97,11 @@ def test_no_more_calls_at_once_than_allowed(serve: Any, tmp_path: Path) -> None:
     assert most == 3
 
 
-def test_an_answer_on_disk_is_not_asked_for_again(serve: Any, tmp_path: Path) -> None:
+def test_answers_in_the_ledger_are_reused(serve: Any, tmp_path: Path) -> None:
     recorder, url = serve(lambda *_: BLUE)
     for _ in range(2):
         with models(tmp_path, endpoint(url)) as llm:
-            # Equal questions at once are one call.
+            # Equal concurrent questions are one call.
             llm.ask({"judge": [question("a"), question("a"), question("b")]}, "test")
             costs = llm.costs()["judge"]
     assert sorted(recorder.asked.values()) == [1, 1]
@@ -110,7 +111,7 @@ def test_an_answer_on_disk_is_not_asked_for_again(serve: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "change", [{"model": "other"}, {"temperature": 1}, {"extra_body": {"x": 1}}, {"name": "other"}]
 )
-def test_another_content_is_another_call(
+def test_calls_with_different_content_are_not_reused(
     serve: Any, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     recorder, url = serve(lambda *_: BLUE)
@@ -121,7 +122,7 @@ def test_another_content_is_another_call(
     assert len(recorder.bodies) == 2
 
 
-def test_another_address_is_the_same_call(serve: Any, tmp_path: Path) -> None:
+def test_the_address_is_not_part_of_the_key(serve: Any, tmp_path: Path) -> None:
     (_, first), (second, other) = serve(lambda *_: BLUE), serve(lambda *_: BLUE)
     for url in (first, other):
         with models(tmp_path, endpoint(url)) as llm:
@@ -139,7 +140,7 @@ def test_another_address_is_the_same_call(serve: Any, tmp_path: Path) -> None:
         ("", "Wrong: "),
     ],
 )
-def test_an_invalid_answer_is_asked_for_again_with_its_fault(
+def test_an_invalid_answer_is_repeated_with_its_error(
     serve: Any, tmp_path: Path, bad: str, complaint: str
 ) -> None:
     recorder, url = serve(lambda body, *_: bad if len(body["messages"]) == 2 else BLUE)
@@ -152,7 +153,7 @@ def test_an_invalid_answer_is_asked_for_again_with_its_fault(
     assert again["content"].startswith(complaint)
 
 
-def test_what_stays_invalid_is_kept_with_its_texts(serve: Any, tmp_path: Path) -> None:
+def test_invalid_answers_are_recorded(serve: Any, tmp_path: Path) -> None:
     recorder, url = serve(lambda body, *_: BLUE if body["messages"][1]["content"] == "sky" else "?")
     for _ in range(2):
         with models(tmp_path, endpoint(url), attempts=2) as llm:
@@ -176,7 +177,7 @@ def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, tmp_path: Path) ->
 
 
 def reject(status: int, headers: dict[str, str] | None = None) -> Callable[..., str | None]:
-    """Fails the first time that a question is asked."""
+    """Fails at the first call of each question."""
 
     def respond(_: object, handler: Any, before: int) -> str | None:
         if before:
@@ -238,21 +239,21 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
     ],
     ids=["429", "503", "hang", "cut", "other body", "other content"],
 )
-def test_a_transient_failure_is_repeated(
+def test_a_transient_failure_is_retried(
     serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
 ) -> None:
     _, url = serve(respond)
-    with models(tmp_path, endpoint(url, timeout=0.8)) as llm:
+    with models(tmp_path, endpoint(url, timeout=0.8 if respond is hang else 30)) as llm:
         assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
         costs = llm.costs()["judge"]
     assert (costs["calls"], costs["answered"]) == (2, 1)
     assert (costs["lost"], costs["failed"]) == (lost, 1 - lost)
-    # A lost call may have been paid for: it counts with all that it could have used.
+    # A lost call may have been charged: it counts with the most tokens that it could use.
     assert (costs["answer_tokens"] > 512) == bool(lost)
 
 
 @pytest.mark.parametrize("form", ["number", "date"])
-def test_retry_after_is_waited_for(
+def test_retry_after_is_respected(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     waits: list[float] = []
@@ -270,9 +271,7 @@ def test_retry_after_is_waited_for(
     assert 90 < max(waits) <= 100
 
 
-def test_a_server_that_asks_to_wait_for_too_long_stops_the_command(
-    serve: Any, tmp_path: Path
-) -> None:
+def test_a_long_retry_after_stops_the_command(serve: Any, tmp_path: Path) -> None:
     recorder, url = serve(reject(503, {"Retry-After": "601"}))
     with (
         models(tmp_path, endpoint(url)) as llm,
@@ -282,7 +281,7 @@ def test_a_server_that_asks_to_wait_for_too_long_stops_the_command(
     assert len(recorder.bodies) == 1
 
 
-def test_an_endpoint_that_goes_on_failing_stops_the_command(serve: Any, tmp_path: Path) -> None:
+def test_repeated_failures_stop_the_command(serve: Any, tmp_path: Path) -> None:
     def respond(_: object, handler: Any, __: int) -> None:
         send_json(handler, 500, {})
 
@@ -294,7 +293,7 @@ def test_an_endpoint_that_goes_on_failing_stops_the_command(serve: Any, tmp_path
         llm.ask({"judge": [question()]}, "test")
 
 
-def test_it_is_said_that_an_endpoint_cannot_be_reached(
+def test_an_unreachable_endpoint_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as closed:
@@ -305,12 +304,12 @@ def test_it_is_said_that_an_endpoint_cannot_be_reached(
         raises(LanguageModelError, code="language_model_failed"),
     ):
         llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
-    # While it is tried again, and once for all that wait.
+    # During the retries, and once for all waiting calls.
     assert capsys.readouterr().err.count(f"{url} (judge) ") == 1
 
 
 @pytest.mark.parametrize("status", [401, 404, 400])
-def test_a_permanent_failure_is_not_repeated(serve: Any, tmp_path: Path, status: int) -> None:
+def test_a_permanent_failure_is_not_retried(serve: Any, tmp_path: Path, status: int) -> None:
     recorder, url = serve(reject(status))
     with (
         models(tmp_path, endpoint(url, concurrency=1)) as llm,
@@ -320,7 +319,7 @@ def test_a_permanent_failure_is_not_repeated(serve: Any, tmp_path: Path, status:
     assert len(recorder.bodies) == 1
 
 
-def test_one_question_that_the_server_rejects_has_no_answer(serve: Any, tmp_path: Path) -> None:
+def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
     def respond(body: Any, handler: Any, _: int) -> str | None:
         if body["messages"][1]["content"] != "long":
             return BLUE
@@ -337,8 +336,8 @@ def test_one_question_that_the_server_rejects_has_no_answer(serve: Any, tmp_path
     assert len(recorder.bodies) == 3
 
 
-def test_a_rejection_after_a_kill_is_of_the_question(serve: Any, tmp_path: Path) -> None:
-    """What was answered before the kill shows that the endpoint can be used."""
+def test_a_rejection_after_a_kill_concerns_the_question(serve: Any, tmp_path: Path) -> None:
+    """Answers from before the kill show that the endpoint works."""
 
     def respond(body: Any, handler: Any, _: int) -> str | None:
         if body["messages"][1]["content"] != "long":
@@ -372,7 +371,7 @@ def test_a_key_is_read_from_the_environment(
     assert b"sk-1" not in (tmp_path / "calls.sqlite").read_bytes()
 
 
-def test_the_budget_of_calls_stops_in_time_and_a_larger_one_goes_on(
+def test_the_budget_of_calls_is_not_exceeded_and_can_be_increased(
     serve: Any, tmp_path: Path
 ) -> None:
     recorder, url = serve(lambda *_: BLUE)
@@ -426,7 +425,7 @@ with models(Path(sys.argv[1]), endpoint(sys.argv[2], concurrency=2)) as llm:
 
 
 @pytest.mark.e2e
-def test_a_killed_command_goes_on_without_one_answered_call_twice(
+def test_a_killed_command_resumes_without_repeating_answered_calls(
     serve: Any, tmp_path: Path
 ) -> None:
     held, release = threading.Event(), threading.Event()
@@ -460,6 +459,6 @@ def test_a_killed_command_goes_on_without_one_answered_call_twice(
     asked = {key.split()[1]: times for key, times in recorder.asked.items()}
     assert all(asked[text] == 1 for text in before)
     assert len(answered) == len(set(answered)) == 20
-    # Those under way when it was killed: nobody knows what became of them.
+    # The calls in flight when it was killed; their results are unknown.
     assert costs["reused"] == len(before)
     assert 1 <= costs["lost"] <= 2

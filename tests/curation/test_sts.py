@@ -42,7 +42,7 @@ def test_each_constraint_is_checked(change: dict[str, str], mentioned: list[str]
     assert all(words in complaint for words in mentioned or [])
 
 
-def test_synonyms_that_code_cannot_tell_apart_are_ignored(tmp_path: Path) -> None:
+def test_synonyms_that_contain_their_term_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "synonyms.tsv"
     path.write_text("心梗\t心肌梗死\t急性心梗\n\n糖尿病\t2型糖尿病\n", encoding="utf-8")
     assert read_synonyms(path) == {"心梗": ["心肌梗死"]}

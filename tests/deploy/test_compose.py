@@ -10,14 +10,12 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from indexer.__main__ import _parser
 from service.settings import Settings
+from tests.commands import parse
+from tests.deploy.manifests import read_compose
 from tests.deploy.tools import DEPLOY, ROOT, run
 
-# With the defaults of its variables.
-COMPOSE: dict[str, Any] = yaml.safe_load(
-    re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text("utf-8"))
-)
+COMPOSE = read_compose()
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OWN_IMAGE = "care-retrieval"
 
@@ -27,7 +25,7 @@ def test_the_file_follows_the_compose_specification() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_a_container_refers_to_is_there(name: str) -> None:
+def test_the_objects_that_a_container_refers_to_exist(name: str) -> None:
     container = SERVICES[name]
     assert set(container.get("depends_on", ())) <= set(SERVICES)
     assert set(container.get("networks", ())) <= set(COMPOSE["networks"])
@@ -38,7 +36,7 @@ def test_what_a_container_refers_to_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
+def test_a_container_has_no_more_privileges_than_it_needs(name: str) -> None:
     container = SERVICES[name]
     assert container["read_only"] is True
     assert container["cap_drop"] == ["ALL"]
@@ -63,31 +61,33 @@ def test_the_variables_of_the_service_are_settings_that_it_accepts() -> None:
     assert grace > settings.drain_seconds + settings.timeout_ms / 1000
 
 
-def test_the_corpus_and_the_index_are_variables() -> None:
+def test_corpus_index_and_base_image_are_variables() -> None:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     variables = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     assert variables == {
         "CORPUS_DIR": "../data/sample",
         "CORPUS": "corpus.jsonl",
         "INDEX": "sample",
+        "BASE_IMAGE": "python:3.11-slim",
     }
+    assert f"\nARG BASE_IMAGE={variables['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
     for name, default in variables.items():
         assert f"#{name}={default}\n" in (DEPLOY / ".env.example").read_text()
-    options = _parser().parse_args(SERVICES["indexer"]["command"].split()[3:])
+    _, options = parse(SERVICES["indexer"]["command"])
     folder, mounted = SERVICES["indexer"]["volumes"][0].removesuffix(":ro").split(":")
-    assert (DEPLOY / folder / Path(options.corpus).relative_to(mounted)).is_file()
-    assert options.index == SERVICES["service"]["environment"]["CARE_INDEX"]
-    # Otherwise the service would not start in a shell where they are set for Compose.
+    assert (DEPLOY / folder / Path(options["corpus"]).relative_to(mounted)).is_file()
+    assert options["index"] == SERVICES["service"]["environment"]["CARE_INDEX"]
+    # The service would refuse such a variable in a shell where it is set for Compose.
     assert not any(name.startswith("CARE_") for name in variables)
 
 
-def test_there_is_no_secret_in_the_file_and_none_is_a_clear_error() -> None:
+def test_the_file_has_no_secret_and_says_how_to_make_one() -> None:
     variable = SERVICES["service"]["environment"]["CARE_CACHE_SECRET"]
     assert re.fullmatch(r"\$\{CARE_CACHE_SECRET:\?set it to .+\}", variable)
     assert "\nCARE_CACHE_SECRET=\n" in (DEPLOY / ".env.example").read_text()
 
 
-def test_redis_is_a_bounded_cache_that_only_the_service_reaches() -> None:
+def test_redis_is_a_bounded_cache_for_the_service_only() -> None:
     command = SERVICES["redis"]["command"]
     for option in ("--maxmemory 256mb", "--maxmemory-policy allkeys-lru", '--save ""'):
         assert option in command
@@ -103,7 +103,7 @@ def test_redis_is_a_bounded_cache_that_only_the_service_reaches() -> None:
     ]
 
 
-def test_prometheus_and_grafana_look_where_something_listens() -> None:
+def test_prometheus_and_grafana_have_the_addresses_of_services() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["service:8000"]}]
@@ -121,8 +121,8 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     run("hadolint", "--config", DEPLOY / "hadolint.yaml", ROOT / "Dockerfile")
 
 
-def test_what_the_image_is_built_from_is_not_kept_from_it() -> None:
-    kept_out = (ROOT / ".dockerignore").read_text().splitlines()
+def test_dockerignore_keeps_the_files_that_the_image_is_built_from() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     needed = {package.removesuffix("*") for package in packages}
@@ -135,4 +135,4 @@ def test_what_the_image_is_built_from_is_not_kept_from_it() -> None:
         "data",
         "pyproject.toml",
     }
-    assert not [name for name in needed for pattern in kept_out if fnmatch(name, pattern)]
+    assert not [name for name in needed for pattern in ignored if fnmatch(name, pattern)]

@@ -1,20 +1,24 @@
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from indexer.__main__ import _parser
 from models.pairs import load_pair
 from service.metrics import Metrics
-from service.routes import everybody
+from service.routes import public_routes
 from service.settings import Settings
+from tests.commands import parse
+from tests.deploy import manifests
+from tests.deploy.manifests import Object, Objects, image_variables, pod
 from tests.deploy.rules import RULE_FILES
 from tests.deploy.tools import DEPLOY, ROOT, find, run
 
@@ -22,88 +26,91 @@ pytestmark = pytest.mark.deploy
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.37"
-# Kinds that operators define: their schemas are not Kubernetes's own.
+# Kinds that operators define; Kubernetes has no schema for them.
 FOREIGN = {"ServiceMonitor", "PrometheusRule"}
 BUCKET = "../../components/index-from-bucket"
 
-Object = dict[str, Any]
-Objects = dict[tuple[str, str], Object]
+WAIT = "../../components/wait-for-index"
+KUSTOMIZATIONS = [
+    "example",
+    "example_indexer",
+    "fetching",
+    "behind_ingress",
+    "care_mini",
+    "indexer",
+    "indexer_gpu",
+    "upload",
+]
+
+Render = Callable[..., Objects]
 
 
 @pytest.fixture(scope="module")
-def render(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Objects]:
-    """Builds a kustomization as kubectl would apply it: objects by kind and name."""
-
-    def build(folder: str, *components: str) -> Objects:
+def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
+    def build(folder: str, *components: str, without: Sequence[str] = ()) -> Objects:
         deploy = tmp_path_factory.mktemp("deploy") / "deploy"
-        shutil.copytree(DEPLOY, deploy)
-        overlays = deploy / "kubernetes" / "overlays"
-        for name in ("example", "care-mini"):
-            shutil.copy(
-                overlays / "example" / "secrets.env.example", overlays / name / "secrets.env"
-            )
-        path = deploy / "kubernetes" / folder / "kustomization.yaml"
-        kustomization = yaml.safe_load(path.read_text())
-        if components:
-            kustomization.setdefault("components", []).extend(components)
-        path.write_text(yaml.safe_dump(kustomization))
-        output = run("kubectl", "kustomize", path.parent)
-        assert "Warning" not in output
-        # Generated names end in a checksum of the contents.
-        return {
-            (item["kind"], re.sub(r"-[a-z0-9]{10}$", "", item["metadata"]["name"])): item
-            for item in yaml.safe_load_all(output)
-        }
+        return manifests.render(folder, deploy, components, without)
 
     return build
 
 
+@pytest.fixture(autouse=True)
+def variables_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in image_variables().items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
-def example(render: Callable[..., Objects]) -> Objects:
+def example(render: Render) -> Objects:
     return render("overlays/example")
 
 
 @pytest.fixture(scope="module")
-def fetching(render: Callable[..., Objects]) -> Objects:
-    return render("overlays/example", BUCKET)
+def example_indexer(render: Render) -> Objects:
+    return render("overlays/example/indexer")
 
 
 @pytest.fixture(scope="module")
-def behind_ingress(render: Callable[..., Objects]) -> Objects:
+def fetching(render: Render) -> Objects:
+    return render("overlays/example", BUCKET, without=[WAIT])
+
+
+@pytest.fixture(scope="module")
+def behind_ingress(render: Render) -> Objects:
     return render("overlays/example", "../../components/ingress")
 
 
 @pytest.fixture(scope="module")
-def care_mini(render: Callable[..., Objects]) -> Objects:
+def care_mini(render: Render) -> Objects:
     return render("overlays/care-mini")
 
 
 @pytest.fixture(scope="module")
-def indexer(render: Callable[..., Objects]) -> Objects:
+def indexer(render: Render) -> Objects:
     return render("indexer")
 
 
 @pytest.fixture(scope="module")
-def indexer_gpu(render: Callable[..., Objects]) -> Objects:
+def indexer_gpu(render: Render) -> Objects:
     return render("indexer-gpu")
 
 
-def pod(workload: Object) -> Object:
-    spec: Object = workload["spec"]["template"]["spec"]
-    return spec
+@pytest.fixture(scope="module")
+def upload(render: Render) -> Objects:
+    return render("upload")
 
 
 def pods(objects: Objects) -> list[Object]:
-    return [pod(item) for (kind, _), item in objects.items() if kind in ("Deployment", "Job")]
+    return [
+        pod(item) for (kind, _), item in objects.items() if kind in ("Deployment", "Job", "Pod")
+    ]
 
 
 def containers(spec: Object) -> list[Object]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
-@pytest.mark.parametrize(
-    "name", ["example", "fetching", "behind_ingress", "care_mini", "indexer", "indexer_gpu"]
-)
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_every_object_follows_its_schema(name: str, request: pytest.FixtureRequest) -> None:
     objects: Objects = request.getfixturevalue(name)
     own = [item for (kind, _), item in objects.items() if kind not in FOREIGN]
@@ -112,10 +119,10 @@ def test_every_object_follows_its_schema(name: str, request: pytest.FixtureReque
         kubernetes_validate.validate(item, VERSION, strict=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["example", "fetching", "behind_ingress", "care_mini", "indexer", "indexer_gpu"]
-)
-def test_pods_can_do_no_more_than_they_must(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_pods_have_no_more_privileges_than_they_need(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     for spec in pods(request.getfixturevalue(name)):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
@@ -131,8 +138,8 @@ def test_pods_can_do_no_more_than_they_must(name: str, request: pytest.FixtureRe
             assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
 
 
-@pytest.mark.parametrize("name", ["example", "fetching", "care_mini"])
-def test_what_the_pods_refer_to_is_there(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", ["example", "fetching", "care_mini", "upload"])
+def test_the_objects_that_pods_refer_to_exist(name: str, request: pytest.FixtureRequest) -> None:
     objects: Objects = request.getfixturevalue(name)
     names = {(kind, item["metadata"]["name"]) for (kind, _), item in objects.items()}
     for spec in pods(objects):
@@ -150,7 +157,7 @@ def test_what_the_pods_refer_to_is_there(name: str, request: pytest.FixtureReque
                 assert ("Secret", source["secretRef"]["name"]) in names
 
 
-def test_selectors_and_ports_name_what_the_pods_carry(example: Objects) -> None:
+def test_selectors_and_ports_match_the_pods(example: Objects) -> None:
     for name in ("care", "care-redis"):
         template = example["Deployment", name]["spec"]["template"]
         labels = template["metadata"]["labels"].items()
@@ -173,16 +180,16 @@ def test_the_service_monitor_finds_the_service_under_the_name_of_the_job(example
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "care"
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert endpoint["path"] in {route.path for route in everybody.routes}
+    assert endpoint["path"] in {route.path for route in public_routes.routes}
 
 
-def test_the_probes_ask_routes_that_exist(example: Objects) -> None:
+def test_the_probes_request_existing_routes(example: Objects) -> None:
     (container,) = pod(example["Deployment", "care"])["containers"]
     asked = [
         container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
     ]
     assert [probe["path"] for probe in asked] == ["/health/live", "/health/live", "/health/ready"]
-    assert {probe["path"] for probe in asked} <= {route.path for route in everybody.routes}
+    assert {probe["path"] for probe in asked} <= {route.path for route in public_routes.routes}
     assert {probe["port"] for probe in asked} == {container["ports"][0]["name"]}
 
 
@@ -217,7 +224,7 @@ def test_the_autoscaler_reads_a_metric_that_is_exported_and_adapted(example: Obj
     assert int(queue["target"]["averageValue"]) < limit
 
 
-def test_an_overlay_without_secrets_is_refused(tmp_path: Path) -> None:
+def test_an_overlay_without_secrets_fails(tmp_path: Path) -> None:
     copy = shutil.copytree(
         DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("secrets.env")
     )
@@ -230,11 +237,11 @@ def test_an_overlay_without_secrets_is_refused(tmp_path: Path) -> None:
 
 
 def indexing(objects: Objects) -> Any:
-    """The options of a Job, which must be those of the indexer's command."""
+    """Returns the options of `care index` in a Job, with the variables of the image."""
     (container,) = pod(objects["Job", "care-indexer"])["containers"]
-    *module, command = container["command"]
-    assert module == ["python", "-m", "indexer"]
-    return _parser().parse_args([command, *container["args"]])
+    command, options = parse(shlex.join([*container["command"], *container["args"]]))
+    assert command == "index"
+    return SimpleNamespace(**options)
 
 
 def test_the_sample_is_indexed_and_served_by_one_image_and_pair(care_mini: Objects) -> None:
@@ -261,8 +268,48 @@ def test_the_sample_is_indexed_and_served_by_one_image_and_pair(care_mini: Objec
     assert {item["metadata"]["namespace"] for item in care_mini.values()} == {"care"}
 
 
+def test_the_overlay_builds_the_index_that_it_serves(
+    example: Objects, example_indexer: Objects
+) -> None:
+    options = indexing(example_indexer)
+    settings = example["ConfigMap", "care-settings"]["data"]
+    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
+    job, deployment = (
+        pod(objects[kind])["containers"][0]["image"]
+        for objects, kind in (
+            (example_indexer, ("Job", "care-indexer")),
+            (example, ("Deployment", "care")),
+        )
+    )
+    assert job == deployment
+    spaces = {item["metadata"]["namespace"] for item in {**example, **example_indexer}.values()}
+    assert spaces == {"care"}
+
+
+@pytest.mark.parametrize("name", ["example", "care_mini"])
+def test_pods_wait_for_the_first_version(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    spec = pod(request.getfixturevalue(name)["Deployment", "care"])
+    (waiting,) = spec["initContainers"]
+    (service,) = spec["containers"]
+    assert waiting["image"] == service["image"]
+    assert waiting["volumeMounts"][0] in service["volumeMounts"]
+    shell, option, script = waiting["command"]
+    command = [
+        shell,
+        option,
+        script.replace("/indexes", str(tmp_path)).replace("sleep 5", "exit 3"),
+    ]
+    environment = {"PATH": os.environ["PATH"], "CARE_INDEX": "medical"}
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 3
+    (tmp_path / "medical").mkdir()
+    (tmp_path / "medical" / "CURRENT").write_text("1\n")
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize(("name", "gpus"), [("indexer", 0), ("indexer_gpu", 1)])
-def test_the_indexer_takes_its_command_and_its_volumes(
+def test_the_indexer_has_a_valid_command_and_existing_volumes(
     name: str, gpus: int, example: Objects, request: pytest.FixtureRequest
 ) -> None:
     indexer: Objects = request.getfixturevalue(name)
@@ -282,14 +329,12 @@ def test_the_indexer_takes_its_command_and_its_volumes(
     assert claims <= made
 
 
-def test_the_indexer_without_a_gpu_builds_what_the_base_serves(
-    indexer: Objects, example: Objects
-) -> None:
+def test_the_indexer_uses_the_pair_of_the_service(indexer: Objects, example: Objects) -> None:
     settings = example["ConfigMap", "care-settings"]["data"]
     assert indexing(indexer).pair == settings["CARE_PAIR"] == "care-mini"
 
 
-def test_the_ingress_serves_under_the_path_that_the_service_knows(behind_ingress: Objects) -> None:
+def test_the_ingress_and_the_service_have_the_same_path(behind_ingress: Objects) -> None:
     (rule,) = behind_ingress["Ingress", "care"]["spec"]["rules"]
     (path,) = rule["http"]["paths"]
     root = behind_ingress["ConfigMap", "care-settings"]["data"]["CARE_ROOT_PATH"]
@@ -300,7 +345,7 @@ def test_the_ingress_serves_under_the_path_that_the_service_knows(behind_ingress
     assert backend["port"]["name"] in {port["name"] for port in ports}
 
 
-def test_the_rules_are_printed_as_objects_of_the_operator() -> None:
+def test_the_script_prints_the_rules_as_prometheus_rule_objects() -> None:
     output = run(str(KUBERNETES / "prometheus-rules.sh"))
     objects = list(yaml.safe_load_all(output))
     assert [item["kind"] for item in objects] == ["PrometheusRule"] * len(RULE_FILES)
@@ -309,7 +354,7 @@ def test_the_rules_are_printed_as_objects_of_the_operator() -> None:
         assert item["spec"] == yaml.safe_load(path.read_text())
 
 
-def test_a_pod_fetches_the_active_version_alone(tmp_path: Path) -> None:
+def test_a_pod_downloads_only_the_active_version(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket" / "medical"
     for version in ("old", "new"):
         (bucket / version).mkdir(parents=True)

@@ -1,6 +1,7 @@
 """A real Prometheus scrapes the real service, with the rules and settings of deploy/."""
 
 import json
+import math
 import os
 import time
 import urllib.parse
@@ -14,10 +15,8 @@ import yaml
 
 from core.service_process import free_port, running_server, running_service
 from core.versions import current_version
-from indexer.__main__ import main
-from tests.conftest import make_records, write_jsonl
 from tests.deploy.rules import EXPORTED, PROMETHEUS, RECORDED, read_rules
-from tests.deploy.test_dashboard import expressions
+from tests.deploy.test_dashboard import expressions, panel_expressions, read_dashboard
 from tests.deploy.tools import find
 
 pytestmark = [pytest.mark.deploy, pytest.mark.e2e]
@@ -37,31 +36,21 @@ class Api:
             return json.load(reply)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression gives now."""
+        """Returns the series of an expression now."""
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
 
     def wait_for(self, expression: str) -> list[dict[str, Any]]:
-        """Asks until there is an answer."""
+        """Repeats a query until its result is not empty."""
         end = time.monotonic() + WITHIN
         while time.monotonic() < end:
             try:
                 if result := self.query(expression):
                     return result
             except OSError:
-                pass  # it does not listen yet
+                pass  # Prometheus does not listen yet.
             time.sleep(0.2)
-        raise AssertionError(f"no answer to {expression}")
-
-
-@pytest.fixture(scope="module")
-def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("live")
-    corpus = write_jsonl(folder / "corpus.jsonl", make_records(8))
-    arguments = ["build", "--corpus", str(corpus), "--index", "test"]
-    folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
-    assert main([*arguments, *folders]) == 0
-    return folder / "indexes"
+        raise AssertionError(f"no series for {expression}")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +61,7 @@ def service(indexes: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def prometheus(service: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Started with prometheus.yml, but for the address, and asking every second."""
+    """Runs with prometheus.yml, but scrapes the test's service every second."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -102,7 +91,7 @@ def test_the_served_version_is_shown(prometheus: Api, indexes: Path) -> None:
     assert labels["version"] == current_version(indexes, "test")
 
 
-def test_a_recording_rule_answers(prometheus: Api) -> None:
+def test_a_recording_rule_has_a_value(prometheus: Api) -> None:
     (series,) = prometheus.wait_for("instance:care_queue:utilization")
     assert float(series["value"][1]) == 0
 
@@ -120,8 +109,18 @@ def test_every_rule_is_evaluated_without_an_error_and_no_alert_is_on(prometheus:
     assert {rule["state"] for rule in rules if rule["type"] == "alerting"} == {"inactive"}
 
 
+def test_no_panel_is_empty_without_traffic(prometheus: Api) -> None:
+    """A panel displays finite values, or its text for no value; a rate needs two scrapes."""
+    assert prometheus.wait_for("rate(care_http_requests_total[1m])")
+    for panel in read_dashboard()["panels"]:
+        for expression in panel_expressions(panel):
+            values = [float(series["value"][1]) for series in prometheus.query(expression)]
+            assert all(map(math.isfinite, values)), panel["title"]
+            assert values or panel["fieldConfig"]["defaults"].get("noValue"), panel["title"]
+
+
 def test_every_selector_of_rules_and_dashboard_finds_a_series(prometheus: Api) -> None:
-    """A label that is misspelt finds nothing; each series is there before its first event."""
+    """A misspelt label selects nothing; every series exists before its first event."""
     asked = "\n".join([rule["expr"] for rule in read_rules()] + expressions())
     selectors = {
         name + labels for name, labels in EXPORTED.findall(asked) + RECORDED.findall(asked)

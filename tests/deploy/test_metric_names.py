@@ -1,4 +1,4 @@
-"""A name that the service does not export is a panel without data and an alert that never fires."""
+"""Series in panels and alerts: each must be exported by the service, or recorded by a rule."""
 
 from pathlib import Path
 

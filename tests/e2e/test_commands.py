@@ -1,4 +1,4 @@
-"""The commands that the README names, as a newcomer runs them."""
+"""The commands of the README, run as a new user runs them."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from care.cli.main import main
 from core.service_process import free_port
 from core.versions import current_version
-from evaluation import __main__ as evaluation
 from tests.e2e.conftest import ROOT, SAMPLE
 from tests.errors import error_code
 
@@ -48,7 +48,7 @@ def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
     tmp_path: Path, built: Path
 ) -> None:
     (tmp_path / "data").symlink_to(ROOT / "data")
-    # Vectors of an earlier build, as encoding takes most of the time; the index is built.
+    # Reuses the vectors of an earlier build, because encoding takes most of the time.
     shutil.copytree(built / "builds", tmp_path / "builds")
     versions = []
     for run in range(2):
@@ -62,12 +62,12 @@ def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as response:
             assert response.status == 200
         if run == 0:
-            os.killpg(demo.pid, signal.SIGINT)  # as Ctrl-C does
+            os.killpg(demo.pid, signal.SIGINT)  # like Ctrl-C
         else:
             demo.terminate()
         assert demo.wait(timeout=20) == 0
         with socket.socket() as probe:
-            assert probe.connect_ex(("127.0.0.1", port)) != 0, "the service goes on"
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, "the service still listens"
     assert versions[0] == versions[1]
 
 
@@ -83,32 +83,16 @@ def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
 
 
 def test_evaluate_prints_the_pair_beside_bm25(
-    indexes: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    indexes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = tmp_path / "scores.json"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            *("evaluation", "--indexes", str(indexes), "--index", "sample"),
-            *(
-                "--queries",
-                str(SAMPLE / "queries.jsonl"),
-                "--qrels",
-                str(SAMPLE / "qrels" / "test.tsv"),
-            ),
-            *("--output", str(result)),
-        ],
-    )
-    assert evaluation.main() == 0
-    output = capsys.readouterr().out
+    output = tmp_path / "scores.json"
+    queries, qrels = SAMPLE / "queries.jsonl", SAMPLE / "qrels" / "test.tsv"
+    arguments = ["--index", "sample", "--indexes", str(indexes), "--output", str(output)]
+    assert main(["evaluate", *arguments, "--queries", str(queries), "--qrels", str(qrels)]) == 0
+    shown = capsys.readouterr().out
     for name in ("nDCG@10", "MRR@10", "Recall@10", "Recall@100", "care-mini", "BM25"):
-        assert name in output
-    scores = json.loads(result.read_text("utf-8"))["scores"]
-    pair, bm25 = scores.values()
+        assert name in shown
+    pair, bm25 = json.loads(output.read_text("utf-8"))["scores"].values()
     assert pair["nDCG@10"] > bm25["nDCG@10"] > 0.2
 
 
@@ -122,36 +106,3 @@ def test_locust_drives_the_service_without_a_failure(url: str) -> None:
     entries = {entry["name"]: entry for entry in json.loads(result.stdout)}
     assert entries["/search"]["num_requests"] > 0
     assert not any(entry["num_failures"] for entry in entries.values())
-
-
-def test_make_alone_lists_the_targets() -> None:
-    output = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for target in ("demo", "test", "build-index", "evaluate"):
-        assert f"make {target} " in output
-
-
-@pytest.mark.parametrize(
-    ("command_line", "expected"),
-    [
-        ([], "from-the-shell care-mini"),
-        (["INDEX=mine"], "mine care-mini"),
-        (["INDEX=mine", "PAIR=p.toml"], "mine p.toml"),
-        (["INDEX=mine", "CARE_INDEX=other"], "other care-mini"),
-    ],
-)
-def test_what_the_command_line_of_make_names_is_served(
-    command_line: list[str], expected: str
-) -> None:
-    """Rather than what the shell has set before."""
-    show = ["--eval", 'show: ; @echo "$(CARE_INDEX) $(CARE_PAIR)"', "show", *command_line]
-    done = subprocess.run(
-        ["make", "--no-print-directory", *show],
-        cwd=ROOT,
-        env=os.environ | {"CARE_INDEX": "from-the-shell"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == expected

@@ -15,7 +15,7 @@ from tests.service.conftest import ADMIN
 
 pytestmark = pytest.mark.e2e
 
-# What the schema cannot say: white space is no query, filters name fields of the index.
+# Conditions outside of the schema: a query is not blank, filters use fields of the index.
 BEYOND_THE_SCHEMA = [positive_data_acceptance]
 
 TIMEOUT = "X-Request-Timeout-Ms"
@@ -25,7 +25,7 @@ schema = schemathesis.openapi.from_dict(openapi_document())
 
 @pytest.fixture(scope="module")
 def closed_url(indexes: Path) -> Iterator[str]:
-    """The address of a service that asks for keys."""
+    """The address of a service that requires API keys."""
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
     with running_service(indexes, "sample", API_KEYS=keys) as service:
         yield service.url
@@ -37,11 +37,11 @@ def closed_url(indexes: Path) -> Iterator[str]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_service_keeps_its_contract(case: Case, closed_url: str) -> None:
-    """No 5xx, every status documented, every answer of its schema."""
+def test_the_service_conforms_to_its_openapi_schema(case: Case, closed_url: str) -> None:
+    """No status 5xx, all statuses documented, all responses valid under their schemas."""
     response = case.call(base_url=closed_url, headers=ADMIN)
     excluded = list(BEYOND_THE_SCHEMA)
     if response.status_code == 504 and TIMEOUT in (case.headers or {}):
-        # Who asks for an answer within a millisecond may be told that it took longer.
+        # A request with a deadline of a millisecond may get 504.
         excluded.append(not_a_server_error)
     case.validate_response(response, excluded_checks=excluded)

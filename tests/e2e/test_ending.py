@@ -21,7 +21,7 @@ BATCH = {"queries": [{"query": f"第{i}个病人夜里咳嗽怎么办"} for i in
 
 @pytest.fixture
 def service(indexes: Path) -> Iterator[ServerProcess]:
-    """A service without a cache that goes on for a second after SIGTERM."""
+    """A service without cache that drains for one second after SIGTERM."""
     settings = {"CACHE_ENTRIES": "0", "DRAIN_SECONDS": "1"}
     service = start_service(indexes, "sample", settings)
     yield service
@@ -31,7 +31,7 @@ def service(indexes: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(service: ServerProcess) -> Iterator[httpx2.Client]:
-    """Made beforehand, which takes longer than a request."""
+    """A client; creating one takes longer than a request."""
     with httpx2.Client(base_url=service.url, timeout=60) as client:
         yield client
 
@@ -46,7 +46,7 @@ def post(client: httpx2.Client) -> Any:
     return client.post("/search/batch", json=BATCH)
 
 
-def test_sigterm_ends_the_service_when_its_work_is_done(
+def test_sigterm_stops_the_service_after_its_requests_complete(
     service: ServerProcess, client: httpx2.Client
 ) -> None:
     assert client.get("/health/ready").status_code == 200
@@ -64,7 +64,7 @@ def test_sigterm_ends_the_service_when_its_work_is_done(
         client.get("/")
 
 
-def test_a_second_signal_does_not_wait_for_balancers(service: ServerProcess) -> None:
+def test_a_second_signal_skips_the_drain_time(service: ServerProcess) -> None:
     for _ in range(2):
         service.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
@@ -86,13 +86,15 @@ def test_a_killed_service_starts_again(
         assert again.stop() == 0
 
 
-def test_of_two_services_started_at_once_on_one_port_one_ends_with_a_line(
+def test_of_two_services_started_at_once_on_one_port_one_fails_with_an_error(
     indexes: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither listens before its index is loaded, so both may take the address at first."""
+    """Both services listen only after loading the index, so at first both can bind the address."""
     variables = {"CARE_INDEXES": str(indexes), "CARE_INDEX": "sample", "CARE_LOG_LEVEL": "warning"}
     environment = os.environ | variables | {"CARE_PORT": str(free_port())}
-    both = [subprocess.Popen([sys.executable, "-m", "service"], env=environment) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-m", "care", "serve"], env=environment) for _ in range(2)
+    ]
     try:
         end = time.monotonic() + 60
         while not (ended := [process for process in both if process.poll() is not None]):

@@ -1,4 +1,4 @@
-"""Answers under load are those of an idle service, whatever batch a query falls into."""
+"""A query has the same hits under load as in an idle service, in any batch."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tests.e2e.conftest import SAMPLE
 pytestmark = pytest.mark.e2e
 
 QUERIES = [json.loads(line)["text"] for line in (SAMPLE / "queries.jsonl").open(encoding="utf-8")]
-# Short and long ones together, so that queries are padded and batched with any other.
+# Short and long queries, so that they are padded and batched with each other.
 TEXTS = [*QUERIES, *("。".join(QUERIES[i : i + 5]) for i in range(0, len(QUERIES), 9))]
 
 

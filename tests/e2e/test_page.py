@@ -1,5 +1,6 @@
-"""The search page in a real browser."""
+"""The search page and the API page in a real browser."""
 
+import json
 import os
 import re
 import shutil
@@ -13,11 +14,13 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from care.cli.main import main
 from core.service_process import running_service
-from indexer.__main__ import main
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
+
+expect.set_options(timeout=30_000)  # a loaded machine takes longer than the default of 5 s
 
 _FLAGS = [
     "--no-sandbox",
@@ -47,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """The page on a phone, with every error in it collected."""
+    """The page on a phone; fails if the page raises an error."""
     context = browser.new_context(viewport={"width": 360, "height": 740}, locale="zh-CN")
     page = context.new_page()
     faults: list[str] = []
@@ -67,7 +70,7 @@ def ask(page: Page, question: str) -> None:
     page.press("#query", "Enter")
 
 
-def test_a_question_shows_hits_with_scores_and_stage_times(page: Page) -> None:
+def test_a_search_shows_hits_scores_and_stage_times(page: Page) -> None:
     ask(page, "血压高的人平时吃饭要注意什么")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     first = page.locator("#hits li[data-id]").first
@@ -77,11 +80,12 @@ def test_a_question_shows_hits_with_scores_and_stage_times(page: Page) -> None:
     expect(page.locator("#timings")).to_contain_text("编码")
 
 
-def test_a_department_chip_filters_the_hits(page: Page) -> None:
+def test_a_filter_chip_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
-    page.locator('button[data-department="儿科"]').click()
-    expect(page.locator('button[data-department="儿科"]')).to_have_attribute("aria-pressed", "true")
+    chip = page.locator('button[data-field="department"]', has_text="儿科")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#hits li[data-id]:not(:has-text('儿科'))")).to_have_count(0)
     expect(page.locator("#hits li[data-id]:has-text('儿科')")).to_have_count(10)
 
@@ -91,16 +95,95 @@ def test_an_example_question_can_be_clicked(page: Page) -> None:
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
 
 
-def test_an_error_is_shown_with_its_reason_and_without_hits(page: Page) -> None:
+def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
+    """Text, whole numbers and booleans, which keep their types; fields without a Chinese name."""
+    records = make_records(12)
+    for i, record in enumerate(records):
+        record["metadata"] |= {"year": 2020 + i % 3, "ward": f"{i % 2}"}
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
+    assert main(["index", str(corpus), "--index", "fields", *folders]) == 0
+    with running_service(tmp_path / "indexes", "fields") as service:
+        page = browser.new_page()
+        page.goto(service.url)
+        ask(page, "发热")
+        hits = page.locator("#hits li[data-id]")
+        expect(hits).to_have_count(10)
+        for field, value, count in (
+            ("year", "2021", 4),
+            ("rare", "true", 1),
+            ("ward", '"0"', 6),
+            ("tags", '"组1"', 3),
+        ):
+            chip = page.locator(f'button[data-field="{field}"]').and_(
+                page.locator(f"button[data-value={json.dumps(value, ensure_ascii=False)}]")
+            )
+            chip.click()
+            expect(hits).to_have_count(count)
+            page.locator("#clear-filters").click()
+            expect(hits).to_have_count(10)
+        page.close()
+
+
+def test_an_error_is_shown_in_chinese_and_without_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     ask(page, "长" * 2500)
     expect(page.locator("#error")).to_be_visible()
     expect(page.locator("#error")).to_contain_text("2000")
     expect(page.locator("#hits li")).to_have_count(0)
+    expect(page.locator("#status")).to_be_empty()
+    assert not re.search("[A-Za-z]", page.locator("#error").inner_text().partition("请求编号")[0])
 
 
-def test_a_question_without_words_leaves_no_hits_of_the_last(page: Page) -> None:
+def answer_with_problem(page: Page, status: int, body: object) -> None:
+    content = {"status": status, "content_type": "application/problem+json"}
+    page.route("**/search", lambda route: route.fulfill(**content, body=json.dumps(body)))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "invalid_json"),
+        (401, "unauthorized"),
+        (403, "forbidden"),
+        (404, "not_found"),
+        (405, "method_not_allowed"),
+        (413, "body_too_long"),
+        (415, "unsupported_media_type"),
+        (422, "invalid_request"),
+        (422, "empty_text"),
+        (422, "text_too_long"),
+        (422, "unknown_filter_field"),
+        (429, "overloaded"),
+        (429, "rate_limited"),
+        (500, "internal_error"),
+        (503, "shutting_down"),
+        (503, "too_many_requests"),
+        (503, "unavailable"),
+        (504, "deadline_exceeded"),
+    ],
+)
+def test_each_error_has_a_chinese_sentence(page: Page, status: int, code: str) -> None:
+    fault = {"field": "query", "code": code, "message": "English words"}
+    problem = {"code": code, "title": "Title", "detail": "English words", "errors": [fault]}
+    answer_with_problem(page, status, problem)
+    ask(page, "发烧怎么办")
+    error = page.locator("#error")
+    expect(error).to_be_visible()
+    assert not re.search("[A-Za-z]", error.inner_text())
+    expect(error.get_by_role("button", name="重试")).to_have_count(int(status >= 429))
+
+
+@pytest.mark.parametrize("body", [{"code": "new_code", "detail": "English"}, "no JSON object"])
+def test_an_unknown_error_is_shown_by_its_status(page: Page, body: object) -> None:
+    answer_with_problem(page, 502, body)
+    ask(page, "发烧怎么办")
+    expect(page.locator("#error")).to_contain_text("502")
+    expect(page.locator("#error")).not_to_contain_text("English")
+
+
+def test_an_empty_query_removes_the_old_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     ask(page, " ")
@@ -109,7 +192,7 @@ def test_a_question_without_words_leaves_no_hits_of_the_last(page: Page) -> None
     expect(page.locator("#timings")).to_be_hidden()
 
 
-def test_bars_tell_the_scores_of_one_answer_apart(page: Page) -> None:
+def test_score_bars_differ_within_one_response(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     widths = [
@@ -124,7 +207,7 @@ def test_bars_tell_the_scores_of_one_answer_apart(page: Page) -> None:
 def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(3))
     folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
-    assert main(["build", "--corpus", str(corpus), "--index", "tiny", *folders]) == 0
+    assert main(["index", str(corpus), "--index", "tiny", *folders]) == 0
     with running_service(tmp_path / "indexes", "tiny") as service:
         page = browser.new_page()
         page.goto(service.url)
@@ -135,7 +218,7 @@ def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_pat
 
 @contextmanager
 def stripping_proxy(url: str, prefix: str) -> Iterator[str]:
-    """A proxy that takes a prefix away, and knows nothing without it."""
+    """A proxy that strips a prefix and returns 404 without it."""
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
@@ -162,29 +245,66 @@ def stripping_proxy(url: str, prefix: str) -> Iterator[str]:
         server.shutdown()
 
 
-def test_the_page_and_the_documents_work_under_a_prefix(browser: Browser, indexes: Path) -> None:
+@pytest.fixture(scope="module")
+def prefixed(indexes: Path) -> Iterator[str]:
+    """The address of a service behind a proxy that strips the prefix `/care`."""
     with (
         running_service(indexes, "sample", ROOT_PATH="/care") as service,
         stripping_proxy(service.url, "/care") as address,
     ):
-        page = browser.new_page()
-        page.goto(address)
-        ask(page, "发烧怎么办")
-        expect(page.locator("#hits li[data-id]")).to_have_count(10)
-        expect(page.locator("#index-info")).to_contain_text("sample")
-        page.close()
-        assert "/care/openapi.json" in httpx2.get(f"{address}docs").text
-        # Probes ask the service itself, without the prefix.
+        yield address
+
+
+def test_the_page_works_under_a_prefix(browser: Browser, prefixed: str) -> None:
+    page = browser.new_page()
+    page.goto(prefixed)
+    ask(page, "发烧怎么办")
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator("#index-info")).to_contain_text("sample")
+    page.locator("footer a").click()
+    page.wait_for_url(f"{prefixed}docs")
+    page.close()
+
+
+def test_probes_need_no_prefix(indexes: Path) -> None:
+    with running_service(indexes, "sample", ROOT_PATH="/care") as service:
         assert httpx2.get(f"{service.url}/health/ready").status_code == 200
+        assert httpx2.get(f"{service.url}/openapi.json").json()["servers"] == [{"url": "/care"}]
 
 
-def test_markup_in_a_question_is_not_run(page: Page) -> None:
+@pytest.mark.parametrize("where", ["url", "prefixed"])
+def test_the_api_page_sends_requests_and_loads_nothing_from_other_hosts(
+    browser: Browser, where: str, request: pytest.FixtureRequest
+) -> None:
+    address = request.getfixturevalue(where).rstrip("/")
+    page = browser.new_page()
+    requests: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda sent: requests.append(sent.url))
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(f"{address}/docs")
+    search = page.locator("#operations-search-search_search_post")
+    search.locator(".opblock-summary").click()
+    search.get_by_role("button", name="Try it out").click()
+    search.get_by_role("button", name="Execute").click()
+    live = search.locator(".live-responses-table tbody .response-col_status")
+    expect(live).to_contain_text("200")
+    assert f"{address}/search" in requests
+    assert [sent for sent in requests if not sent.startswith((f"{address}/", "data:"))] == []
+    assert faults == []
+    page.get_by_role("link", name="licences").click()
+    expect(page.locator("body")).to_contain_text("Apache License")
+    page.close()
+
+
+def test_markup_in_a_query_is_not_rendered(page: Page) -> None:
     ask(page, "<img src=x onerror=\"document.title='run'\">")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     assert page.title() != "run"
 
 
-def test_the_page_fits_a_phone_and_keeps_the_question_out_of_the_address(page: Page) -> None:
+def test_the_page_fits_a_phone_and_keeps_the_query_out_of_the_url(page: Page) -> None:
     ask(page, "咳嗽一直不好")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -197,9 +317,7 @@ def test_the_footer_names_the_index(page: Page) -> None:
     expect(page.locator("#index-info")).to_contain_text("care-mini")
 
 
-def test_a_service_that_asks_for_a_key_gets_it_from_the_page(
-    browser: Browser, indexes: Path
-) -> None:
+def test_the_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
     with running_service(indexes, "sample", API_KEYS=keys) as service:
         page = browser.new_page(locale="zh-CN")

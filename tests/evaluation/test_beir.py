@@ -26,7 +26,7 @@ def test_queries_and_judgements_are_read(tmp_path: Path) -> None:
     assert read_qrels(qrels) == {"q1": {"d1": 2, "d2": 1}}
 
 
-def test_what_is_written_is_beirs_layout_and_is_read_again(tmp_path: Path) -> None:
+def test_a_written_folder_is_read_again(tmp_path: Path) -> None:
     documents = [Document("d1", "文", "题", {"department": "内科"}), Document("d2", "字")]
     queries, qrels = {"q1": "问", "q2": "答"}, {"q2": {"d2": 2, "d1": 0}}
     paths = write_beir(tmp_path, "dev", documents, queries, qrels)
@@ -83,14 +83,14 @@ def test_a_wrong_judgement_is_named_by_its_line(tmp_path: Path, line: str) -> No
         read_qrels(path)
 
 
-def test_a_file_of_no_judgement(tmp_path: Path) -> None:
+def test_a_file_without_judgements(tmp_path: Path) -> None:
     path = tmp_path / "qrels.tsv"
     path.write_text("query-id\tcorpus-id\tscore\n", encoding="utf-8")
     with raises(DataError, code="no_judgements", path=path):
         read_qrels(path)
 
 
-def test_judgements_of_what_is_not_there(tmp_path: Path) -> None:
+def test_judgements_of_unknown_queries_and_documents(tmp_path: Path) -> None:
     path = tmp_path / "qrels.tsv"
     check_judged(path, {"q": ["d"]}, {"q"}, {"d"})
     with raises(DataError, code="unknown_query", path=path, id="q"):

@@ -24,7 +24,7 @@ def test_documents_that_share_words_with_the_query_are_ranked() -> None:
     assert list(run["q2"]) == ["d3"]
 
 
-def test_a_query_that_shares_no_word_finds_nothing() -> None:
+def test_a_query_that_shares_no_word_has_no_hits() -> None:
     assert bm25_run(DOCUMENTS, {"q": "zzz"}, top_k=10) == {"q": {}}
 
 
@@ -45,12 +45,12 @@ def test_a_document_is_found_by_its_best_chunk() -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_chunks_of_one_document_leave_room_for_others(top_k: int) -> None:
+def test_chunks_of_one_document_do_not_displace_other_documents(top_k: int) -> None:
     every = bm25_run(CHUNKS, {"q": "高血压饮食"}, top_k=99)["q"]
     found = bm25_run(CHUNKS, {"q": "高血压饮食"}, top_k=top_k)["q"]
     assert list(found.items()) == list(every.items())[:top_k]
 
 
-def test_documents_without_a_word_have_no_index() -> None:
+def test_a_corpus_without_words_is_an_error() -> None:
     with raises(CareError, code="no_words"):
         Bm25Index([Document("a", " "), Document("b", "")])

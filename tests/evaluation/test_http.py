@@ -24,7 +24,7 @@ def test_a_run_has_the_scores_of_each_query() -> None:
     assert best == [record["_id"] for record in records[:40]]
 
 
-def test_more_documents_than_there_are() -> None:
+def test_top_k_above_the_number_of_documents() -> None:
     assert len(search_run("http://test", {"q": "高血压"}, top_k=100)["q"]) == 60
 
 

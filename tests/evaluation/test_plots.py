@@ -46,7 +46,7 @@ def test_labels_are_drawn_or_the_missing_font_is_named(
     assert bool(caplog.records) == (chinese_font() is None)
 
 
-def test_each_kind_is_a_line_as_the_document_encoder_grows() -> None:
+def test_each_kind_of_pair_has_a_line_over_the_size() -> None:
     large = SystemPoint("非对称二", 300.0, Interval(0.7, 0.6, 0.8), True, 80_000_000)
     left, right = tradeoff_figure([large, *POINTS]).axes
     assert left.get_xscale() == right.get_xscale() == "log"

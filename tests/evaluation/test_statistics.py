@@ -50,7 +50,7 @@ def test_intervals_are_the_same_each_time() -> None:
     assert mean_interval([0.1, 0.5, 0.9]) == mean_interval([0.1, 0.5, 0.9])
 
 
-def test_nothing_has_no_mean() -> None:
+def test_an_empty_list_is_an_error() -> None:
     with pytest.raises(ValueError):
         mean_interval([])
 
@@ -60,14 +60,14 @@ def test_equal_systems_do_not_differ() -> None:
     assert (difference.value, difference.low, difference.high, difference.p) == (0, 0, 0, 1)
 
 
-def test_p_of_a_few_queries_is_that_of_all_exchanges() -> None:
+def test_p_of_a_few_queries_is_exact() -> None:
     # Of the 2^5 sign patterns only all-plus and all-minus reach the observed mean.
     difference = paired_difference([1.0] * 5, [0.0] * 5)
     assert difference.value == 1
     assert difference.p == pytest.approx(2 / 32, abs=0.01)
 
 
-def test_p_is_uniform_when_nothing_differs() -> None:
+def test_p_is_uniform_for_equal_systems() -> None:
     rng = np.random.default_rng(2)
     below = sum(paired_difference(rng.random(60), rng.random(60)).p < 0.1 for _ in range(100))
     assert 2 <= below <= 20
@@ -80,7 +80,7 @@ def test_pearson_matches_its_definition() -> None:
     assert interval.low < interval.value < interval.high
 
 
-def test_a_better_correlation_is_told_from_a_worse_one() -> None:
+def test_different_correlations_are_significant() -> None:
     rng = np.random.default_rng(3)
     truth = list(rng.integers(0, 2, 400).astype(float))
     good = [t + rng.normal(0, 0.3) for t in truth]

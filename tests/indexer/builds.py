@@ -1,4 +1,4 @@
-"""What tests of builds share, without the imports of the application."""
+"""Helpers of tests of builds that do not import the application."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ BATCH_SIZE = 4
 
 
 def build_options(folder: Path, corpus: Path, **changes: Any) -> BuildOptions:
-    """Options of a small build of index 'test' that keeps all it writes in `folder`."""
+    """Returns options of a small build of index 'test' that writes only to `folder`."""
     defaults = {
         "corpus": str(corpus),
         "name": "test",
@@ -29,7 +29,7 @@ def build_options(folder: Path, corpus: Path, **changes: Any) -> BuildOptions:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Lets no file grow beyond `size` bytes, as on a disk that fills while it is written."""
+    """Limits the size of files to `size` bytes, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -39,7 +39,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes the manifest of a version in place."""
+    """Edits the manifest of a version in place."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
     edit(manifest)
@@ -47,19 +47,19 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def to_schema_1(manifest: dict[str, Any]) -> None:
-    """Removes from a manifest what schema 1 did not have."""
+    """Removes the fields of a manifest that schema 1 does not have."""
     manifest["schema_version"] = 1
     for name in ("parent", "backend", "dtype", "store", "components", "thresholds", "fusion"):
         del manifest[name]
 
 
 def only_folder(path: Path) -> Path:
-    """The one folder in `path`."""
+    """Returns the only folder in `path`."""
     (folder,) = (entry for entry in path.iterdir() if entry.is_dir())
     return folder
 
 
 def state(indexes: Path) -> dict[str, bytes | None]:
-    """Every file and folder of all indexes, but for locks."""
+    """Returns all files and folders of all indexes, except locks."""
     paths = (path for path in sorted(indexes.rglob("*")) if path.name != ".lock")
     return {str(p.relative_to(indexes)): p.read_bytes() if p.is_file() else None for p in paths}

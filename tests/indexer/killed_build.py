@@ -1,6 +1,6 @@
-"""`python -m tests.indexer.killed_build FOLDER BATCHES`: a build that dies after some batches.
+"""`python -m tests.indexer.killed_build FOLDER BATCHES`: a build that is killed after some batches.
 
-It is killed as the kernel does it: no handler runs, nothing is tidied up.
+It receives SIGKILL, so no handler or cleanup runs.
 """
 
 import os
@@ -15,15 +15,15 @@ from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
 
 
-class DyingEncoder(BigramEncoder):
-    """Encodes some batches and kills its own process at the next."""
+class KilledEncoder(BigramEncoder):
+    """Encodes some batches and kills its own process at the next one."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("document")
         self._batches = batches
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        if len(texts) == 1:  # the check of the space, before all are encoded
+        if len(texts) == 1:  # the check of the embedding space
             return super().encode(texts)
         if self._batches == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -34,4 +34,4 @@ class DyingEncoder(BigramEncoder):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     options = build_options(folder, folder / "corpus.jsonl")
-    build(options, DyingEncoder(int(sys.argv[2])), BigramEncoder("query"))
+    build(options, KilledEncoder(int(sys.argv[2])), BigramEncoder("query"))

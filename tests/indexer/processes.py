@@ -1,4 +1,4 @@
-"""Builds and updates in processes of their own, which can be killed or held at a chosen point."""
+"""Builds and updates in separate processes, which can be killed or paused at a chosen point."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from indexer.update import Changes, active_manifest, update
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
 
-# Forks of a process that has imported everything once and started no thread.
+# Processes are forked from one that has imported all modules and has no threads.
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.indexer.processes"])
 
-# Before each of these events a process can die: on the disk all looks different after it.
+# Events that change files; a process can be killed before each of them.
 _BATCH = "tests.batch"
 _EVENTS = {
     "open",
@@ -47,7 +47,7 @@ def update_index(folder: Path, encoder: BigramEncoder) -> None:
 
 
 def count_points(job: Job, folder: Path) -> int:
-    """Runs a job to its end and returns the number of points at which it could die."""
+    """Runs a job and returns the number of points at which it can be killed."""
     here, there = _CONTEXT.Pipe()
     process = _CONTEXT.Process(target=_work, args=(job, folder, None, there))
     process.start()
@@ -58,15 +58,15 @@ def count_points(job: Job, folder: Path) -> int:
 
 
 def kill_at(job: Job, folder: Path, point: int) -> None:
-    """Runs a job until it is killed at a point, from 1; as the kernel does it, untidied."""
+    """Runs a job and kills it with SIGKILL at a point, from 1."""
     process = _CONTEXT.Process(target=_work, args=(job, folder, point, None))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
 
-class HeldJob:
-    """A job that waits in its first batch; a context manager that lets it go in the end."""
+class PausedJob:
+    """A job that pauses in its first batch; a context manager that resumes it at its end."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._pipe, there = _CONTEXT.Pipe()
@@ -77,7 +77,7 @@ class HeldJob:
         self._pipe.recv()
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.send("go on")
+        self._pipe.send("resume")
         self._process.join()
         assert self._process.exitcode == 0
 
@@ -99,7 +99,7 @@ class _WaitingEncoder(BigramEncoder):
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         if not self.texts_seen:
-            self._pipe.send("at work")
+            self._pipe.send("paused")
             self._pipe.recv()
         return super().encode(texts)
 
@@ -113,9 +113,9 @@ def _work(job: Job, folder: Path, point: int | None, pipe: Connection | None) ->
             seen += 1
             if seen == point:
                 path = Path(str(arguments[0]))
-                # A file without a name is opened by the name of its folder.
+                # An unnamed file is opened by the name of its folder.
                 if event == "open" and "w" in str(arguments[1]) and not path.is_dir():
-                    # The worst moment: the file is emptied and nothing is written yet.
+                    # The worst case: the file is truncated and nothing is written yet.
                     path.write_bytes(b"")
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,7 +14,7 @@ from core.documents import DocumentReader
 from core.encoders import Encoding
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError, VectorError
 from core.manifest import Chunking, IndexManifest
-from core.shards import whole_shards
+from core.shards import complete_shards
 from core.vectors import truncate_normalize
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import build, encode, up_to_date
@@ -37,13 +37,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def found(folder: Path, text: str, k: int = 1) -> set[str]:
-    """The ids of the k documents of a version that are nearest to a text."""
+    """Returns the ids of the k nearest documents of a text."""
     _, rows = read_index(folder / "vectors.faiss").search(BigramEncoder().encode([text]).vectors, k)
     reader = DocumentReader(folder / "documents.arrow")
     return {reader.id(int(row)) for row in rows[0]}
 
 
-def test_the_published_version_is_active_and_whole(published: Path, indexes: Path) -> None:
+def test_the_published_version_is_active_and_complete(published: Path, indexes: Path) -> None:
     assert current_version(indexes, "test") == published.name
     assert list_versions(indexes, "test") == [published.name]
     assert verify_version(published) == read_manifest(published)
@@ -55,7 +55,7 @@ def test_the_published_version_is_active_and_whole(published: Path, indexes: Pat
     }
 
 
-def test_the_manifest_says_what_the_index_is(published: Path) -> None:
+def test_the_manifest_describes_the_index(published: Path) -> None:
     manifest = read_manifest(published)
     assert (manifest.schema_version, manifest.name) == (2, "test")
     assert (manifest.parent, manifest.store) == (None, "faiss")
@@ -83,7 +83,7 @@ def test_the_manifest_says_what_the_index_is(published: Path) -> None:
     assert "faiss-cpu" in manifest.libraries
 
 
-def test_row_i_of_the_documents_belongs_to_vector_i(published: Path) -> None:
+def test_document_row_i_has_vector_i(published: Path) -> None:
     for record in make_records(60):
         assert found(published, f"{record['title']}\n{record['text']}") == {record["_id"]}
 
@@ -102,7 +102,7 @@ def test_the_manifest_counts_documents_and_chunks(build_version: Builder, indexe
         assert row.id in found(indexes / "test" / manifest.version, row.text, k=len(rows))
 
 
-def test_a_version_knows_the_one_that_was_active_when_it_was_built(
+def test_the_parent_of_a_version_is_the_version_active_at_its_build(
     published: Path, build_version: Builder, indexes: Path
 ) -> None:
     second = build_version(make_records(61))
@@ -111,7 +111,7 @@ def test_a_version_knows_the_one_that_was_active_when_it_was_built(
     assert build_version(make_records(62)).parent == published.name
 
 
-def test_builds_with_and_without_chunks_are_kept_apart(
+def test_builds_with_and_without_chunks_have_separate_folders(
     options: OptionsMaker, tmp_path: Path
 ) -> None:
     settings = options(make_records(8))
@@ -120,7 +120,7 @@ def test_builds_with_and_without_chunks_are_kept_apart(
     assert len(list((tmp_path / "builds" / "test").iterdir())) == 3
 
 
-def test_documents_of_one_text_are_all_found(build_version: Builder, indexes: Path) -> None:
+def test_all_documents_with_the_same_text_are_found(build_version: Builder, indexes: Path) -> None:
     records = make_records(20)
     records.append(records[7] | {"_id": "copy"})
     manifest = build_version(records)
@@ -129,7 +129,7 @@ def test_documents_of_one_text_are_all_found(build_version: Builder, indexes: Pa
     assert found(indexes / "test" / manifest.version, text, k=2) == {"d0007", "copy"}
 
 
-def test_one_document_is_an_index(build_version: Builder) -> None:
+def test_an_index_can_have_one_document(build_version: Builder) -> None:
     manifest = build_version(make_records(1))
     assert (manifest.count, len(manifest.canaries), manifest.recall.recall) == (1, 1, 1)
 
@@ -144,7 +144,7 @@ def test_the_recall_report_of_hnsw_is_in_the_manifest(build_version: Builder, fa
     assert (manifest.recall.target, manifest.recall.queries) == (0.9, 200)
 
 
-def test_held_out_queries_can_come_from_a_file(build_version: Builder, tmp_path: Path) -> None:
+def test_held_out_queries_can_be_read_from_a_file(build_version: Builder, tmp_path: Path) -> None:
     queries = write_jsonl(
         tmp_path / "queries.jsonl", [{"_id": i, "text": "咳嗽"} for i in range(3)]
     )
@@ -156,7 +156,7 @@ def test_held_out_queries_can_come_from_a_file(build_version: Builder, tmp_path:
     ("content", "code"),
     [("", "no_queries"), ('{"_id": 1, "text": "a"}\n{"_id": 2}\n', "bad_query")],
 )
-def test_queries_that_cannot_be_used_are_named_before_anything_is_encoded(
+def test_invalid_queries_are_an_error_before_anything_is_encoded(
     options: OptionsMaker, tmp_path: Path, indexes: Path, content: str, code: str
 ) -> None:
     queries = tmp_path / "queries.jsonl"
@@ -176,7 +176,7 @@ class NanEncoder(BigramEncoder):
 
 
 class ShortEncoder(BigramEncoder):
-    """A query encoder of fewer dimensions than the documents have."""
+    """A query encoder with fewer dimensions than the documents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class ShortEncoder(BigramEncoder):
     ],
     ids=["factory", "recall", "nan", "dimensions", "space"],
 )
-def test_a_build_that_fails_leaves_the_earlier_version_active(
+def test_a_failed_build_does_not_change_the_active_version(
     published: Path,
     indexes: Path,
     options: OptionsMaker,
@@ -221,7 +221,7 @@ def test_a_build_that_fails_leaves_the_earlier_version_active(
     error: type[CareError],
     code: str,
 ) -> None:
-    # With one link looked at per query the target is out of reach.
+    # With one visited link per query, the target cannot be reached.
     monkeypatch.setattr("stores.faiss.store._EF_SEARCH", (1,))
     before = state(indexes)
     with raises(error, code):
@@ -232,7 +232,7 @@ def test_a_build_that_fails_leaves_the_earlier_version_active(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("batches", [0, 1, 4, 10])
-def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
+def test_a_killed_build_resumes_at_the_first_missing_shard_with_the_same_result(
     tmp_path: Path, batches: int
 ) -> None:
     def folder(name: str) -> Path:
@@ -259,7 +259,7 @@ def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
 
     resumed, seen = run(killed)
     whole = batches * BATCH_SIZE // SHARD_SIZE
-    # The last whole shard may have been in writing.
+    # The last shard may have been incomplete.
     assert (60 - seen) // SHARD_SIZE in (whole, max(whole - 1, 0))
     assert (60 - seen) % SHARD_SIZE == 0
     expected, _ = run(unbroken)
@@ -269,7 +269,7 @@ def test_a_killed_build_goes_on_at_the_first_missing_shard_and_yields_the_same(
 
 
 class InterferingEncoder(BigramEncoder):
-    """Starts a second build, once, while the first is at work."""
+    """Starts a second build while the first one runs."""
 
     def __init__(self, second: Callable[[], object]) -> None:
         super().__init__("document")
@@ -281,14 +281,14 @@ class InterferingEncoder(BigramEncoder):
         return super().encode(texts)
 
 
-def test_a_second_build_of_the_same_waits_its_turn(options: OptionsMaker) -> None:
+def test_a_concurrent_build_of_the_same_index_is_an_error(options: OptionsMaker) -> None:
     settings = options(make_records(8))
     encoder = InterferingEncoder(lambda: encode(settings, BigramEncoder("document")))
     manifest, encoded = build(settings, encoder, BigramEncoder("query"))
     assert (manifest.count, encoded.summary.new_texts) == (8, 8)
 
 
-def test_an_index_is_up_to_date_until_corpus_encoder_or_factory_change(
+def test_an_index_is_up_to_date_unless_corpus_encoder_or_factory_changed(
     options: OptionsMaker,
 ) -> None:
     spec = make_spec("document")
@@ -319,7 +319,7 @@ def test_a_damaged_index_is_not_up_to_date(published: Path, options: OptionsMake
 
 
 @pytest.mark.parametrize("name", ["../escape", "a b", ""])
-def test_a_bad_name_is_refused_before_anything_is_written(
+def test_an_invalid_name_is_an_error_before_anything_is_written(
     options: OptionsMaker, tmp_path: Path, name: str
 ) -> None:
     with raises(IndexVersionError, "bad_index_name"):
@@ -327,7 +327,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
-def test_a_recall_that_nobody_asked_for_is_a_warning(
+def test_missing_the_default_recall_is_a_warning(
     options: OptionsMaker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stores.faiss.store._EF_SEARCH", (1,))
@@ -339,7 +339,7 @@ def test_a_recall_that_nobody_asked_for_is_a_warning(
     assert up_to_date(settings, make_spec("document")) == manifest
 
 
-def test_a_query_encoder_of_another_space_is_found_before_all_is_encoded(
+def test_a_query_encoder_of_another_space_is_an_error_before_the_corpus_is_encoded(
     options: OptionsMaker, indexes: Path
 ) -> None:
     encoder = BigramEncoder("document")
@@ -350,7 +350,7 @@ def test_a_query_encoder_of_another_space_is_found_before_all_is_encoded(
     assert list_versions(indexes, "test") == []
 
 
-def test_vectors_of_a_build_are_found_again_under_another_index_name(
+def test_vectors_of_a_build_are_reused_under_another_index_name(
     options: OptionsMaker, tmp_path: Path
 ) -> None:
     settings = options(make_records(40))
@@ -360,9 +360,9 @@ def test_vectors_of_a_build_are_found_again_under_another_index_name(
     assert encoder.texts_seen == 0
     assert (encoded.summary.new_texts, encoded.summary.resumed_texts) == (0, 40)
     assert second.files == first.files
-    # What one index prunes the other keeps.
+    # Shards that are pruned for one index are kept for the other.
     shutil.rmtree(tmp_path / "builds" / "test")
-    assert whole_shards(encoded.folder)[-1].shard == 2
+    assert complete_shards(encoded.folder)[-1].shard == 2
 
 
 def test_an_index_of_another_backend_or_dtype_is_not_up_to_date(options: OptionsMaker) -> None:

@@ -21,7 +21,7 @@ TITLE = "护理"
 
 
 class PieceEncoder(BigramEncoder):
-    """Tokens as of subwords: parts of words with the space before, characters, parts of one."""
+    """Tokens like subwords: parts of words with a leading space, characters, parts of them."""
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         spans = [match.span() for match in re.finditer(r"(?s)\s?[a-z]{1,3}|.", text)]
@@ -30,7 +30,7 @@ class PieceEncoder(BigramEncoder):
 
 
 class WordlessEncoder:
-    """An encoder that does not show its tokens."""
+    """An encoder without token offsets."""
 
     spec: EncoderSpec = make_spec("document")
     encode = BigramEncoder.encode
@@ -46,7 +46,7 @@ def chunks(
     text: str, tokens: int, overlap: int = 0, title: str = "", encoder: BigramEncoder | None = None
 ) -> list[str]:
     chunker = Chunker(encoder or BigramEncoder(), Chunking(tokens=tokens, overlap=overlap))
-    parts = chunker.cut(Document("d", text, title))
+    parts = chunker.split(Document("d", text, title))
     assert not isinstance(parts, Reject)
     return [part.text for part in parts]
 
@@ -64,7 +64,7 @@ def chunks(
         ["高血压。\u3000\n\u200b", "糖尿病。\n\n\ufeff\n"],
     ],
 )
-def test_chunks_end_where_sentences_do(sentences: list[str]) -> None:
+def test_chunks_end_at_sentence_ends(sentences: list[str]) -> None:
     longest = max(len(normalize_text(sentence)) for sentence in sentences)
     shortest_pair = min(len(normalize_text(a + b)) for a, b in pairwise(sentences))
     if shortest_pair > longest:
@@ -74,16 +74,16 @@ def test_chunks_end_where_sentences_do(sentences: list[str]) -> None:
     assert {len("".join(found[: i + 1])) for i in range(len(found))} <= ends
 
 
-def test_a_text_that_fits_is_its_own_only_chunk() -> None:
+def test_a_text_that_fits_is_one_chunk() -> None:
     chunker = Chunker(BigramEncoder(), Chunking(tokens=20))
     document = Document("d", "头痛。" * 5, TITLE, {"a": 1})
     fits = len(document_text(TITLE, document.text))
     for tokens in (fits, fits + 1):
         chunker = Chunker(BigramEncoder(), Chunking(tokens=tokens))
-        assert chunker.cut(document) == [
+        assert chunker.split(document) == [
             Document("d", document.text, TITLE, {"a": 1}, parent="d", chunk=0, chunks=1)
         ]
-    parts = Chunker(BigramEncoder(), Chunking(tokens=fits - 1)).cut(document)
+    parts = Chunker(BigramEncoder(), Chunking(tokens=fits - 1)).split(document)
     assert isinstance(parts, list)
     assert [(p.id, p.parent, p.chunk, p.chunks) for p in parts] == [
         ("d#0", "d", 0, 2),
@@ -92,16 +92,16 @@ def test_a_text_that_fits_is_its_own_only_chunk() -> None:
     assert [(part.title, part.metadata) for part in parts] == [(TITLE, {"a": 1})] * 2
 
 
-def test_the_title_takes_its_place_in_each_chunk() -> None:
+def test_each_chunk_counts_the_tokens_of_the_title() -> None:
     text = "一二三。" * 4
     assert chunks(text, 8) == ["一二三。一二三。"] * 2
     assert chunks(text, 8, title=TITLE) == ["一二三。"] * 4
 
 
-def test_a_title_that_leaves_no_room_rejects_the_document() -> None:
+def test_a_document_with_too_long_a_title_is_rejected() -> None:
     chunker = Chunker(BigramEncoder(), Chunking(tokens=10))
-    parts = chunker.cut(Document("d", "头痛。" * 9, "长" * 10))
-    assert parts == Reject("beside its title no text fits into 10 tokens")
+    parts = chunker.split(Document("d", "头痛。" * 9, "长" * 10))
+    assert parts == Reject("the title is too long: no text fits into a chunk of 10 tokens")
 
 
 def test_the_last_whole_sentences_are_repeated() -> None:
@@ -115,13 +115,13 @@ def test_the_last_whole_sentences_are_repeated() -> None:
     assert chunks(text, 9, 0) == ["一。二二。三三三。", "四。五五五五五。", "六。"]
 
 
-def test_a_sentence_that_is_too_long_is_cut_between_tokens_and_not_repeated() -> None:
+def test_a_long_sentence_is_split_between_tokens_and_not_repeated() -> None:
     text = "一。abcdefgh ijk。二。"
     encoder = PieceEncoder()
     assert chunks(text, 5, 3, encoder=encoder) == ["一。", "abcdefgh ", "ijk。", "二。"]
 
 
-def test_characters_of_several_tokens_and_combining_marks_are_not_parted() -> None:
+def test_characters_of_several_tokens_and_combining_marks_are_not_split() -> None:
     assert chunks("😀" * 4, 7, encoder=PieceEncoder()) == ["😀😀", "😀😀"]
     assert chunks("e\u0301\u0323" * 3, 3) == ["e\u0301\u0323"] * 3
     assert token_starts([(0, 0), (0, 1), (0, 1), (1, 3), (2, 3), (3, 4), (0, 0)]) == [
@@ -130,18 +130,20 @@ def test_characters_of_several_tokens_and_combining_marks_are_not_parted() -> No
 
 
 @pytest.mark.parametrize(
-    ("chunking", "message"),
+    ("chunking", "code", "fields"),
     [
-        (Chunking(tokens=201), r"chunks of 201 tokens are longer than the 200 that bigrams reads"),
-        (Chunking(tokens=50, overlap=50), r"an overlap of 50 tokens leaves no room .* of 50"),
+        (Chunking(tokens=201), "chunks_too_long", {"tokens": 201, "max_length": 200}),
+        (Chunking(tokens=50, overlap=50), "overlap_too_long", {"tokens": 50, "overlap": 50}),
     ],
 )
-def test_chunks_that_cannot_be_are_refused(chunking: Chunking, message: str) -> None:
-    with pytest.raises(CareError, match=message):
+def test_impossible_chunk_sizes_are_an_error(
+    chunking: Chunking, code: str, fields: dict[str, int]
+) -> None:
+    with raises(CareError, code, **fields):
         Chunker(BigramEncoder(), chunking)
 
 
-def test_an_encoder_that_does_not_show_its_tokens_is_refused() -> None:
+def test_an_encoder_without_token_offsets_is_an_error() -> None:
     with raises(CareError, "no_token_offsets"):
         Chunker(WordlessEncoder(), Chunking(tokens=10))
 
@@ -161,7 +163,7 @@ limits = st.integers(12, 60)
 
 
 def check_chunks(encoder: BigramEncoder | OnnxEncoder, text: str, limit: int, share: float) -> None:
-    """Asserts what must hold of the chunks of any text."""
+    """Asserts the properties of the chunks of any text."""
     chunking = Chunking(tokens=limit, overlap=int(limit * share))
     document = Document("d", "头痛。" + text, TITLE)
     starts = token_starts(encoder.token_offsets(document.text))
@@ -183,28 +185,26 @@ def check_chunks(encoder: BigramEncoder | OnnxEncoder, text: str, limit: int, sh
     for (start, end), (next_start, next_end) in pairwise(cut):
         assert start < next_start <= end < next_end
         assert len([at for at in starts if next_start <= at < end]) <= chunking.overlap
-    parts = Chunker(encoder, chunking).cut(document)
+    parts = Chunker(encoder, chunking).split(document)
     assert isinstance(parts, list)
     assert [part.text for part in parts] == [document.text[start:end] for start, end in cut]
 
 
 @given(text=texts, limit=limits, share=st.floats(0, 0.99))
-def test_chunks_of_any_text_fit_and_hold_all_of_it(text: str, limit: int, share: float) -> None:
+def test_chunks_of_any_text_fit_and_cover_it(text: str, limit: int, share: float) -> None:
     for encoder in (BigramEncoder(), PieceEncoder()):
         check_chunks(encoder, text, limit, share)
 
 
 @given(text=texts, limit=limits, share=st.floats(0, 0.99))
-def test_so_do_chunks_in_the_tokens_of_a_model(
+def test_chunks_in_the_tokens_of_a_model_fit_and_cover_the_text(
     care_mini: OnnxEncoder, text: str, limit: int, share: float
 ) -> None:
     check_chunks(care_mini, text, limit, share)
 
 
 @given(text=texts, starts=st.sets(st.integers(0, 400)), limit=limits)
-def test_estimates_that_are_wrong_change_no_promise(
-    text: str, starts: set[int], limit: int
-) -> None:
+def test_chunks_are_valid_with_wrong_estimates(text: str, starts: set[int], limit: int) -> None:
     text = "头痛。" + text
     counted = sorted({*range(0, len(text), 3), *(s for s in starts if s < len(text))})
 
@@ -222,13 +222,15 @@ def test_estimates_that_are_wrong_change_no_promise(
     limit=st.integers(2, 30),
     overlap=st.integers(0, 29),
 )
-def test_chunks_are_those_of_the_rule_written_out(text: str, limit: int, overlap: int) -> None:
+def test_chunks_equal_those_of_a_reference_implementation(
+    text: str, limit: int, overlap: int
+) -> None:
     overlap = min(overlap, limit - 1)
     assert chunks(text, limit, overlap) == [text[a:b] for a, b in by_the_rule(text, limit, overlap)]
 
 
 def by_the_rule(text: str, limit: int, overlap: int) -> list[tuple[int, int]]:
-    """The spans of chunks where each character is a token."""
+    """Reference implementation: spans of chunks if each character is a token."""
     ends = {*(at + 1 for at, mark in enumerate(text) if mark == "。"), len(text)}
     spans = [(0, 0)]
     while spans[-1][1] < len(text):

@@ -1,4 +1,4 @@
-"""`build --dry-run`: what it estimates beside what a build then takes."""
+"""Estimates of `--dry-run` compared with an actual build."""
 
 import json
 import random
@@ -11,13 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from care.cli.main import main
 from core.errors import CareError, CorpusError
 from core.manifest import Chunking
 from core.types import Document
-from indexer.__main__ import main
 from indexer.build import BuildOptions, build
 from indexer.chunking import Chunker
-from indexer.estimate import Estimate, Rate, Sample, described, sample, totals, trial
+from indexer.estimate import (
+    CorpusSample,
+    EncodingRate,
+    Estimate,
+    estimate_totals,
+    format_estimate,
+    measure_rate,
+    sample_corpus,
+)
 from models.encoders.factory import offset_counter
 from stores.faiss.factory import index_bytes
 from tests.conftest import make_records, write_jsonl
@@ -31,18 +39,18 @@ COUNT = BigramEncoder("document")
 
 
 def estimated(options: BuildOptions, chunker: Chunker | None = None) -> Estimate:
-    return Sample(options, chunker).estimate(offset_counter(COUNT, MAX_LENGTH), DIMENSION)
+    return CorpusSample(options, chunker).estimate(offset_counter(COUNT, MAX_LENGTH), DIMENSION)
 
 
 def uneven_records(count: int) -> list[dict[str, Any]]:
-    """Texts of 1 to 300 characters, longer ones towards the end, over 4 MiB for 20,000."""
+    """Records with texts of 1 to 300 characters, longer towards the end; 20,000 exceed 4 MiB."""
     lengths = random.Random(5)
     return [
         {"_id": i, "text": "病" * lengths.randint(1, 100 + 200 * i // count)} for i in range(count)
     ]
 
 
-def test_a_small_corpus_is_read_whole_and_counted_exactly(options: OptionsMaker) -> None:
+def test_a_small_corpus_is_read_completely_and_counted_exactly(options: OptionsMaker) -> None:
     records = [*make_records(30), {"_id": "long", "text": "字" * 500}, {"_id": "bad"}]
     settings = options(records, max_reject_rate=0.1)
     estimate = estimated(settings)
@@ -55,14 +63,16 @@ def test_a_small_corpus_is_read_whole_and_counted_exactly(options: OptionsMaker)
     size = sum(path.stat().st_size for path in encoded.folder.glob("shard-*.npy"))
     assert estimate.shards == size - 128 * len(list(encoded.folder.glob("shard-*.npy")))
     assert estimate.vectors_file == pytest.approx(manifest.files["vectors.faiss"].bytes, rel=0.02)
-    assert "31 documents, from all of them; 1 records" in described(estimate, RATE)[0]
+    assert (
+        "31 documents, estimated from the whole corpus; 1 of" in format_estimate(estimate, RATE)[0]
+    )
 
 
-RATE = Rate(1000, "GPU", "as given")
+RATE = EncodingRate(1000, "GPU", "as given")
 
 
 @pytest.mark.e2e
-def test_a_large_corpus_is_sampled_and_the_truth_lies_within_the_spread(
+def test_a_large_corpus_is_sampled_and_the_true_value_is_within_the_interval(
     options: OptionsMaker, tmp_path: Path
 ) -> None:
     records = uneven_records(20_000)
@@ -85,7 +95,7 @@ def test_a_large_corpus_is_sampled_and_the_truth_lies_within_the_spread(
 
 
 @pytest.mark.parametrize("group", [500, 5000, 20_000])
-def test_rows_of_parquet_are_known_and_their_tokens_estimated(tmp_path: Path, group: int) -> None:
+def test_rows_of_parquet_are_exact_and_their_tokens_estimated(tmp_path: Path, group: int) -> None:
     records = uneven_records(20_000)
     table = pa.table({"_id": [r["_id"] for r in records], "text": [r["text"] for r in records]})
     pq.write_table(table, tmp_path / "c.parquet", row_group_size=group)
@@ -96,22 +106,24 @@ def test_rows_of_parquet_are_known_and_their_tokens_estimated(tmp_path: Path, gr
     assert not estimate.is_whole
 
 
-def test_every_line_begins_in_one_block(tmp_path: Path) -> None:
-    # One line is longer than a block of 64 KiB, others end where blocks do.
+def test_every_line_belongs_to_one_block(tmp_path: Path) -> None:
+    # One line is longer than a block of 64 KiB, others end at the end of a block.
     lengths = [10, 70_000, *([300] * 500), 65_000, 200]
     records = [{"_id": i, "text": "x" * length} for i, length in enumerate(lengths)]
     files = [write_jsonl(tmp_path / f"{i}.jsonl", records[i::3]) for i in range(3)]
-    (stratum,) = sample(files, 100_000)
+    (stratum,) = sample_corpus(files, 100_000)
     found = [record for _, records in stratum.blocks for record in records]
     assert all(isinstance(record, Document) for record in found)
     ids = sorted(int(record.id) for record in found if isinstance(record, Document))
     assert ids == list(range(len(lengths)))
     assert len(stratum.blocks) > 3
-    (documents,) = totals([stratum], [np.array([[len(records)] for _, records in stratum.blocks])])
+    (documents,) = estimate_totals(
+        [stratum], [np.array([[len(records)] for _, records in stratum.blocks])]
+    )
     assert (documents.value, documents.spread) == (len(lengths), 0)
 
 
-def test_chunks_are_estimated_as_they_are_cut(options: OptionsMaker) -> None:
+def test_chunks_are_estimated(options: OptionsMaker) -> None:
     records = [{"_id": f"d{i}", "text": f"第{i}篇说明。" * 2 * i} for i in range(1, 11)]
     chunking = Chunking(tokens=30, overlap=8)
     settings = options(records, chunking=chunking)
@@ -121,7 +133,7 @@ def test_chunks_are_estimated_as_they_are_cut(options: OptionsMaker) -> None:
     assert estimate.rows.value == encoded.staged.chunks
     # Equal chunks are encoded once.
     assert estimate.tokens.value >= encoded.summary.tokens
-    assert f"10 documents in {encoded.staged.chunks} chunks" in described(estimate, RATE)[0]
+    assert f"10 documents in {encoded.staged.chunks} chunks" in format_estimate(estimate, RATE)[0]
 
 
 @pytest.mark.e2e
@@ -132,13 +144,13 @@ def test_chunks_are_estimated_as_they_are_cut(options: OptionsMaker) -> None:
         *("IVF32,PQ16x8,RFlat", "IVF32,PQ32x4fs,Refine(SQfp16)", "IVF32,PQ16x8,Refine(SQ8)"),
     ],
 )
-def test_the_size_of_an_index_file_follows_from_its_factory(factory: str) -> None:
+def test_the_size_of_an_index_file_is_estimated_from_its_factory(factory: str) -> None:
     count, dimension = 2000, 64
     vectors = np.random.default_rng(0).normal(size=(count, dimension)).astype(np.float32)
     index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     faiss.omp_set_num_threads(1)
     if "PQ16x8" in factory:
-        # As when an index is built; it takes most of the time.
+        # As in a build; it takes most of the time.
         faiss.downcast_index(index.base_index).do_polysemous_training = False
     index.train(vectors)
     index.add(vectors)
@@ -147,41 +159,43 @@ def test_the_size_of_an_index_file_follows_from_its_factory(factory: str) -> Non
 
 
 @pytest.mark.e2e
-def test_documents_are_estimated_as_they_are_stored(options: OptionsMaker) -> None:
+def test_the_size_of_stored_documents_is_estimated(options: OptionsMaker) -> None:
     settings = options(make_records(3000))
     _, encoded = build(settings, COUNT, BigramEncoder("query"))
     size = (encoded.folder / "documents.arrow").stat().st_size
     assert estimated(settings).documents_file == pytest.approx(size, rel=0.05)
 
 
-def test_hours_follow_from_the_rate(options: OptionsMaker) -> None:
+def test_hours_are_computed_from_the_rate(options: OptionsMaker) -> None:
     estimate = estimated(options(make_records(30)))
     hours = estimate.tokens.value / 10 / 3600
-    line = described(estimate, Rate(10, "GPU", "as given"))[2]
-    assert line == f"time    {hours:.3g} GPU hours at 10 tokens/s a GPU, as given"
+    line = format_estimate(estimate, EncodingRate(10, "GPU", "as given"))[2]
+    assert line == f"time    {hours:.3g} GPU hours at 10 tokens/s per GPU, as given"
 
 
-def test_a_trial_encodes_some_texts_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_measured_with_texts_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0, 106.0, 107.0, 108.0, 110.0])
     monkeypatch.setattr("indexer.estimate.time.perf_counter", lambda: next(ticks))
     encoder = BigramEncoder("document")
     texts = ["字" * (i % 100 + 1) for i in range(1000)]
-    rate = trial(encoder, texts, 4, 2, "test (auto)")
+    rate = measure_rate(encoder, texts, 4, 2, "test (auto)")
     assert encoder.texts_seen == 4 + 32
     assert rate.source == "measured here: 32 texts in 10.0 s with test (auto)"
     assert 2 * rate.tokens * 10 == pytest.approx(32 * 50.5, rel=0.15)
 
 
-def test_vectors_in_milvus_are_no_file_of_the_version(options: OptionsMaker) -> None:
+def test_vectors_in_milvus_are_not_counted_as_a_file(options: OptionsMaker) -> None:
     estimate = estimated(options(make_records(30), store="milvus"))
-    lines = described(estimate, Rate(1000, "GPU", "as given"))
+    lines = format_estimate(estimate, EncodingRate(1000, "GPU", "as given"))
     assert any("vectors in Milvus" in line and "(Flat)" in line for line in lines)
     assert not any("vectors.faiss" in line for line in lines)
     with raises(CareError, "unsupported_factory"):
         estimated(options(make_records(30), store="milvus", factory="IVF1024,SQ8"))
 
 
-def test_what_cannot_be_estimated_is_said(options: OptionsMaker, tmp_path: Path) -> None:
+def test_corpora_that_cannot_be_estimated_are_an_error(
+    options: OptionsMaker, tmp_path: Path
+) -> None:
     with raises(CorpusError, "empty_corpus"):
         estimated(options([{"_id": "bad"}]))
     with raises(CareError, "too_few_vectors", needed=39936):
@@ -201,7 +215,7 @@ def test_a_dry_run_writes_nothing_and_loads_no_encoder_if_the_rate_is_given(
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(50))
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    command = ["build", "--dry-run", "--index", "test", "--corpus", str(corpus)]
+    command = ["index", str(corpus), "--dry-run", "--index", "test"]
     command += ["--pair", str(pair_file)]
     assert main(command) == 0
     output = capsys.readouterr().out
@@ -213,7 +227,7 @@ def test_a_dry_run_writes_nothing_and_loads_no_encoder_if_the_rate_is_given(
     def refuse(*_: object) -> None:
         raise AssertionError("the encoder is loaded")
 
-    monkeypatch.setattr("indexer.__main__.document_encoder", refuse)
+    monkeypatch.setattr("care.indexing.document_encoder", refuse)
     assert main([*command, "--tokens-per-second", "500"]) == 0
     tokens = sum(len(f"{r['title']}\n{r['text']}") for r in make_records(50))
     assert f"tokens  {tokens:,}: " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Documents that cannot be encoded: found, reported, left out."""
+"""Documents that cannot be encoded are isolated, reported and excluded."""
 
 import json
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from care.cli.main import main
 from core.documents import DocumentReader
 from core.encoders import Encoding
-from core.errors import CorpusError, ProviderError, TextRefusedError, VectorError
+from core.errors import CorpusError, ProviderError, TextRejectedError, VectorError
 from core.manifest import Chunking, IndexManifest
 from core.records import read_jsonl
-from core.shards import whole_shards
+from core.shards import complete_shards
 from core.types import FloatArray
 from core.versions import list_versions
-from indexer.__main__ import main
-from indexer.build import BuildOptions, Encoded, build, encode
-from indexer.failures import Isolator
+from indexer.build import BuildOptions, EncodedCorpus, build, encode
+from indexer.failures import FailureIsolator
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import verify_version
 from tests.conftest import Builder, make_records, write_jsonl
@@ -26,7 +26,7 @@ from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import build_options, state
 from tests.indexer.conftest import OptionsMaker
-from tests.indexer.dying import POISON, ProcessEncoder
+from tests.indexer.crashing import POISON, CrashingEncoder
 
 pytestmark = pytest.mark.e2e
 
@@ -45,20 +45,20 @@ def without(records: Records, *places: int) -> Records:
     return [record for i, record in enumerate(records) if i not in places]
 
 
-def run(options: BuildOptions, encoder: BigramEncoder) -> tuple[IndexManifest, Encoded]:
+def run(options: BuildOptions, encoder: BigramEncoder) -> tuple[IndexManifest, EncodedCorpus]:
     return build(options, encoder, BigramEncoder("query"))
 
 
-def listed(encoded: Encoded, name: str = "failed.jsonl") -> list[dict[str, Any]]:
+def listed(encoded: EncodedCorpus, name: str = "failed.jsonl") -> list[dict[str, Any]]:
     return [record for _, record in read_jsonl(encoded.folder / name)]
 
 
 @pytest.mark.parametrize("places", [(37,), (0, 20, 59), (16, 17, 18, 19)])
-def test_a_build_without_the_documents_that_kill_the_encoder(
+def test_documents_that_crash_the_encoder_are_not_indexed(
     options: OptionsMaker, build_version: Builder, places: tuple[int, ...]
 ) -> None:
     settings = options(poisoned(make_records(COUNT), *places), max_reject_rate=0.1)
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         manifest, encoded = run(settings, encoder)
     assert list(encoded.reasons) == [f"d{place:04d}" for place in places]
     assert [record["id"] for record in listed(encoded)] == list(encoded.reasons)
@@ -75,14 +75,14 @@ def test_a_build_without_the_documents_that_kill_the_encoder(
 
 
 class OverflowingEncoder(BigramEncoder):
-    """Computes no number for a poisoned text, as half precision may."""
+    """Computes NaN for a poisoned text, as half precision can."""
 
     def _vector(self, text: str) -> FloatArray:
         vector = super()._vector(text)
         return vector * np.float32(np.nan) if POISON in text else vector
 
 
-def test_a_text_whose_vector_is_no_number_is_left_out(
+def test_a_text_with_a_nan_vector_is_not_indexed(
     options: OptionsMaker, build_version: Builder
 ) -> None:
     settings = options(poisoned(make_records(COUNT), 37), max_reject_rate=0.1)
@@ -91,34 +91,34 @@ def test_a_text_whose_vector_is_no_number_is_left_out(
     assert manifest.files == build_version(without(make_records(COUNT), 37)).files
 
 
-def test_an_encoder_that_stumbles_refuses_nothing(
+def test_a_transient_failure_excludes_no_document(
     options: OptionsMaker, build_version: Builder
 ) -> None:
-    with ProcessEncoder(stumbles=(0, 3, 9, 10)) as encoder:
+    with CrashingEncoder(crashes_at=(0, 3, 9, 10)) as encoder:
         manifest, encoded = run(options(make_records(COUNT)), encoder)
-    assert encoder.deaths == 4
+    assert encoder.crashes == 4
     assert encoded.reasons == {}
     assert manifest.files == build_version(make_records(COUNT)).files
 
 
-def test_all_documents_of_a_text_are_left_out_and_counted(options: OptionsMaker) -> None:
+def test_all_documents_with_a_failed_text_are_excluded_and_counted(options: OptionsMaker) -> None:
     records = poisoned(make_records(COUNT), 5)
     records += [records[5] | {"_id": "copy"}, records[6] | {"_id": "other"}]
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         manifest, encoded = run(options(records, max_reject_rate=0.1), encoder)
     assert list(encoded.reasons) == ["d0005", "copy"]
     assert (manifest.corpus.documents, manifest.corpus.rejected) == (COUNT, 2)
     assert manifest.corpus.unique_texts == COUNT - 1
-    # Of 62 records 2 are more than 2 %, though it is one text.
+    # 2 of 62 records are more than 2 %, although they share one text.
     with raises(CorpusError, "too_many_rejects", rejected=2, total=62):
         run(options(records, max_reject_rate=0.02), BigramEncoder("document"))
 
 
-def test_a_document_is_left_out_with_all_its_chunks(options: OptionsMaker, indexes: Path) -> None:
+def test_a_document_is_excluded_with_all_its_chunks(options: OptionsMaker, indexes: Path) -> None:
     records = [{"_id": f"d{i}", "text": f"第{i}篇说明。" * 2 * i} for i in range(1, 11)]
     records[6]["text"] += f"{POISON}。"
     settings = options(records, chunking=Chunking(tokens=30, overlap=8), max_reject_rate=0.1)
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         manifest, encoded = run(settings, encoder)
     rows = list(DocumentReader(indexes / "test" / manifest.version / "documents.arrow"))
     assert list(encoded.reasons) == ["d7"]
@@ -127,38 +127,38 @@ def test_a_document_is_left_out_with_all_its_chunks(options: OptionsMaker, index
     assert manifest.count == len(rows)
 
 
-def test_what_was_refused_is_remembered(options: OptionsMaker) -> None:
+def test_failed_texts_are_stored_and_not_tried_again(options: OptionsMaker) -> None:
     records = poisoned(make_records(COUNT), 3, 40)
     settings = options(records, max_reject_rate=0.1)
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         first, encoded = run(settings, encoder)
-    assert [list(record.failed) for record in whole_shards(encoded.folder)] == [[3], [], [8], []]
+    assert [list(record.failed) for record in complete_shards(encoded.folder)] == [[3], [], [8], []]
     again = BigramEncoder("document")
     second, resumed = run(settings, again)
     assert again.texts_seen == 0
     assert second.files == first.files
     assert resumed.reasons == encoded.reasons
-    # A shard that is encoded again may refuse other texts.
+    # Other texts may fail if the shard is encoded again.
     (encoded.folder / "shard-00002.ids").unlink()
     third, healed = run(settings, BigramEncoder("document"))
     assert list(healed.reasons) == ["d0003"]
     assert third.corpus.documents == COUNT - 1
 
 
-def test_more_refused_texts_than_records_may_be_rejected_end_the_build(
+def test_more_failed_texts_than_allowed_stop_the_build(
     options: OptionsMaker, indexes: Path
 ) -> None:
     records = [*poisoned(make_records(COUNT), 3, 40), {"_id": "bad"}]
     expected = {"id": "d0040", "count": 2, "allowed": 1}
     with (
-        ProcessEncoder() as encoder,
+        CrashingEncoder() as encoder,
         raises(VectorError, "too_many_failures", **expected) as caught,
     ):
         run(options(records, max_reject_rate=0.04), encoder)
     assert POISON not in str(caught.value)
     assert list_versions(indexes, "test") == []
-    # What was encoded before is kept.
-    with ProcessEncoder() as encoder:
+    # Encoded shards are kept.
+    with CrashingEncoder() as encoder:
         manifest, encoded = run(options(records, max_reject_rate=0.05), encoder)
     assert encoded.summary.resumed_texts == 32
     assert (manifest.corpus.documents, manifest.corpus.rejected) == (COUNT - 2, 3)
@@ -166,32 +166,32 @@ def test_more_refused_texts_than_records_may_be_rejected_end_the_build(
     assert [record["id"] for record in listed(encoded)] == ["d0003", "d0040"]
 
 
-def test_a_broken_encoder_ends_the_build_and_rejects_nothing(options: OptionsMaker) -> None:
+def test_an_encoder_that_always_fails_stops_the_build(options: OptionsMaker) -> None:
     settings = options(make_records(COUNT), max_reject_rate=1)
     with (
-        ProcessEncoder(poison="") as encoder,
+        CrashingEncoder(poison="") as encoder,
         raises(ProviderError, "encoder_fails"),
     ):
         encode(settings, encoder)
     assert encoder.batches == [4, 4, 1]
 
 
-def test_an_encoder_that_fails_at_text_after_text_ends_the_build(options: OptionsMaker) -> None:
+def test_consecutive_failures_stop_the_build(options: OptionsMaker) -> None:
     settings = options(make_records(COUNT), max_reject_rate=1)
     with (
-        ProcessEncoder(poison="患者") as encoder,
+        CrashingEncoder(poison="患者") as encoder,
         raises(ProviderError, "too_many_failures_in_a_row"),
     ):
         encode(settings, encoder)
 
 
-def test_failures_between_texts_that_are_encoded_are_not_in_a_row() -> None:
+def test_encoded_texts_reset_the_count_of_consecutive_failures() -> None:
     def take(texts: Sequence[str]) -> Encoding:
         if any(POISON in text for text in texts):
             raise ProviderError("no")
         return BigramEncoder("document").encode(texts)
 
-    isolator = Isolator(take)
+    isolator = FailureIsolator(take)
     for _ in range(20):
         found = isolator.encode([POISON, "药"], ProviderError("no"))
         assert (list(found.failed), [part for part, _ in found.parts]) == ([0], [[1]])
@@ -203,7 +203,7 @@ def test_failures_between_texts_that_are_encoded_are_not_in_a_row() -> None:
 
 
 class RefusingServer(BigramEncoder):
-    """Says which text of a batch it refuses first, and counts how often it is asked."""
+    """Rejects the first poisoned text of a batch and counts calls."""
 
     def __init__(self) -> None:
         super().__init__("document")
@@ -213,11 +213,11 @@ class RefusingServer(BigramEncoder):
         self.texts_asked += len(texts)
         for position, text in enumerate(texts):
             if POISON in text:
-                raise TextRefusedError("it is too long", position)
+                raise TextRejectedError("it is too long", position)
         return super().encode(texts)
 
 
-def test_texts_that_a_server_refuses_are_left_out_however_many_follow_each_other(
+def test_any_number_of_consecutive_texts_can_be_rejected_by_a_server(
     options: OptionsMaker, build_version: Builder
 ) -> None:
     places = range(20, 44)
@@ -228,11 +228,11 @@ def test_texts_that_a_server_refuses_are_left_out_however_many_follow_each_other
     manifest, encoded = run(settings, encoder)
     assert set(encoded.reasons.values()) == {"it is too long"}
     assert manifest.files == build_version(without(make_records(COUNT), *places)).files
-    # Far from all texts again for each that is refused.
+    # Far fewer than all texts again for each rejected one.
     assert encoder.texts_asked < 8 * COUNT
 
 
-def test_an_update_without_a_document_that_kills_the_encoder(
+def test_an_update_excludes_a_document_that_crashes_the_encoder(
     tmp_path: Path, build_version: Builder
 ) -> None:
     records = make_records(COUNT + 10)
@@ -241,18 +241,18 @@ def test_an_update_without_a_document_that_kills_the_encoder(
     changes = Changes(str(write_jsonl(tmp_path / "new.jsonl", added)))
     before = state(tmp_path / "indexes")
 
-    def change(encoder: BigramEncoder, **more: Any) -> tuple[IndexManifest, Encoded]:
+    def change(encoder: BigramEncoder, **more: Any) -> tuple[IndexManifest, EncodedCorpus]:
         settings = build_options(tmp_path, Path("unread"), **more)
         base = active_manifest(settings.indexes, "test")
         result = update(settings, changes, base, encoder, BigramEncoder("query"))
         assert result
         return result
 
-    # Of the 11 that are added, not of all 70.
-    with ProcessEncoder() as encoder, raises(VectorError, "too_many_failures"):
+    # The rate refers to the 11 added documents, not to all 70.
+    with CrashingEncoder() as encoder, raises(VectorError, "too_many_failures"):
         change(encoder, max_reject_rate=0.1)
     assert state(tmp_path / "indexes") == before
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         manifest, encoded = change(encoder, max_reject_rate=0.2)
     assert set(encoded.reasons) == {"d0064", "d0007"}
     assert manifest.corpus.checksum == manifest.files["documents.arrow"].sha256
@@ -260,12 +260,12 @@ def test_an_update_without_a_document_that_kills_the_encoder(
     assert manifest.files == build_version(without(records, 7, 64)).files
 
 
-def test_an_update_finds_the_vectors_of_a_lossy_version_that_leaves_documents_out(
+def test_an_update_reuses_the_vectors_of_a_lossy_version_with_excluded_documents(
     tmp_path: Path, options: OptionsMaker
 ) -> None:
     records = make_records(COUNT + 10)
     index = {"factory": "HNSW8,SQ8", "recall": 0.9}
-    with ProcessEncoder() as encoder:
+    with CrashingEncoder() as encoder:
         run(options(poisoned(records[:COUNT], 3, 59), max_reject_rate=0.1, **index), encoder)
     settings = build_options(tmp_path, Path("unread"), **index)
     changes = Changes(str(write_jsonl(tmp_path / "new.jsonl", records[COUNT:])))
@@ -277,7 +277,7 @@ def test_an_update_finds_the_vectors_of_a_lossy_version_that_leaves_documents_ou
     assert result[0].count == COUNT + 8
 
 
-def test_a_corpus_of_which_nothing_can_be_encoded_is_no_index(options: OptionsMaker) -> None:
+def test_a_corpus_whose_documents_all_fail_is_an_error(options: OptionsMaker) -> None:
     settings = options(poisoned(make_records(2), 0, 1), max_reject_rate=1)
     with raises(CorpusError, "nothing_encoded"):
         run(settings, RefusingServer())
@@ -290,10 +290,10 @@ def test_the_command_names_a_document_that_cannot_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("indexer.__main__.document_encoder", lambda *_: RefusingServer())
+    monkeypatch.setattr("care.indexing.document_encoder", lambda *_: RefusingServer())
     corpus = write_jsonl(tmp_path / "corpus.jsonl", poisoned(make_records(200), 150))
     folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
-    command = ["build", "--index", "test", "--corpus", str(corpus), "--pair", str(pair_file)]
+    command = ["index", str(corpus), "--index", "test", "--pair", str(pair_file)]
     assert main([*command, *folders]) == 0
     output = capsys.readouterr().out
     assert "199 documents" in output

@@ -1,4 +1,4 @@
-"""Versions of this schema and the one before, as they were written, are read for ever."""
+"""Stored versions of the current and the previous schema remain readable."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ SCHEMAS = range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1)
 
 @pytest.fixture(params=SCHEMAS)
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of indexes with index 'test', of one version with 12 documents."""
+    """The folder of indexes with index 'test': one version with 12 documents."""
     shutil.copytree(DATA / f"index-schema-{request.param}", tmp_path / "indexes")
     return tmp_path / "indexes"
 
@@ -52,7 +52,7 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
     assert (updated[0].count, updated[0].parent, encoder.texts_seen) == (13, manifest.version, 1)
 
 
-def test_migration_writes_the_current_schema_and_nothing_else(index: Path) -> None:
+def test_migration_writes_only_the_manifest_in_the_current_schema(index: Path) -> None:
     folder = folder_of(index)
     before = read_manifest(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Stages that overlap the encoder, and what happens when one of them fails."""
+"""Stages that run in parallel to the encoder, and their errors."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,30 +11,30 @@ import pytest
 
 from core.encoders import Encoding
 from core.errors import CareError, ProviderError
-from core.shards import whole_shards
+from core.shards import complete_shards
 from core.types import FloatArray
 from indexer import encoding
 from indexer.build import encode
 from indexer.encoding import (
+    BusyTimer,
     LocalExecutor,
     PipelinedEncoder,
-    WorkClock,
-    ahead,
     encode_corpus,
+    prefetch,
 )
 from tests.conftest import make_records
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE
 from tests.indexer.conftest import OptionsMaker
-from tests.indexer.dying import POISON
+from tests.indexer.crashing import POISON
 
 LIMIT = 30.0
 BATCHES = SHARD_SIZE // BATCH_SIZE
 
 
 class SplitEncoder(BigramEncoder):
-    """Tokenises apart, and takes several calls at once."""
+    """Tokenizes separately and accepts concurrent calls."""
 
     def __init__(self, calls: int = 1) -> None:
         super().__init__("document")
@@ -45,11 +45,11 @@ class SplitEncoder(BigramEncoder):
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    # tqdm's monitor, which one bar starts, is of no pool.
+    # Without tqdm's monitor thread, which is not part of a pool.
     assert {t for t in threading.enumerate() if "tqdm" not in t.name} <= before
 
 
-def test_the_next_item_is_made_while_one_is_in_use() -> None:
+def test_the_next_item_is_computed_while_one_is_in_use() -> None:
     made = [Event() for _ in range(4)]
 
     def make() -> Iterator[int]:
@@ -58,15 +58,15 @@ def test_the_next_item_is_made_while_one_is_in_use() -> None:
             yield i
 
     with ThreadPoolExecutor(1) as pool:
-        for i in ahead(make(), pool):
+        for i in prefetch(make(), pool):
             if i < 3:
                 assert made[i + 1].wait(LIMIT)
             if i < 2:
                 assert not made[i + 2].is_set()
 
 
-def test_the_clock_counts_calls_that_overlap_once() -> None:
-    clock = WorkClock()
+def test_the_timer_counts_overlapping_calls_once() -> None:
+    clock = BusyTimer()
     times = iter([10.0, 13.0, 20.0, 21.0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("indexer.encoding.time.perf_counter", lambda: next(times))
@@ -77,7 +77,7 @@ def test_the_clock_counts_calls_that_overlap_once() -> None:
     assert clock.seconds == 4.0
 
 
-def test_the_next_shard_is_read_and_the_last_written_while_the_encoder_works(
+def test_shards_are_read_and_written_while_the_encoder_runs(
     options: OptionsMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 3 * SHARD_SIZE
@@ -85,7 +85,7 @@ def test_the_next_shard_is_read_and_the_last_written_while_the_encoder_works(
     entered = [Event() for _ in range(3)]
     numbers = iter(range(3))
 
-    def reuse(texts: Sequence[str]) -> tuple[Any, FloatArray]:
+    def vector_cache(texts: Sequence[str]) -> tuple[Any, FloatArray]:
         read[next(numbers)].set()
         return np.zeros(len(texts), np.bool_), np.empty((0, 64), np.float32)
 
@@ -114,14 +114,14 @@ def test_the_next_shard_is_read_and_the_last_written_while_the_encoder_works(
         LocalExecutor(Watching("document"), BATCH_SIZE),
         shard_size=SHARD_SIZE,
         progress=False,
-        reuse=reuse,
+        vector_cache=vector_cache,
     )
     assert summary.new_texts == count
-    assert [record.shard for record in whole_shards(folder)] == [0, 1, 2]
+    assert [record.shard for record in complete_shards(folder)] == [0, 1, 2]
     assert 0 < summary.encoder_seconds <= summary.seconds
 
 
-def test_the_next_batch_is_tokenised_while_one_is_encoded(options: OptionsMaker) -> None:
+def test_the_next_batch_is_tokenized_while_one_is_encoded(options: OptionsMaker) -> None:
     count = 2 * SHARD_SIZE
     tokenised = [Event() for _ in range(count // BATCH_SIZE)]
 
@@ -139,7 +139,7 @@ def test_the_next_batch_is_tokenised_while_one_is_encoded(options: OptionsMaker)
     assert encode(options(make_records(count)), Watching()).summary.new_texts == count
 
 
-def test_an_encoder_that_wants_two_calls_at_once_has_them_in_order(
+def test_concurrent_calls_of_an_encoder_keep_the_order(
     options: OptionsMaker,
 ) -> None:
     records = make_records(2 * SHARD_SIZE)
@@ -157,7 +157,7 @@ def test_an_encoder_that_wants_two_calls_at_once_has_them_in_order(
     assert [(folder / f"shard-0000{i}.npy").read_bytes() for i in range(2)] == expected
 
 
-def test_a_text_that_fails_two_calls_at_once_is_the_only_one_refused(
+def test_only_the_failing_text_of_two_concurrent_calls_is_excluded(
     options: OptionsMaker,
 ) -> None:
     records = make_records(4 * SHARD_SIZE)
@@ -165,7 +165,7 @@ def test_a_text_that_fails_two_calls_at_once_is_the_only_one_refused(
     barrier = Barrier(2, timeout=LIMIT)
 
     class Shared(SplitEncoder):
-        """Both of two calls at once fail if one of them holds the poisoned text."""
+        """Both concurrent calls fail if one of them has the poisoned text."""
 
         def __init__(self) -> None:
             super().__init__(2)
@@ -203,7 +203,7 @@ class BrokenEncoder(SplitEncoder):
         raise CareError("the encoder is broken")
 
 
-def test_a_fault_of_any_stage_ends_all_and_what_is_whole_is_resumed(
+def test_an_error_of_any_stage_stops_all_and_complete_shards_are_resumed(
     options: OptionsMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = options(make_records(3 * SHARD_SIZE))
@@ -237,7 +237,7 @@ def test_a_fault_of_any_stage_ends_all_and_what_is_whole_is_resumed(
     assert (summary.resumed_texts, encoder.texts_seen) == (2 * SHARD_SIZE, SHARD_SIZE)
 
 
-def test_an_interrupt_ends_all(options: OptionsMaker) -> None:
+def test_an_interrupt_stops_all_stages(options: OptionsMaker) -> None:
     class Interrupted(SplitEncoder):
         def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
             if self.texts_seen == SHARD_SIZE + BATCH_SIZE:

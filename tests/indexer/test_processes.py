@@ -1,4 +1,4 @@
-"""Builds and updates that are killed, and two at once."""
+"""Builds and updates that are killed or run concurrently."""
 
 import random
 from pathlib import Path
@@ -14,8 +14,8 @@ from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.processes import (
-    HeldJob,
     Job,
+    PausedJob,
     build_corpus,
     count_points,
     kill_at,
@@ -28,7 +28,7 @@ DEATHS = 10
 
 
 def prepare(folder: Path, job: Job) -> Path:
-    """Writes what a job reads; an update reads an index."""
+    """Writes the input of a job; the input of an update includes an index."""
     folder.mkdir()
     records = make_records(100)
     write_jsonl(folder / "corpus.jsonl", records[:60])
@@ -46,7 +46,7 @@ def active(folder: Path) -> IndexManifest:
 
 
 def contents(manifest: IndexManifest) -> dict[str, Any]:
-    """All that does not depend on when a version was made."""
+    """Returns everything that does not depend on the time of the build."""
     when = {"version", "parent", "created_at", "build_seconds", "libraries"}
     facts = manifest.model_dump(exclude=when)
     if facts["corpus"]["update"]:
@@ -61,14 +61,14 @@ def job(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
-    """What a job makes if nothing happens, and the number of points at which it can die."""
+    """Returns the result of an uninterrupted job, and the number of points to kill it at."""
     folder = prepare(tmp_path_factory.mktemp("undisturbed") / "work", job)
     points = count_points(job, folder)
     return contents(active(folder)), points
 
 
 @pytest.mark.parametrize("death", range(DEATHS))
-def test_a_job_that_was_killed_anywhere_is_resumed_and_makes_the_same(
+def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
     tmp_path: Path, job: Job, undisturbed: tuple[dict[str, Any], int], death: int
 ) -> None:
     expected, points = undisturbed
@@ -77,7 +77,7 @@ def test_a_job_that_was_killed_anywhere_is_resumed_and_makes_the_same(
     before = list_versions(folder / "indexes", "test")
     kill_at(job, folder, point)
 
-    # Nothing is active but what was, or what is whole.
+    # The active version is the old one or a complete new one.
     if before or (folder / "indexes" / "test" / "CURRENT").exists():
         manifest = active(folder)
         assert [manifest.version] == before or contents(manifest) == expected
@@ -89,14 +89,14 @@ def test_a_job_that_was_killed_anywhere_is_resumed_and_makes_the_same(
 
 
 @pytest.mark.parametrize("second", [build_corpus, update_index])
-def test_of_two_jobs_at_once_on_one_index_the_second_is_refused(
+def test_a_second_concurrent_job_on_one_index_is_an_error(
     tmp_path: Path, job: Job, second: Job
 ) -> None:
     folder = prepare(tmp_path / "work", update_index)
     write_jsonl(folder / "corpus.jsonl", make_records(30))
     first = list_versions(folder / "indexes", "test")
-    with HeldJob(job, folder):
-        # The first is at work on another corpus than the second.
+    with PausedJob(job, folder):
+        # The two jobs have different corpora.
         write_jsonl(folder / "corpus.jsonl", make_records(31))
         write_jsonl(folder / "new.jsonl", make_records(99)[60:])
         encoder = BigramEncoder("document")

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.shards import ShardedVectors, ids_path, vectors_path, whole_shards, write_shard
+from core.shards import ShardedVectors, complete_shards, ids_path, vectors_path, write_shard
 from core.types import FloatArray
 
 SIZE, DIMENSION = 5, 3
@@ -21,25 +21,25 @@ def write(folder: Path, shard: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A build folder with three whole shards."""
+    """A build folder with three complete shards."""
     for shard in range(3):
         write(tmp_path, shard)
     return tmp_path
 
 
 def whole(folder: Path) -> list[int]:
-    return [record.shard for record in whole_shards(folder)]
+    return [record.shard for record in complete_shards(folder)]
 
 
-def test_a_shard_is_a_plain_array_a_list_of_ids_and_a_record(folder: Path) -> None:
+def test_a_shard_is_an_array_a_list_of_ids_and_a_record(folder: Path) -> None:
     np.testing.assert_array_equal(np.load(vectors_path(folder, 1)), shard_vectors(1))
     assert ids_path(folder, 1).read_text("utf-8").split() == [f"文1-{i}" for i in range(SIZE)]
-    record = whole_shards(folder)[1]
+    record = complete_shards(folder)[1]
     assert (record.shard, record.rows, record.tokens, record.truncated) == (1, SIZE, 10, 1)
 
 
-def test_a_folder_without_journal_has_no_whole_shard(tmp_path: Path) -> None:
-    assert whole_shards(tmp_path) == []
+def test_a_folder_without_journal_has_no_complete_shard(tmp_path: Path) -> None:
+    assert complete_shards(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_folder_without_journal_has_no_whole_shard(tmp_path: Path) -> None:
     ids=["missing", "cut", "changed"],
 )
 @pytest.mark.parametrize("path_of", [vectors_path, ids_path])
-def test_shards_from_a_damaged_one_on_are_not_whole(
+def test_shards_after_a_damaged_one_are_not_complete(
     folder: Path, path_of: Callable[[Path, int], Path], damage: Callable[[Path], object]
 ) -> None:
     damage(path_of(folder, 1))
@@ -61,7 +61,7 @@ def test_shards_from_a_damaged_one_on_are_not_whole(
     assert whole(folder) == [0, 1, 2]
 
 
-def test_a_journal_cut_anywhere_in_a_line_keeps_the_lines_before_and_those_written_after(
+def test_only_the_truncated_line_of_a_journal_is_lost(
     folder: Path,
 ) -> None:
     journal = folder / "journal.jsonl"
@@ -75,7 +75,7 @@ def test_a_journal_cut_anywhere_in_a_line_keeps_the_lines_before_and_those_writt
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b'{"shard": 1}', b"not json"])
-def test_foreign_lines_of_a_journal_are_passed_over(folder: Path, line: bytes) -> None:
+def test_invalid_lines_of_a_journal_are_skipped(folder: Path, line: bytes) -> None:
     journal = folder / "journal.jsonl"
     journal.write_bytes(line + b"\n" + journal.read_bytes() + line)
     assert whole(folder) == [0, 1, 2]

@@ -48,7 +48,7 @@ def with_bad(good: int, bad: int) -> list[dict[str, Any]]:
     return make_records(good) + [{"_id": f"bad{i}"} for i in range(bad)]
 
 
-def test_documents_filters_and_counts_are_laid_out(corpus: Path) -> None:
+def test_documents_filters_and_counts_are_staged(corpus: Path) -> None:
     records = make_records(20)
     staged = run(write_jsonl(corpus, records))
     assert (staged.documents, staged.unique_texts, staged.rejected) == (20, 20, 0)
@@ -62,7 +62,7 @@ def test_documents_filters_and_counts_are_laid_out(corpus: Path) -> None:
     assert rows.tolist() == [10]
 
 
-def test_equal_texts_share_a_vector_and_titles_tell_texts_apart(corpus: Path) -> None:
+def test_equal_texts_share_a_vector_unless_titles_differ(corpus: Path) -> None:
     contents = [("", "甲"), ("", "乙"), ("", " 甲\u200b"), ("题", "甲"), ("", "乙"), ("题", "甲")]
     records = [{"_id": i, "title": t, "text": x} for i, (t, x) in enumerate(contents)]
     staged = run(write_jsonl(corpus, records))
@@ -71,25 +71,23 @@ def test_equal_texts_share_a_vector_and_titles_tell_texts_apart(corpus: Path) ->
     assert vector_of_row(corpus.parent).tolist() == [0, 1, 0, 2, 1, 2]
 
 
-def test_a_duplicate_id_is_an_error_that_names_both_places(corpus: Path) -> None:
+def test_a_duplicate_id_is_an_error_that_names_both_locations(corpus: Path) -> None:
     records = make_records(6)
     records[4]["_id"] = records[1]["_id"]
     records[5]["_id"] = records[1]["_id"]
-    message = (
-        f"{corpus} line 5: _id 'd0001' is a duplicate of {corpus} line 2; duplicates in all: 2"
-    )
-    with pytest.raises(CorpusError) as caught:
+    fields = {"path": corpus, "line": 5, "id": "d0001", "count": 2}
+    with raises(CorpusError, "duplicate_id", **fields) as caught:
         run(write_jsonl(corpus, records))
-    assert str(caught.value) == message
+    assert f"{corpus} line 2" in str(caught.value)
 
 
-def test_a_whole_number_and_its_text_are_the_same_id(corpus: Path) -> None:
+def test_an_integer_id_equals_its_string(corpus: Path) -> None:
     write_jsonl(corpus, [{"_id": 1, "text": "a"}, {"_id": "1", "text": "b"}])
     with raises(CorpusError, "duplicate_id", line=2, id="1"):
         run(corpus)
 
 
-def test_rejects_are_listed_with_their_place_and_nothing_else_is_lost(corpus: Path) -> None:
+def test_rejects_are_listed_with_their_location_and_all_others_are_staged(corpus: Path) -> None:
     write_jsonl(corpus, with_bad(98, 2))
     staged = run(corpus, max_reject_rate=0.02)
     assert (staged.documents, staged.rejected) == (98, 2)
@@ -102,13 +100,10 @@ def test_rejects_are_listed_with_their_place_and_nothing_else_is_lost(corpus: Pa
 
 def test_too_many_rejects_are_an_error_that_names_the_first(corpus: Path) -> None:
     write_jsonl(corpus, with_bad(97, 3))
-    with pytest.raises(CorpusError) as caught:
+    with raises(CorpusError, "too_many_rejects", rejected=3, total=100) as caught:
         run(corpus, max_reject_rate=0.02)
-    assert str(caught.value) == (
-        "3 of 100 records are rejected (3.0%, allowed 2.0%); "
-        f"the first is {corpus} line 98: text is missing; "
-        f"all are listed in {corpus.parent / 'rejects.jsonl'}"
-    )
+    assert f"{corpus} line 98" in str(caught.value)
+    assert str(corpus.parent / "rejects.jsonl") in str(caught.value)
 
 
 def test_a_later_run_may_allow_fewer_rejects_or_more(corpus: Path) -> None:
@@ -119,31 +114,31 @@ def test_a_later_run_may_allow_fewer_rejects_or_more(corpus: Path) -> None:
     assert run(corpus, max_reject_rate=0.2) == staged
 
 
-def test_rejects_alone_are_never_enough(corpus: Path) -> None:
+def test_a_corpus_of_rejects_is_an_error(corpus: Path) -> None:
     with raises(CorpusError, "too_many_rejects", rejected=2, total=2):
         run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
-def test_an_empty_corpus_is_refused(corpus: Path, content: str) -> None:
+def test_an_empty_corpus_is_an_error(corpus: Path, content: str) -> None:
     corpus.write_text(content)
-    with raises(CorpusError, "empty_corpus"):
+    with raises(CorpusError, "empty_corpus", files=[corpus.name]):
         run(corpus, max_reject_rate=1)
 
 
-def test_a_finished_pass_is_read_and_not_done_again(corpus: Path) -> None:
+def test_a_completed_pass_is_not_repeated(corpus: Path) -> None:
     staged = run(write_jsonl(corpus, make_records(5)))
     corpus.unlink()
     assert run(corpus) == staged
 
 
-def test_a_damaged_summary_is_made_again(corpus: Path) -> None:
+def test_a_pass_with_a_damaged_summary_is_repeated(corpus: Path) -> None:
     staged = run(write_jsonl(corpus, make_records(5)))
     (corpus.parent / SUMMARY).write_text('{"checksum": "checksum", "documen')
     assert run(corpus) == staged
 
 
-def test_a_pass_that_was_killed_is_done_again(corpus: Path) -> None:
+def test_a_killed_pass_is_repeated(corpus: Path) -> None:
     folder = corpus.parent
     staged = run(write_jsonl(corpus, make_records(5)))
     (folder / SUMMARY).unlink()
@@ -181,21 +176,18 @@ def test_chunks_are_rows_with_the_metadata_of_their_document(corpus: Path) -> No
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_an_id_that_is_also_a_chunks_is_an_error_that_names_both_places(
+def test_an_id_that_is_also_a_chunk_id_is_an_error_that_names_both_locations(
     corpus: Path, order: int
 ) -> None:
     write_jsonl(corpus, [long_record("a"), long_record("a#1", 1)][::order])
-    own, cut = (2, 1) if order == 1 else (1, 2)
-    with pytest.raises(CorpusError) as caught:
+    own, chunked = (2, 1) if order == 1 else (1, 2)
+    with raises(CorpusError, "id_is_a_chunk", path=corpus, line=own, id="a#1") as caught:
         run(corpus, chunk_tokens=12)
-    assert str(caught.value) == (
-        f"{corpus} line {own}: _id 'a#1' is also the id of a chunk of 'a' "
-        f"({corpus} line {cut}): change one of them"
-    )
+    assert f"{corpus} line {chunked}" in str(caught.value)
 
 
 @pytest.mark.parametrize("sentences", [(3, 3), (1, 3), (3, 1)])
-def test_documents_of_one_id_are_an_error_cut_or_not(
+def test_a_duplicate_id_is_an_error_with_and_without_chunks(
     corpus: Path, sentences: tuple[int, int]
 ) -> None:
     write_jsonl(corpus, [long_record("a", number) for number in sentences])
@@ -203,15 +195,15 @@ def test_documents_of_one_id_are_an_error_cut_or_not(
         run(corpus, chunk_tokens=10)
 
 
-def test_a_document_that_cannot_be_cut_is_a_reject(corpus: Path) -> None:
+def test_a_document_whose_title_fills_a_chunk_is_rejected(corpus: Path) -> None:
     write_jsonl(corpus, [long_record("a"), long_record("b", title="长" * 20)])
     staged = run(corpus, 0.5, chunk_tokens=10)
     assert (staged.documents, staged.rejected, staged.chunks) == (1, 1, 3)
     (line,) = (corpus.parent / "rejects.jsonl").read_text("utf-8").splitlines()
-    assert json.loads(line)["reason"] == "beside its title no text fits into 10 tokens"
+    assert "10 tokens" in json.loads(line)["reason"]
 
 
-def test_texts_may_be_longer_where_they_are_cut(corpus: Path) -> None:
+def test_texts_may_be_longer_if_they_are_split_into_chunks(corpus: Path) -> None:
     write_jsonl(corpus, [{"_id": "a", "text": "一二三四五六七八九。" * 10_001}])
     with raises(CorpusError, "too_many_rejects", rejected=1):
         run(corpus)

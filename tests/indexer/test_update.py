@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from care.cli.main import main
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
 from core.manifest import Chunking, IndexManifest
 from core.versions import current_version, index_folder, list_versions, read_manifest
-from indexer.__main__ import main
-from indexer.build import BuildOptions, Encoded, up_to_date
-from indexer.update import Changes, active_manifest, kept_factory, update
+from indexer.build import BuildOptions, EncodedCorpus, up_to_date
+from indexer.update import Changes, active_manifest, requested_factory, update
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.faiss.search import read_index
 from tests.conftest import Builder, make_records, write_jsonl
@@ -44,8 +44,8 @@ def change(tmp_path: Path) -> Callable[..., Changes]:
 
 def run(
     options: BuildOptions, changes: Changes, encoder: BigramEncoder | None = None
-) -> tuple[IndexManifest, Encoded]:
-    """Updates the active version of index 'test', which must change."""
+) -> tuple[IndexManifest, EncodedCorpus]:
+    """Updates the active version of index 'test'; asserts that it changes."""
     base = active_manifest(options.indexes, options.name)
     result = update(
         options, changes, base, encoder or BigramEncoder("document"), BigramEncoder("query")
@@ -59,7 +59,7 @@ def folder_of(options: BuildOptions, manifest: IndexManifest) -> Path:
 
 
 def records_after(old: Records, added: Records, deleted: list[str]) -> Records:
-    """What an update by definition yields: kept ones in order, replaced in place, new behind."""
+    """Reference result of an update: kept in order, replaced in place, new ones appended."""
     new = {record["_id"]: record for record in added}
     kept = [new.pop(r["_id"], r) for r in old if r["_id"] not in deleted]
     return kept + list(new.values())
@@ -71,7 +71,7 @@ def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 OLD = make_records(60)
 NEW = make_records(70)[60:]
-# Of 60 documents: 3 with other text, 1 with another title, 2 with other metadata, 1 as it was.
+# Of 60 documents: 3 with another text, 1 with another title, 2 with other metadata, 1 unchanged.
 REPLACED = [
     *(changed(OLD[i], text=f"新的说明第{i}号。") for i in (40, 3, 21)),
     changed(OLD[7], title="新题"),
@@ -84,7 +84,7 @@ DELETED = ["d0000", "d0059", "d0030", "d0031"]
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8", "HNSW8,Flat", "HNSW8,SQ8"])
-def test_an_update_is_what_a_build_of_the_resulting_corpus_is(
+def test_an_update_equals_a_build_of_the_resulting_corpus(
     tmp_path: Path,
     build_version: Builder,
     options: BuildOptions,
@@ -120,14 +120,14 @@ def test_an_index_of_chunks_is_updated_by_documents(
     tmp_path: Path, build_version: Builder, change: Callable[..., Changes], factory: str
 ) -> None:
     def long(records: Records) -> Records:
-        """Every third document has six sentences, each of which is a chunk or two."""
+        """Every third document has six sentences, each of one or two chunks."""
         return [
             changed(r, text="".join(f"{r['text']}（{n}）。" for n in range(6))) if i % 3 == 0 else r
             for i, r in enumerate(records)
         ]
 
     old, added = long(OLD), long(ADDED)
-    # Texts so much alike are hard to tell apart with bytes.
+    # The 8-bit codes of such similar texts are hard to distinguish.
     index = {"factory": factory, "recall": 0.9}
     chunking = Chunking(tokens=40, overlap=5)
     build_version(old, chunking=chunking, **index)
@@ -156,7 +156,7 @@ def test_an_index_of_chunks_is_updated_by_documents(
             run(build_options(tmp_path, Path("unread"), chunking=chunking), change(added))
 
 
-def test_an_update_answers_all_queries_like_a_build(
+def test_an_update_gives_the_same_hits_as_a_build(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -186,7 +186,7 @@ def test_an_update_answers_all_queries_like_a_build(
     ],
     ids=["metadata", "white space", "copy", "title", "copies"],
 )
-def test_what_has_a_vector_is_not_encoded(
+def test_texts_with_known_vectors_are_not_encoded(
     build_version: Builder,
     options: BuildOptions,
     change: Callable[..., Changes],
@@ -201,7 +201,7 @@ def test_what_has_a_vector_is_not_encoded(
     assert manifest.files == rebuilt.files
 
 
-def test_a_deleted_documents_vector_serves_a_new_one_of_its_text(
+def test_the_vector_of_a_deleted_document_is_reused_for_the_same_text(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -210,7 +210,7 @@ def test_a_deleted_documents_vector_serves_a_new_one_of_its_text(
     assert encoder.texts_seen == 0
 
 
-def test_encode_all_encodes_all(
+def test_encode_all_encodes_all_texts(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -219,7 +219,7 @@ def test_encode_all_encodes_all(
     assert (encoder.texts_seen, manifest.corpus.reused_texts) == (70, 0)
 
 
-def test_updates_follow_each_other_and_are_rolled_back(
+def test_updates_are_built_on_each_other_and_rolled_back(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     built = build_version(OLD, factory="HNSW8,SQ8", recall=0.9)
@@ -236,7 +236,7 @@ def test_updates_follow_each_other_and_are_rolled_back(
     assert second.corpus.update.base == first.version
     assert rollback(options.indexes, "test") == first.version
     assert rollback(options.indexes, "test") == built.version
-    # What is active is the base, and other changes of one base have other builds.
+    # The active version is the base; different changes of one base have different builds.
     for id_ in ("d0001", "d0002"):
         again, _ = run(settings, change(delete=[id_]))
         ids = {d.id for d in DocumentReader(folder_of(settings, again) / "documents.arrow")}
@@ -244,7 +244,7 @@ def test_updates_follow_each_other_and_are_rolled_back(
         activate(options.indexes, "test", built.version)
 
 
-def test_the_vectors_of_a_lossy_index_come_from_its_shards_or_are_gone(
+def test_the_vectors_of_a_lossy_index_are_read_from_its_shards(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     manifest = build_version(OLD, factory="HNSW8,SQ8")
@@ -271,7 +271,7 @@ def test_an_exact_index_needs_no_shards(
     assert encoder.texts_seen == 10
 
 
-def test_vectors_made_under_other_text_rules_are_not_reused(
+def test_vectors_of_another_text_normalisation_are_not_reused(
     build_version: Builder,
     options: BuildOptions,
     change: Callable[..., Changes],
@@ -287,7 +287,7 @@ def test_vectors_made_under_other_text_rules_are_not_reused(
         run(options, change(NEW))
 
 
-def test_another_encoder_is_refused_with_both_spaces(
+def test_another_encoder_is_an_error_that_names_both_spaces(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -311,7 +311,7 @@ def test_vectors_of_another_backend_or_dtype_are_not_mixed(
     assert {"backend": changed.backend, "dtype": changed.dtype}.items() >= other.items()
 
 
-def test_ids_that_are_not_there_are_an_error_unless_they_may_be_missing(
+def test_unknown_ids_are_an_error_unless_missing_ok(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -334,7 +334,7 @@ def test_ids_that_are_not_there_are_an_error_unless_they_may_be_missing(
     ],
     ids=["both", "all", "nothing", "duplicate", "reject", "empty"],
 )
-def test_changes_that_cannot_be_made_change_nothing(
+def test_invalid_changes_do_not_change_the_index(
     build_version: Builder,
     options: BuildOptions,
     change: Callable[..., Changes],
@@ -350,7 +350,7 @@ def test_changes_that_cannot_be_made_change_nothing(
     assert state(options.indexes) == before
 
 
-def test_a_damaged_version_is_not_passed_on(
+def test_a_damaged_version_is_not_updated(
     published: Path, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     path = published / "vectors.faiss"
@@ -362,7 +362,7 @@ def test_a_damaged_version_is_not_passed_on(
 
 
 class FailingEncoder(BigramEncoder):
-    """Encodes some batches and then no more."""
+    """Encodes some batches, then fails."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("document")
@@ -375,7 +375,7 @@ class FailingEncoder(BigramEncoder):
         return super().encode(texts)
 
 
-def test_an_update_leaves_nothing_behind_but_its_shards(
+def test_an_update_keeps_only_its_shards(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     base = build_version(OLD)
@@ -390,7 +390,7 @@ def test_an_update_leaves_nothing_behind_but_its_shards(
     assert only_folder(options.builds / "test") == encoded.folder
 
 
-def test_an_update_that_was_stopped_goes_on_after_a_prune(
+def test_an_interrupted_update_resumes_after_a_prune(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -406,7 +406,7 @@ def test_an_update_that_was_stopped_goes_on_after_a_prune(
     assert 0 < encoder.texts_seen <= 50 - 16
 
 
-def test_a_stopped_update_of_a_version_that_is_gone_is_given_up(
+def test_prune_deletes_an_interrupted_update_of_a_deleted_version(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -429,7 +429,7 @@ def test_rejects_of_an_update_are_counted_and_listed(
     assert json.loads(line)["line"] == 11
 
 
-def test_changes_that_are_made_already_make_no_version(
+def test_changes_without_effect_do_not_create_a_version(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     build_version(OLD)
@@ -440,7 +440,7 @@ def test_changes_that_are_made_already_make_no_version(
     changes = change(ADDED, DELETED, missing_ok=True)
     assert update(options, changes, base, *encoders) is None
     assert state(options.indexes) == before
-    # In Python 1 equals True; in JSON, and for filters, it does not.
+    # 1 equals True in Python, but not in JSON and in filters.
     one = [changed(NEW[0], metadata={"rare": 0})]
     assert update(options, change(one), base, *encoders) is not None
     assert update(options, change(one), active_manifest(options.indexes, "test"), *encoders) is None
@@ -462,7 +462,7 @@ def test_an_updated_index_is_not_up_to_date_with_the_corpus_it_was_built_from(
 
 
 class SwitchingEncoder(BigramEncoder):
-    """Makes the version before the active one active while an update is at work."""
+    """Activates the previous version while an update runs."""
 
     def __init__(self, indexes: Path) -> None:
         super().__init__("query")
@@ -478,7 +478,7 @@ class SwitchingEncoder(BigramEncoder):
         return super().encode(texts)
 
 
-def test_an_update_of_what_is_no_longer_active_is_not_published(
+def test_an_update_is_not_published_if_its_base_is_no_longer_active(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:
     first = build_version(OLD[:50])
@@ -496,14 +496,14 @@ def test_an_update_of_what_is_no_longer_active_is_not_published(
 @pytest.mark.parametrize(
     ("factory", "kept"), [("Flat", None), ("HNSW8", "HNSW8"), ("HNSW8,SQ8", "HNSW8,SQ8")]
 )
-def test_the_factory_that_was_asked_for_is_kept(
+def test_the_requested_factory_is_kept(
     build_version: Builder, factory: str, kept: str | None
 ) -> None:
-    assert kept_factory(build_version(OLD, factory=factory, recall=0.5)) == kept
+    assert requested_factory(build_version(OLD, factory=factory, recall=0.5)) == kept
 
 
 @pytest.mark.usefixtures("test_encoders")
-def test_the_command_says_what_it_changed(
+def test_the_command_reports_its_changes(
     tmp_path: Path,
     build_version: Builder,
     options: BuildOptions,
@@ -533,7 +533,7 @@ def test_the_command_says_what_it_changed(
     assert capsys.readouterr().out.endswith(f"{version}: nothing changes\n")
     assert main([*command, *delete]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_id"
-    assert main(["list", *common]) == 0
+    assert main(["versions", "list", *common]) == 0
     assert f"* {version}  66 documents" in capsys.readouterr().out
-    assert main(["rollback", *common]) == 0
+    assert main(["versions", "rollback", *common]) == 0
     verify_version(options.indexes / "test" / current_version(options.indexes, "test"))

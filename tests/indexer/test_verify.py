@@ -25,7 +25,7 @@ def flip(path: Path) -> None:
 
 
 def adopt(folder: Path, foreign: Path, name: str) -> None:
-    """Replaces one file by another index's and fixes the manifest's record of it."""
+    """Replaces a file by that of another index and corrects its record in the manifest."""
     path = folder / name
     shutil.copyfile(foreign / name, path)
     record = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_named(
         ({"filter_fields": {"department": 3}}, "unreadable_filters"),
     ],
 )
-def test_a_manifest_of_something_else_is_refused(
+def test_a_manifest_of_another_index_is_an_error(
     published: Path, change: dict[str, Any], code: str
 ) -> None:
     edit_manifest(published, lambda manifest: manifest.update(change))
@@ -66,13 +66,13 @@ def test_a_manifest_of_something_else_is_refused(
         verify_version(published)
 
 
-def test_a_manifest_of_other_dimensions_is_refused(published: Path) -> None:
+def test_a_manifest_of_other_dimensions_is_an_error(published: Path) -> None:
     edit_manifest(published, lambda manifest: manifest["encoder"].update(dimension=32))
     with raises(IndexVersionError, "wrong_vectors", path=published / "vectors.faiss"):
         verify_version(published)
 
 
-def test_a_broken_manifest_is_named(published: Path) -> None:
+def test_an_invalid_manifest_is_named(published: Path) -> None:
     (published / "manifest.json").write_text("{")
     with raises(IndexVersionError, "invalid_manifest", path=published / "manifest.json"):
         verify_version(published)
@@ -90,7 +90,9 @@ def canaries(vectors: FloatArray) -> dict[str, Any]:
         (BigramEncoder().encode(["甲"]).vectors[:, :32], "bad_canaries"),
     ],
 )
-def test_foreign_canaries_are_refused(published: Path, vectors: FloatArray, code: str) -> None:
+def test_canaries_of_another_index_are_an_error(
+    published: Path, vectors: FloatArray, code: str
+) -> None:
     edit_manifest(published, lambda manifest: manifest.update(canaries(vectors)))
     with raises(IndexVersionError, code):
         verify_version(published)
@@ -106,7 +108,7 @@ def foreign(build_version: Builder, published: Path, indexes: Path) -> Callable[
     return make
 
 
-def test_vectors_of_another_index_are_refused_though_every_checksum_is_right(
+def test_vectors_of_another_index_with_valid_checksums_are_an_error(
     published: Path, foreign: Callable[..., Path]
 ) -> None:
     adopt(published, foreign(60, space="other-9"), "vectors.faiss")
@@ -117,7 +119,7 @@ def test_vectors_of_another_index_are_refused_though_every_checksum_is_right(
 @pytest.mark.parametrize(
     ("name", "code"), [("vectors.faiss", "wrong_vectors"), ("documents.arrow", "wrong_count")]
 )
-def test_files_of_different_counts_are_refused(
+def test_files_of_different_counts_are_an_error(
     published: Path, foreign: Callable[..., Path], name: str, code: str
 ) -> None:
     adopt(published, foreign(59), name)
@@ -126,5 +128,5 @@ def test_files_of_different_counts_are_refused(
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "HNSW4", "HNSW32,SQ8", "HNSW32,SQfp16"])
-def test_a_whole_version_of_any_kind_passes(foreign: Callable[..., Path], factory: str) -> None:
+def test_an_intact_version_of_any_kind_passes(foreign: Callable[..., Path], factory: str) -> None:
     assert verify_version(foreign(300, factory=factory, recall=0.5)).factory == factory

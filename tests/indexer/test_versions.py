@@ -16,7 +16,7 @@ from tests.indexer.conftest import OptionsMaker
 
 @pytest.fixture
 def versions(build_version: Builder) -> list[str]:
-    """The ids of four versions, oldest first; the last is active."""
+    """The ids of four versions, oldest first; the last one is active."""
     return [build_version(make_records(10 + i)).version for i in range(4)]
 
 
@@ -26,7 +26,7 @@ def builds(tmp_path: Path) -> Path:
 
 
 def keys(builds: Path) -> list[str]:
-    """The first digits of the keys of what is kept for resumed builds."""
+    """Returns the first digits of the keys of the remaining build folders."""
     return sorted(path.name[:8] for path in (builds / "test").iterdir())
 
 
@@ -34,20 +34,20 @@ def keys_of(versions: list[str]) -> list[str]:
     return sorted(version.rpartition("-")[2] for version in versions)
 
 
-def test_builds_are_listed_in_their_order_and_the_last_is_active(
+def test_versions_are_listed_in_order_and_the_last_is_active(
     versions: list[str], indexes: Path
 ) -> None:
     assert list_versions(indexes, "test") == versions
     assert current_version(indexes, "test") == versions[-1]
 
 
-def test_any_version_can_be_made_active(versions: list[str], indexes: Path) -> None:
+def test_any_version_can_be_activated(versions: list[str], indexes: Path) -> None:
     for version in versions:
         activate(indexes, "test", version)
         assert current_version(indexes, "test") == version
 
 
-def test_an_unknown_version_is_refused_and_the_known_are_named(
+def test_an_unknown_version_is_an_error_that_names_the_known_versions(
     versions: list[str], indexes: Path
 ) -> None:
     re.escape(", ".join(versions))
@@ -55,7 +55,7 @@ def test_an_unknown_version_is_refused_and_the_known_are_named(
         activate(indexes, "test", "x")
 
 
-def test_a_damaged_version_cannot_be_made_active(versions: list[str], indexes: Path) -> None:
+def test_a_damaged_version_cannot_be_activated(versions: list[str], indexes: Path) -> None:
     (indexes / "test" / versions[2] / "vectors.faiss").unlink()
     with raises(IndexVersionError, "file_missing"):
         activate(indexes, "test", versions[2])
@@ -64,9 +64,7 @@ def test_a_damaged_version_cannot_be_made_active(versions: list[str], indexes: P
     assert current_version(indexes, "test") == versions[-1]
 
 
-def test_each_rollback_goes_one_version_back_until_there_is_none(
-    versions: list[str], indexes: Path
-) -> None:
+def test_each_rollback_activates_the_previous_version(versions: list[str], indexes: Path) -> None:
     for version in versions[-2::-1]:
         assert rollback(indexes, "test") == version == current_version(indexes, "test")
     with raises(IndexVersionError, "no_older_version", version=versions[0]):
@@ -88,7 +86,7 @@ def test_the_newest_and_the_active_version_are_kept(
     assert current_version(indexes, "test") == versions[active]
 
 
-def test_left_overs_of_killed_builds_are_removed(
+def test_incomplete_versions_of_killed_builds_are_removed(
     versions: list[str], indexes: Path, builds: Path
 ) -> None:
     left_over = indexes / "test" / ".20200101T000000.000000Z-0.tmp"
@@ -107,7 +105,7 @@ def test_without_an_active_version_nothing_is_deleted(
     assert list_versions(indexes, "test") == versions
 
 
-def test_what_built_a_version_goes_with_it(
+def test_the_build_folder_of_a_deleted_version_is_deleted(
     versions: list[str], indexes: Path, builds: Path
 ) -> None:
     assert keys(builds) == keys_of(versions)
@@ -115,7 +113,7 @@ def test_what_built_a_version_goes_with_it(
     assert keys(builds) == keys_of(versions[2:])
 
 
-def test_what_built_a_version_that_is_kept_stays(
+def test_the_build_folder_of_a_kept_version_is_kept(
     build_version: Builder, indexes: Path, builds: Path
 ) -> None:
     first, second = (build_version(make_records(20), factory=f) for f in ("Flat", "HNSW8"))
@@ -123,10 +121,10 @@ def test_what_built_a_version_that_is_kept_stays(
     assert keys(builds) == keys_of([second.version])
 
 
-def test_what_no_version_was_built_from_stays(
+def test_build_folders_without_a_version_are_kept(
     versions: list[str], indexes: Path, builds: Path, options: OptionsMaker
 ) -> None:
-    """The shards of `encode` and of a killed build, and whatever else lies there."""
+    """Folders of encoded shards, of a killed build, and other folders."""
     encoded = encode(options(make_records(9)), BigramEncoder("document")).folder
     killed = builds / "test" / "0123456789abcdef"
     other = builds / "test" / "engines"
@@ -139,7 +137,7 @@ def test_what_no_version_was_built_from_stays(
     assert keys(builds) == sorted([*kept, *(path.name[:8] for path in (encoded, killed, other))])
 
 
-def test_a_folder_at_work_stays(versions: list[str], indexes: Path, builds: Path) -> None:
+def test_a_locked_build_folder_is_kept(versions: list[str], indexes: Path, builds: Path) -> None:
     (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
     with exclusive(at_work):
         prune(indexes, "test", builds, keep=1)

@@ -1,4 +1,4 @@
-"""A service of known behaviour, in a thread of its own."""
+"""A service of configured behaviour, in a separate thread."""
 
 import asyncio
 import json
@@ -15,19 +15,19 @@ import uvicorn
 
 @dataclass
 class KnownService:
-    """An ASGI application that answers POSTs as it is told.
+    """An ASGI application with configured responses to POST requests.
 
     Attributes:
-        statuses: Answered in turn, over and over.
-        stall_at: Number of the request that begins a stall, in which nothing is answered.
-        stall_seconds: Its length.
-        limit: Requests at once; more are answered with 429 and Retry-After.
-        hold_until: Number of requests before whose arrival none within the limit is answered.
-        key: Wanted as a bearer token, if set.
-        close: Whether answers close their connection.
-        arrivals: When each POST came, in seconds of the monotonic clock.
-        bodies: What they held.
-        clients: Ports that they came from.
+        statuses: Statuses of the responses, in turn and repeated.
+        stall_at: Number of the request that starts a stall, in which there are no responses.
+        stall_seconds: Length of the stall.
+        limit: Concurrent requests; more get 429 with Retry-After.
+        hold_until: Number of requests that must have arrived before the first response.
+        key: Required bearer token, if set.
+        close: Whether responses close the connection.
+        arrivals: Arrival time of each POST, in seconds of the monotonic clock.
+        bodies: Bodies of the requests.
+        clients: Client ports of the requests.
     """
 
     statuses: Sequence[int] = (200,)
@@ -72,7 +72,9 @@ class KnownService:
         self._in_flight += 1
         if number == self.stall_at:
             self.stall_end = time.monotonic() + self.stall_seconds
-        await asyncio.sleep(max(0.0, self.stall_end - time.monotonic()))
+        # One sleep is not enough: the event loop's timers may fire milliseconds early.
+        while (remaining := self.stall_end - time.monotonic()) > 0:
+            await asyncio.sleep(remaining)
         if self.hold_until:
             await self._released.wait()
         self._in_flight -= 1
@@ -91,7 +93,7 @@ class KnownService:
 
 @contextmanager
 def served(service: KnownService) -> Iterator[str]:
-    """Serves it on a free port and yields its address."""
+    """Serves the application on a free port and yields its address."""
     config = uvicorn.Config(service, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with socket.socket() as listener:

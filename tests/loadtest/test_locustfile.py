@@ -1,4 +1,4 @@
-"""Locust in a process of its own, as `make loadtest` starts it."""
+"""Locust in a separate process, started like `make loadtest`."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def _locust(url: str, out: Path, *options: str) -> subprocess.CompletedProcess[s
 
 
 def _codes(run: subprocess.CompletedProcess[str]) -> list[str]:
-    """What of the budget was missed: the codes at the ends of the error lines."""
+    """Returns the codes at the end of the error lines."""
     return re.findall(r"error: .*\[(\w+)\]$", run.stderr, re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ def test_within_the_budget(tmp_path: Path) -> None:
     with served(service) as url:
         run = _locust(url, tmp_path, "--min-rate", "1", "--batches", "0.3", "--filtered", "0.5")
     assert run.returncode == 0, run.stderr
-    # The CSV files are a second behind.
+    # Locust writes the CSV files with a delay of a second.
     assert (tmp_path / "report_stats.csv").is_file()
     stats = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(name in stats for name in ('"/search"', '"/search filtered"', '"/search/batch"'))
@@ -46,7 +46,7 @@ def test_within_the_budget(tmp_path: Path) -> None:
     assert 0 < len(set(fresh)) == len(fresh) < len(texts)
 
 
-def test_a_rate_that_is_missed(tmp_path: Path) -> None:
+def test_a_missed_rate_fails(tmp_path: Path) -> None:
     with served(KnownService()) as url:
         run = _locust(url, tmp_path, "--min-rate", "1000000")
     assert run.returncode == 1
@@ -54,8 +54,8 @@ def test_a_rate_that_is_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "status"), [("0.01", 1), ("0.5", 0)])
-def test_the_error_budget(budget: str, status: int, tmp_path: Path) -> None:
-    """One request in three is answered with 429."""
+def test_an_exceeded_error_rate_fails(budget: str, status: int, tmp_path: Path) -> None:
+    """One request of three gets 429."""
     with served(KnownService(statuses=(200, 200, 429))) as url:
         run = _locust(url, tmp_path, "--max-error-rate", budget)
     assert run.returncode == status, run.stderr
@@ -63,7 +63,7 @@ def test_the_error_budget(budget: str, status: int, tmp_path: Path) -> None:
     assert "code=429" in run.stdout + run.stderr
 
 
-def test_a_service_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_service_fails(tmp_path: Path) -> None:
     run = _locust("http://127.0.0.1:9", tmp_path)
     assert run.returncode == 1
     assert "user_failed" in _codes(run) or "high_error_rate" in _codes(run)

@@ -1,4 +1,4 @@
-"""The HTTP client, and measurements at a fixed rate."""
+"""The HTTP client, and measurement at a fixed rate."""
 
 import asyncio
 import socket
@@ -21,14 +21,14 @@ def _send(url: str, count: int) -> list[tuple[int, bytes]]:
     return asyncio.run(run())
 
 
-def test_a_connection_is_used_again() -> None:
+def test_a_connection_is_reused() -> None:
     service = KnownService()
     with served(service) as url:
         assert _send(url, 5) == [(200, b"{}")] * 5
     assert len(set(service.clients)) == 1
 
 
-def test_a_connection_that_the_server_closes_is_not() -> None:
+def test_a_connection_closed_by_the_server_is_not_reused() -> None:
     service = KnownService(close=True)
     with served(service) as url:
         assert _send(url, 3) == [(200, b"{}")] * 3
@@ -49,8 +49,8 @@ def test_no_more_connections_than_the_limit() -> None:
     assert len(set(service.clients)) == 2
 
 
-def test_a_connection_given_up_on_is_not_used_again() -> None:
-    """Its late response would be taken for that of the next request."""
+def test_a_connection_is_not_reused_after_a_time_out() -> None:
+    """Otherwise its late response would be read as the response to the next request."""
     service = KnownService(stall_at=0, stall_seconds=0.3)
 
     async def run(url: str) -> int:
@@ -69,7 +69,7 @@ def test_a_connection_given_up_on_is_not_used_again() -> None:
 @pytest.mark.parametrize(
     "response", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"]
 )
-def test_a_response_that_is_cut_short_or_has_no_length_is_an_error(response: bytes) -> None:
+def test_a_truncated_response_or_one_without_length_is_an_error(response: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(response)
@@ -85,7 +85,7 @@ def test_a_response_that_is_cut_short_or_has_no_length_is_an_error(response: byt
     asyncio.run(run())
 
 
-def test_only_http_addresses() -> None:
+def test_addresses_must_be_http() -> None:
     with pytest.raises(ValueError):
         Client("https://localhost")
 
@@ -101,20 +101,20 @@ def _measure(
     return asyncio.run(run())
 
 
-def test_every_request_is_sent_and_counted_once() -> None:
+def test_each_request_is_sent_and_counted_once() -> None:
     service = KnownService()
     with served(service) as url:
         measurement = _measure(url, rate=200, count=100)
-    assert len(service.arrivals) == measurement.sent == measurement.good == 100
+    assert len(service.arrivals) == measurement.sent == measurement.succeeded == 100
     assert measurement.statuses == {"200": 100}
     assert measurement.error_rate == 0
-    # The last was due after 99 intervals.
+    # The last request is scheduled after 99 intervals.
     assert measurement.seconds >= 99 / 200
     assert measurement.goodput == pytest.approx(100 / measurement.seconds)
 
 
-def test_a_stall_is_felt_by_requests_that_could_not_be_sent_in_it() -> None:
-    """One connection: only one request is under way in the stall, thirty were due in it."""
+def test_a_stall_counts_for_requests_that_could_not_be_sent_during_it() -> None:
+    """With one connection, one request is in flight during the stall and thirty are scheduled."""
     service = KnownService(stall_at=50, stall_seconds=0.3)
     with served(service) as url:
         measurement = _measure(url, rate=100, count=100, limit=1)
@@ -124,8 +124,8 @@ def test_a_stall_is_felt_by_requests_that_could_not_be_sent_in_it() -> None:
     assert measurement.latency_ms["p99"] > 250
 
 
-def test_refusals_are_counted_apart_from_answers() -> None:
-    """The three that are not refused are answered when all have come: none waits for another."""
+def test_rejected_requests_are_counted_separately() -> None:
+    """The three accepted requests get responses after all requests have arrived."""
     service = KnownService(limit=3, hold_until=20)
     with served(service) as url:
         measurement = _measure(url, rate=200, count=20)
@@ -134,7 +134,7 @@ def test_refusals_are_counted_apart_from_answers() -> None:
     assert measurement.goodput == pytest.approx(3 / measurement.seconds)
 
 
-def test_latencies_are_those_of_good_answers() -> None:
+def test_latencies_are_those_of_successful_requests() -> None:
     async def refuse_quickly(message: bytes) -> tuple[int, bytes]:
         if message == b"refused":
             return 429, b""
@@ -146,7 +146,7 @@ def test_latencies_are_those_of_good_answers() -> None:
     assert measurement.latency_ms["p50"] >= 99
 
 
-def test_each_status_is_counted_apart() -> None:
+def test_each_status_is_counted_separately() -> None:
     with served(KnownService(statuses=(200, 503, 200, 504))) as url:
         measurement = _measure(url, rate=200, count=40)
     assert measurement.statuses == {"200": 20, "503": 10, "504": 10}
@@ -183,6 +183,6 @@ def test_a_driver_that_falls_behind_is_marked() -> None:
 @pytest.mark.parametrize(
     ("lag", "latency", "kept"), [(4, 10, True), (6, 10, False), (9, 100, True), (11, 100, False)]
 )
-def test_the_lag_allowed_grows_with_the_latency(lag: float, latency: float, kept: bool) -> None:
+def test_the_allowed_lag_grows_with_the_latency(lag: float, latency: float, kept: bool) -> None:
     measurement = Measurement(10, 1, 10, {"200": 10}, {"p99": latency}, {"p99": lag}, 0, 0)
     assert measurement.kept_schedule is kept

@@ -8,18 +8,18 @@ import pytest
 
 from loadtest import measurement
 from loadtest.measurement import Measurement
-from loadtest.open_loop import Capacity, find_max, grid, main
+from loadtest.open_loop import Capacity, find_max, main, rate_grid
 from tests.errors import error_code
 from tests.loadtest.known_service import KnownService, served
 
 pytestmark = pytest.mark.e2e
 
-RATES = grid(10, 1000, 1.1)
+RATES = rate_grid(10, 1000, 1.1)
 QUICK = ["--seconds", "0.5", "--warm-up", "0.1", "--pause", "0"]
 
 
 class Service:
-    """Sustains a rate, and no more."""
+    """A simulated service with a capacity, and a load generator with a maximum rate."""
 
     def __init__(self, capacity: float, driver: float = float("inf"), hiccup: int = -1) -> None:
         self.capacity = capacity
@@ -38,8 +38,8 @@ class Service:
         return asyncio.run(find_max(self.measure, RATES, 100, 0.001, attempts))
 
 
-def test_the_grid_is_geometric_and_holds_its_ends() -> None:
-    assert grid(10, 80, 2) == [10, 20, 40, 80]
+def test_the_rate_grid_is_geometric_and_includes_both_ends() -> None:
+    assert rate_grid(10, 80, 2) == [10, 20, 40, 80]
     assert RATES[0] == 10
     assert RATES[-1] <= 1000 < RATES[-1] * 1.1 + 0.1
 
@@ -53,27 +53,27 @@ def test_the_highest_sustained_step_is_found(capacity: float) -> None:
     assert len(set(service.rates)) <= 7 + 4
 
 
-def test_not_even_the_lowest() -> None:
+def test_no_capacity_if_the_lowest_rate_fails() -> None:
     service = Service(5)
     assert service.find() == Capacity(None, "service")
     assert service.rates == [10, 10]
 
 
-def test_more_than_the_grid() -> None:
+def test_capacity_above_the_highest_rate_is_limited_by_the_grid() -> None:
     assert Service(1e6).find() == Capacity(RATES[-1], "grid")
 
 
-def test_a_driver_that_falls_behind_is_not_taken_for_the_service() -> None:
+def test_a_late_load_generator_is_not_a_limit_of_the_service() -> None:
     found = Service(capacity=1e6, driver=100).find()
     assert found == Capacity(max(rate for rate in RATES if rate <= 100), "driver")
 
 
-def test_one_hiccup_is_not_taken_for_the_limit() -> None:
+def test_one_failed_measurement_is_not_the_limit() -> None:
     assert Service(137, hiccup=1).find() == Service(137).find()
     assert Service(137, hiccup=1).find(attempts=1) != Service(137).find()
 
 
-def test_quick_refusals_are_not_capacity() -> None:
+def test_rejected_requests_are_not_capacity() -> None:
     async def refuse(rate: float) -> Measurement:
         statuses = {"200": 90, "429": 10} if rate > 50 else {"200": 100}
         quick = {"p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
@@ -83,7 +83,7 @@ def test_quick_refusals_are_not_capacity() -> None:
     assert found == Capacity(max(rate for rate in RATES if rate <= 50), "service")
 
 
-def test_rates_are_measured_and_drawn(
+def test_rates_are_measured_and_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CARE_LOAD_KEY", "secret-key")
@@ -101,11 +101,11 @@ def test_rates_are_measured_and_drawn(
     assert (tmp_path / "open_loop.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "secret-key" not in text + out
-    # Warm-up, then the two measurements.
+    # Warm-up and two measurements.
     assert len(service.bodies) == 5 + 25 + 50
 
 
-def test_fresh_questions_alone_never_repeat(tmp_path: Path) -> None:
+def test_new_questions_are_never_repeated(tmp_path: Path) -> None:
     service = KnownService()
     fresh = ["--repeated", "0", "--batches", "0", "--filtered", "1"]
     with served(service) as url:
@@ -117,12 +117,12 @@ def test_fresh_questions_alone_never_repeat(tmp_path: Path) -> None:
 
 @pytest.fixture
 def any_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the driver be held up by what else runs on the machine."""
+    """Accepts any lag of the load generator, because other processes use the machine."""
     monkeypatch.setattr(measurement, "_LATE_MS", 10_000.0)
 
 
 @pytest.mark.usefixtures("any_lag")
-def test_find_max_fails_where_nothing_is_sustained(
+def test_find_max_fails_if_no_rate_is_sustained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(KnownService(statuses=(503,))) as url:
@@ -135,7 +135,7 @@ def test_find_max_fails_where_nothing_is_sustained(
 
 
 @pytest.mark.usefixtures("any_lag")
-def test_find_max_ends_at_the_grid(tmp_path: Path) -> None:
+def test_find_max_stops_at_the_highest_rate(tmp_path: Path) -> None:
     grid = ["--lowest", "20", "--highest", "40", "--step", "2", "--bound-ms", "5000"]
     with served(KnownService()) as url:
         assert main(["--url", url, "--find-max", "--out", str(tmp_path), *grid, *QUICK]) == 0
@@ -147,7 +147,7 @@ def test_find_max_ends_at_the_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "code"), [("wanted", "unexpected_status"), ("", "no_answer")])
-def test_a_service_that_cannot_be_asked(
+def test_an_unreachable_service_is_an_error(
     key: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(KnownService(key=key)) as url:
@@ -158,6 +158,6 @@ def test_a_service_that_cannot_be_asked(
 
 
 @pytest.mark.parametrize("rates", ["0", "-5", "ten", "10,,20", "nan"])
-def test_rates_must_be_numbers_above_zero(rates: str) -> None:
+def test_rates_must_be_positive_numbers(rates: str) -> None:
     with pytest.raises(SystemExit):
         main(["--url", "http://127.0.0.1:9", f"--rates={rates}"])

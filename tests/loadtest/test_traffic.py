@@ -1,4 +1,4 @@
-"""Questions and requests: their distribution, their order, where they come from."""
+"""Distribution and order of sampled questions and requests."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,25 +12,25 @@ from tests.errors import raises
 TEXTS = [f"问题{i}" for i in range(10)]
 
 
-def test_fresh_questions_repeat_only_after_all_have_come() -> None:
+def test_new_questions_repeat_only_after_a_full_cycle() -> None:
     questions = Traffic(["发热怎么办"], seed=1)
     total = 2 * 99 * 365
-    first = [questions.fresh() for _ in range(total)]
+    first = [questions.new() for _ in range(total)]
     assert len(set(first)) == total
-    assert questions.fresh() == first[0]
+    assert questions.new() == first[0]
     assert "发热怎么办（女，99岁，病程365天）" in first
 
 
-def test_fresh_questions_come_from_all_texts() -> None:
+def test_new_questions_use_all_texts() -> None:
     questions = Traffic(TEXTS, seed=1)
-    sources = Counter(questions.fresh().split("（")[0] for _ in range(1000))
+    sources = Counter(questions.new().split("（")[0] for _ in range(1000))
     assert set(sources) == set(TEXTS)
 
 
-def test_seeds_fix_the_order() -> None:
+def test_the_seed_determines_the_order() -> None:
     def draw(seed: int) -> list[str]:
         questions = Traffic(TEXTS, seed)
-        return [questions.fresh() for _ in range(20)] + [questions.repeated() for _ in range(20)]
+        return [questions.new() for _ in range(20)] + [questions.repeated() for _ in range(20)]
 
     assert draw(1) == draw(1)
     assert not set(draw(1)[:20]) & set(draw(2)[:20])
@@ -45,7 +45,7 @@ def test_repeated_questions_follow_zipfs_law() -> None:
 
 
 @pytest.mark.parametrize("texts", [[], ["发热", "发热"]])
-def test_questions_must_be_some_and_differ(texts: list[str]) -> None:
+def test_questions_must_be_present_and_distinct(texts: list[str]) -> None:
     with pytest.raises(ValueError):
         Traffic(texts, seed=1)
 
@@ -56,18 +56,18 @@ def test_equal_texts_of_a_file_are_read_once(tmp_path: Path) -> None:
     assert read_texts(path) == ["甲", "乙"]
 
 
-def test_a_record_without_text_is_named_by_its_line(tmp_path: Path) -> None:
+def test_a_record_without_text_is_an_error_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "queries.jsonl"
     path.write_text('{"text": "甲"}\n{"_id": "q2"}\n', encoding="utf-8")
     with raises(DataError, "bad_field", path=path, line=2, field="text"):
         read_texts(path)
 
 
-def test_the_sample_is_there() -> None:
+def test_the_default_queries_exist() -> None:
     assert len(read_texts(SAMPLE)) > 50
 
 
-def test_traffic_has_the_shares_asked_for() -> None:
+def test_traffic_has_the_requested_shares() -> None:
     mix = Mix(repeated=0.3, filtered=0.2, batches=0.1, batch_size=4, top_k=7)
     traffic = Traffic(TEXTS, 1, mix, ["儿科", "骨科"])
     requests = [traffic.draw() for _ in range(10_000)]

@@ -1,4 +1,4 @@
-"""The files of the embedded pair: what they are, and that a vector depends on its text alone."""
+"""The files of care-mini: checksums, and independence of vectors from their batch."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def encoder(request: pytest.FixtureRequest) -> OnnxEncoder:
     return OnnxEncoder(getattr(PAIR, role), PAIR.folder, threads=1)
 
 
-def test_the_description_names_the_committed_files_which_are_small() -> None:
+def test_the_specification_matches_the_committed_files() -> None:
     sizes = {}
     for spec in (PAIR.query, PAIR.document):
         for file, checksum in (WEIGHTS, WORDS):
@@ -49,14 +49,16 @@ def test_a_vector_does_not_depend_on_its_batch(encoder: OnnxEncoder) -> None:
     np.testing.assert_allclose(together, np.concatenate([alone, alone]), atol=1e-6)
 
 
-def test_padding_changes_nothing(encoder: OnnxEncoder) -> None:
+def test_padding_does_not_change_vectors(encoder: OnnxEncoder) -> None:
     tokens = encoder.tokenize(TEXTS[:1])
     padded = pad(tokens, (1, len(tokens[0]) + 40))
     np.testing.assert_allclose(encoder.run(*padded), encoder.run(*pad(tokens)), atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 2, 512])
-def test_lengths_from_one_token_to_the_longest(encoder: OnnxEncoder, length: int) -> None:
+def test_texts_of_one_to_the_maximum_number_of_tokens_are_encoded(
+    encoder: OnnxEncoder, length: int
+) -> None:
     ids: NDArray[np.int64] = np.full((2, length), 7, dtype=np.int64)
     vectors = encoder.run(ids, np.ones_like(ids))
     assert vectors.shape == (2, 384)
@@ -64,26 +66,26 @@ def test_lengths_from_one_token_to_the_longest(encoder: OnnxEncoder, length: int
 
 
 def pieces(encoder: OnnxEncoder, text: str) -> Sequence[str]:
-    tokenizer = encoder.tokenize.whole()
+    tokenizer = encoder.tokenize.standalone()
     tokenizer.encode_special_tokens = True
     return tokenizer.encode(text).tokens
 
 
-def test_prompts_are_known(encoder: OnnxEncoder) -> None:
+def test_tokens_of_prompts_are_known(encoder: OnnxEncoder) -> None:
     assert pieces(encoder, "query: ") == ["<s>", "▁que", "ry", ":", "▁", "</s>"]
     assert pieces(encoder, "passage: ") == ["<s>", "▁passage", ":", "▁", "</s>"]
 
 
-def test_controls_in_a_text_are_letters(encoder: OnnxEncoder) -> None:
+def test_special_tokens_in_a_text_are_plain_text(encoder: OnnxEncoder) -> None:
     first, *text, last = pieces(encoder, "血压<s>高</s>吗<pad>")
     assert (first, last) == ("<s>", "</s>")
     assert not {"<s>", "</s>", "<pad>", "<unk>"} & set(text)
 
 
-def test_cutting_and_padding_are_left_to_the_reader(encoder: OnnxEncoder) -> None:
-    whole = encoder.tokenize.whole()
+def test_the_tokenizer_file_has_no_truncation_and_padding(encoder: OnnxEncoder) -> None:
+    whole = encoder.tokenize.standalone()
     assert (whole.truncation, whole.padding) == (None, None)
 
 
-def test_normalisation_is_that_of_sentencepiece(encoder: OnnxEncoder) -> None:
+def test_normalisation_equals_that_of_sentencepiece(encoder: OnnxEncoder) -> None:
     assert pieces(encoder, "ＣＲＰ１２㎎～\u200b\t高") == pieces(encoder, "CRP12mg～ 高")

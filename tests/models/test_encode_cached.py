@@ -14,7 +14,7 @@ def pair() -> Pair:
     return load_pair("care-mini")
 
 
-def test_a_broken_shard_is_encoded_again(tmp_path: Path, pair: Pair) -> None:
+def test_a_damaged_shard_is_encoded_again(tmp_path: Path, pair: Pair) -> None:
     encoder = CharacterEncoder(pair.query)
     first = encode_cached(lambda: encoder, encoder.spec, TOPICS, tmp_path, batch_size=2, label="x")
     (shard,) = tmp_path.glob("*/*.npy")
@@ -24,7 +24,7 @@ def test_a_broken_shard_is_encoded_again(tmp_path: Path, pair: Pair) -> None:
     assert len(encoder.texts) == 10
 
 
-def test_another_prompt_has_vectors_of_its_own(tmp_path: Path, pair: Pair) -> None:
+def test_another_prompt_has_a_separate_cache(tmp_path: Path, pair: Pair) -> None:
     spec = pair.query.model_copy(update={"prompt": "问："})
     first = encode_cached(
         lambda: CharacterEncoder(pair.query), pair.query, TOPICS, tmp_path, batch_size=2, label="x"

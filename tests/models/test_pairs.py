@@ -58,7 +58,7 @@ REGISTERED = {
     "qwen3-embedding-8b",
     "stella-base-zh-v3",
 }
-# Models whose cards tell to put an instruction before queries.
+# Models whose model cards require an instruction for queries.
 INSTRUCTED = ("bge-base", "bge-large", "bge-small", "gte-qwen2", "qwen3")
 
 
@@ -67,7 +67,7 @@ def test_the_pairs_of_the_paper_are_registered() -> None:
 
 
 @pytest.mark.parametrize("name", list_pairs())
-def test_each_registered_pair_is_sound(name: str) -> None:
+def test_each_registered_pair_is_valid(name: str) -> None:
     pair = load_pair(name)
     assert pair.name == name
     assert (pair.query.role, pair.document.role) == ("query", "document")
@@ -85,12 +85,12 @@ def test_each_registered_pair_is_sound(name: str) -> None:
         assert (pair.query.pooling == "last_token") == ("qwen" in name)
 
 
-def test_embedding_spaces_are_not_shared_by_pairs() -> None:
+def test_pairs_have_different_embedding_spaces() -> None:
     assert len({load_pair(name).embedding_space for name in list_pairs()}) == len(list_pairs())
 
 
 @pytest.mark.parametrize(("size", "width"), [("4b", 2560), ("8b", 4096)])
-def test_the_trained_pairs_meet_in_768_dimensions(size: str, width: int) -> None:
+def test_the_trained_pairs_have_768_dimensions(size: str, width: int) -> None:
     pair = load_pair(f"care-0.3b-{size}")
     query, document = pair.query, pair.document
     assert (query.dimension, query.native_dimension, query.pooling) == (768, 768, "cls")
@@ -98,15 +98,21 @@ def test_the_trained_pairs_meet_in_768_dimensions(size: str, width: int) -> None
     assert (pair.folder / document.weights).resolve() == ROOT / "pairs" / pair.name / "document"
 
 
-def test_a_pair_is_loaded_from_a_file_beside_its_weights(tmp_path: Path) -> None:
+def test_a_pair_is_loaded_from_a_file_next_to_its_weights(tmp_path: Path) -> None:
     pair = load_pair(write(tmp_path, PAIR))
     assert (pair.name, pair.embedding_space, pair.folder) == ("p", "space-1", tmp_path)
 
 
-def test_an_unknown_pair_is_an_error_that_names_the_known() -> None:
+def test_an_unknown_pair_is_an_error_that_names_the_registered_ones() -> None:
     with raises(PairError, "unknown_pair", pair="none") as caught:
         load_pair("none")
     assert "care-mini" in str(caught.value)
+
+
+def test_a_missing_file_of_a_pair_is_named_without_the_registered_pairs() -> None:
+    with raises(PairError, "unknown_pair", pair="run/pair.toml") as caught:
+        load_pair("run/pair.toml")
+    assert "care-mini" not in str(caught.value)
 
 
 SPEC_ITSELF = "EncoderSpec"
@@ -138,7 +144,7 @@ SPEC_ITSELF = "EncoderSpec"
         ('prompt = ""', 'format = "gguf"\nprompt = ""', "bad_field", "EncoderSpec.format"),
     ],
 )
-def test_a_bad_description_is_an_error_that_names_the_field(
+def test_an_invalid_pair_file_is_an_error_that_names_the_field(
     tmp_path: Path, old: str, new: str, code: str, field: str | None
 ) -> None:
     path = write(tmp_path, PAIR.replace(old, new))
@@ -157,12 +163,12 @@ def test_a_checkpoint_needs_neither_files_nor_checksums(tmp_path: Path) -> None:
     assert (pair.document.weights, pair.document.adapter) == ("", "lora")
 
 
-def test_a_spec_written_before_formats_were_told_apart_is_read() -> None:
+def test_a_spec_without_format_is_onnx() -> None:
     written = load_pair("care-mini").document.model_dump(exclude={"format", "adapter"})
     assert EncoderSpec.model_validate(written) == load_pair("care-mini").document
 
 
-def test_a_written_pair_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_written_pair_round_trips(tmp_path: Path) -> None:
     pair = load_pair(write(tmp_path, PAIR))
     checkpoint = {"format": "transformers", "weights": "checkpoint", "adapter": "lora"}
     files = {"weights_sha256": "", "tokenizer": "", "tokenizer_sha256": ""}
@@ -173,7 +179,7 @@ def test_a_written_pair_is_read_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     path = tmp_path / "elsewhere" / "my.toml"
 
-    # An adapter that does not lie beside the pair is one of the hub.
+    # An adapter that is not a local folder is a name on the Hugging Face Hub.
     for adapter in ("lora", "../lora"):
         write_pair(pair, path)
         read = load_pair(str(path))

@@ -11,7 +11,7 @@ from tests.errors import raises
 A, B = "a" * 64, "b" * 64
 
 
-def test_no_text_is_no_keys() -> None:
+def test_empty_text_parses_to_no_keys() -> None:
     for text in ("", "  \n"):
         keys = ApiKeys.parse(text)
         assert not keys
@@ -19,7 +19,7 @@ def test_no_text_is_no_keys() -> None:
         assert keys.find("") is None
 
 
-def test_each_secret_finds_its_own_key_and_another_none() -> None:
+def test_each_secret_finds_its_key_and_an_unknown_one_none() -> None:
     app, app_entry = new_key("app", "search")
     ops, ops_entry = new_key("ops-2.eu", "admin")
     keys = ApiKeys.parse(f" {app_entry} ,\n{ops_entry} ")
@@ -29,7 +29,7 @@ def test_each_secret_finds_its_own_key_and_another_none() -> None:
         assert keys.find(wrong) is None
 
 
-def test_the_hash_is_plain_sha256_as_sha256sum_prints_it() -> None:
+def test_the_hash_is_the_output_of_sha256sum() -> None:
     keys = ApiKeys.parse("app:search:" + hashlib.sha256(b"care_x").hexdigest())
     assert keys.find("care_x") == ApiKey("app", "search")
 
@@ -41,7 +41,7 @@ def test_admin_implies_search() -> None:
     assert not ApiKey("app", "search").allows("admin")
 
 
-def test_the_keys_have_the_roles_that_one_of_them_is_of() -> None:
+def test_has_tells_whether_any_key_has_a_role() -> None:
     assert ApiKeys.parse(f"app:search:{A}").has("search")
     assert not ApiKeys.parse(f"app:search:{A}").has("admin")
     assert not ApiKeys.parse(f"ops:admin:{A}").has("search")
@@ -51,9 +51,7 @@ def test_the_keys_have_the_roles_that_one_of_them_is_of() -> None:
 
 
 @pytest.mark.parametrize("owner", [0, 1, 2, None])
-def test_every_entry_is_compared_whichever_matches(
-    monkeypatch: pytest.MonkeyPatch, owner: int | None
-) -> None:
+def test_find_compares_every_entry(monkeypatch: pytest.MonkeyPatch, owner: int | None) -> None:
     made = [new_key(f"k{i}", "search") for i in range(3)]
     keys = ApiKeys.parse(",".join(entry for _, entry in made))
     compared = []
@@ -87,7 +85,7 @@ def test_every_entry_is_compared_whichever_matches(
         (f"app:search:{A},ops:admin:{A}", "duplicate_key", {"name": "ops"}),
     ],
 )
-def test_an_error_names_the_entry_and_quotes_no_secret(
+def test_an_error_names_the_entry_without_its_secret(
     text: str, code: str, fields: dict[str, Any]
 ) -> None:
     with raises(CareError, code, **fields) as caught:
@@ -99,7 +97,7 @@ def test_an_error_names_the_entry_and_quotes_no_secret(
     assert "\n" not in message
 
 
-def test_a_new_key_is_random_and_its_entry_does_not_hold_it() -> None:
+def test_a_new_key_is_random_and_not_part_of_its_entry() -> None:
     secret, entry = new_key("app", "search")
     other, _ = new_key("app", "search")
     assert secret != other
@@ -110,6 +108,6 @@ def test_a_new_key_is_random_and_its_entry_does_not_hold_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a,b", "-a", "密钥", "a\n", "a" * 33, "care_a"])
-def test_a_name_that_could_not_be_read_back_gets_no_key(name: str) -> None:
+def test_a_key_with_an_invalid_name_is_not_made(name: str) -> None:
     with raises(CareError, "invalid_key_name", name=name):
         new_key(name, "search")

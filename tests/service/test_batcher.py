@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.encoders import Encoding
 from core.types import FloatArray
-from service.batcher import Batcher, Job, choose
+from service.batcher import Batcher, Job, choose_batch
 from service.metrics import Metrics
 from tests.encoders import BigramEncoder
 
@@ -18,7 +18,7 @@ WAIT = 30
 
 
 class GatedEncoder(BigramEncoder):
-    """Lets each batch through when told to, and keeps the texts of each."""
+    """Encodes each batch when the test releases it, and records its texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GatedEncoder(BigramEncoder):
 
 
 class Outcomes:
-    """Collects what a batcher hands on."""
+    """Collects the batches that a batcher passes on."""
 
     def __init__(self) -> None:
         self.of: dict[str, FloatArray | Exception] = {}
@@ -76,7 +76,7 @@ def jobs(*texts: str) -> list[Job]:
     return [Job(text=text) for text in texts]
 
 
-def test_what_comes_while_the_encoder_is_busy_is_one_batch() -> None:
+def test_texts_that_arrive_while_the_encoder_is_busy_form_one_batch() -> None:
     encoder = GatedEncoder()
     with running(encoder) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -88,7 +88,7 @@ def test_what_comes_while_the_encoder_is_busy_is_one_batch() -> None:
     assert encoder.batches == [["甲"], ["乙", "丙", "丁"]]
 
 
-def test_vectors_come_back_to_their_texts() -> None:
+def test_each_text_gets_its_own_vector() -> None:
     texts = [f"第{i}个问题" * (i % 7 + 1) for i in range(200)]
     with running(BigramEncoder(), budget=64, workers=3) as (batcher, outcomes):
         for start in range(0, 200, 5):
@@ -99,7 +99,7 @@ def test_vectors_come_back_to_their_texts() -> None:
         np.testing.assert_array_equal(outcomes.of[text], vector)
 
 
-def test_nobody_waits_for_a_text_no_longer_encoded() -> None:
+def test_abandoned_texts_are_not_encoded() -> None:
     encoder = GatedEncoder()
     with running(encoder) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -113,7 +113,7 @@ def test_nobody_waits_for_a_text_no_longer_encoded() -> None:
 
 
 @pytest.mark.parametrize("bad", ["坏", "不可分"])
-def test_a_batch_that_fails_tells_each_of_its_jobs_and_the_next_one_works(bad: str) -> None:
+def test_a_failed_batch_fails_its_jobs_only(bad: str) -> None:
     encoder = GatedEncoder()
     encoder.gate.release(3)
     with running(encoder) as (batcher, outcomes):
@@ -126,7 +126,7 @@ def test_a_batch_that_fails_tells_each_of_its_jobs_and_the_next_one_works(bad: s
     assert isinstance(outcomes.of["乙"], np.ndarray)
 
 
-def test_a_text_longer_than_the_budget_is_a_batch_of_its_own() -> None:
+def test_a_text_longer_than_the_budget_is_a_separate_batch() -> None:
     encoder = GatedEncoder()
     with running(encoder, budget=4) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -137,7 +137,7 @@ def test_a_text_longer_than_the_budget_is_a_batch_of_its_own() -> None:
     assert encoder.batches == [["甲"], ["长" * 9], ["乙", "丙"]]
 
 
-def test_the_first_come_is_never_passed_by_for_ever() -> None:
+def test_the_oldest_text_is_always_in_the_next_batch() -> None:
     encoder = GatedEncoder()
     with running(encoder, budget=8) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -151,7 +151,7 @@ def test_the_first_come_is_never_passed_by_for_ever() -> None:
     assert encoder.batches[2] == ["丙", "丁"]
 
 
-def test_an_urgent_text_goes_before_all_that_wait() -> None:
+def test_an_urgent_text_is_encoded_before_the_queue() -> None:
     encoder = GatedEncoder()
     with running(encoder, budget=1) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -163,7 +163,7 @@ def test_an_urgent_text_goes_before_all_that_wait() -> None:
     assert encoder.batches == [["甲"], ["急"], ["乙"]]
 
 
-def test_closing_ends_what_waits_first() -> None:
+def test_closing_encodes_the_queue_first() -> None:
     encoder = GatedEncoder()
     with running(encoder) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
@@ -174,7 +174,7 @@ def test_closing_ends_what_waits_first() -> None:
         assert set(outcomes.of) == {"甲", "乙"}
 
 
-def test_times_are_those_of_waiting_and_of_the_batch() -> None:
+def test_times_of_queue_and_batch_are_measured() -> None:
     encoder = GatedEncoder()
     with running(encoder) as (batcher, outcomes):
         first, second = jobs("甲", "乙")
@@ -193,10 +193,10 @@ LENGTHS = st.lists(st.integers(1, 100), min_size=1, max_size=80)
 
 
 @given(LENGTHS, st.integers(1, 500), st.integers(0, 50))
-def test_a_batch_holds_the_oldest_text_and_keeps_to_the_budget(
+def test_a_batch_contains_the_oldest_text_and_fits_the_budget(
     lengths: list[int], budget: int, padding: int
 ) -> None:
-    chosen = choose(lengths, budget, padding)
+    chosen = choose_batch(lengths, budget, padding)
     longest = max(lengths[i] for i in chosen)
     assert 0 in chosen
     assert len(chosen) == 1 or len(chosen) * longest <= budget
@@ -204,24 +204,24 @@ def test_a_batch_holds_the_oldest_text_and_keeps_to_the_budget(
 
 
 @given(LENGTHS)
-def test_all_texts_come_along_where_there_is_room(lengths: list[int]) -> None:
+def test_all_texts_are_chosen_if_they_fit(lengths: list[int]) -> None:
     room = len(lengths) * max(lengths)
-    assert choose(lengths, room, room) == set(range(len(lengths)))
+    assert choose_batch(lengths, room, room) == set(range(len(lengths)))
 
 
-def test_the_texts_nearest_in_length_come_along() -> None:
-    assert choose([10, 50, 12, 9, 100, 11], 48, 100) == {0, 2, 3, 5}
+def test_texts_nearest_in_length_are_chosen() -> None:
+    assert choose_batch([10, 50, 12, 9, 100, 11], 48, 100) == {0, 2, 3, 5}
 
 
-def test_a_text_that_would_pad_others_waits_for_its_like() -> None:
-    assert choose([10, 15, 11, 10, 4, 3, 16], 1000, 6) == {0, 2, 3}
-    assert choose([10, 10, 4, 3], 1000, 6) == {0, 1, 2}
-    assert choose([10, 16], 1000, 6) == {0, 1}
-    assert choose([10, 11, 10], 1000, 0) == {0, 2}
+def test_a_text_that_adds_too_much_padding_is_not_chosen() -> None:
+    assert choose_batch([10, 15, 11, 10, 4, 3, 16], 1000, 6) == {0, 2, 3}
+    assert choose_batch([10, 10, 4, 3], 1000, 6) == {0, 1, 2}
+    assert choose_batch([10, 16], 1000, 6) == {0, 1}
+    assert choose_batch([10, 11, 10], 1000, 0) == {0, 2}
 
 
 class ReluctantEncoder(GatedEncoder):
-    """Tokenizes the first texts only when told to."""
+    """Tokenizes the first texts only when the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,14 +234,14 @@ class ReluctantEncoder(GatedEncoder):
         return super().tokenize(texts)
 
 
-def test_no_thread_passes_by_older_texts_that_another_looks_at() -> None:
+def test_threads_do_not_overtake_texts_that_another_is_choosing_from() -> None:
     encoder = ReluctantEncoder()
-    # Each text is a batch of its own.
+    # Each text is a separate batch.
     with running(encoder, budget=1, workers=2) as (batcher, outcomes):
         batcher.submit(jobs("一", "二"))
         assert encoder.tokenizing.acquire(timeout=WAIT)
         batcher.submit(jobs("三", "四"))
-        # The other thread would come now, and take the younger ones.
+        # Another thread could now take the younger texts.
         assert not encoder.tokenizing.acquire(timeout=0.2)
         encoder.go_on.set()
         for _ in range(2):

@@ -39,7 +39,7 @@ def test_the_second_identical_query_is_cached_with_the_same_hits(
     assert encoder.texts_seen == seen
 
 
-def test_what_hits_carry_is_no_part_of_the_key(client: TestClient) -> None:
+def test_include_is_not_part_of_the_key(client: TestClient) -> None:
     ask(client)
     answer = ask(client, include=[])
     assert answer["cached"]
@@ -55,15 +55,13 @@ def test_what_hits_carry_is_no_part_of_the_key(client: TestClient) -> None:
         {"filter": {"department": ["儿科"]}},
     ],
 )
-def test_another_query_is_not_answered_from_the_cache(
-    client: TestClient, changes: dict[str, Any]
-) -> None:
+def test_a_different_query_is_a_cache_miss(client: TestClient, changes: dict[str, Any]) -> None:
     ask(client)
     assert not ask(client, **changes)["cached"]
     assert ask(client, **changes)["cached"]
 
 
-def test_values_of_other_types_are_other_filters(client: TestClient) -> None:
+def test_filter_values_of_different_types_have_different_keys(client: TestClient) -> None:
     ask(client, filter={"rare": [True]})
     answer = ask(client, filter={"rare": [1]})
     assert (answer["cached"], answer["hits"]) == (False, [])
@@ -84,12 +82,12 @@ def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Buil
     assert new["index"] != old["index"]
 
 
-def test_no_entries_turn_the_cache_off(serve: Serve, manifest: IndexManifest) -> None:
+def test_zero_entries_disable_the_cache(serve: Serve, manifest: IndexManifest) -> None:
     client = serve(cache_entries=0)
     assert [ask(client)["cached"] for _ in range(3)] == [False] * 3
 
 
-def test_the_least_recently_used_query_goes_first() -> None:
+def test_the_least_recently_used_query_is_evicted() -> None:
     cache = MemoryCache(2)
     cache.put(b"a", found(0))
     cache.put(b"b", found(1))
@@ -120,7 +118,7 @@ def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
     assert {len(key) for key in all_keys} == {32}
 
 
-def test_the_order_of_a_filters_fields_does_not_matter() -> None:
+def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
     keys = QueryKeys("secret", make_spec())
     one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
     assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
@@ -130,7 +128,7 @@ def test_the_order_of_a_filters_fields_does_not_matter() -> None:
     "changes",
     [{"embedding_space": "other"}, {"weights_sha256": "1" * 64}, {"tokenizer_sha256": "1" * 64}],
 )
-def test_another_encoder_never_finds_what_an_earlier_one_left(changes: dict[str, str]) -> None:
+def test_another_encoder_has_different_keys(changes: dict[str, str]) -> None:
     spec = make_spec()
     other = spec.model_copy(update=changes)
     assert QueryKeys("secret", spec).key(QUERIES[0], "1") != (
@@ -138,6 +136,6 @@ def test_another_encoder_never_finds_what_an_earlier_one_left(changes: dict[str,
     )
 
 
-def test_keys_tell_nothing_without_the_secret() -> None:
+def test_keys_depend_on_the_secret() -> None:
     spec = make_spec()
     assert QueryKeys("a", spec).key(QUERIES[0], "1") != QueryKeys("b", spec).key(QUERIES[0], "1")

@@ -33,7 +33,7 @@ FAILS = "不可编码"
 
 
 class FailingEncoder(BigramEncoder):
-    """Fails at every batch with the text `FAILS`, and makes one batch of all that wait."""
+    """Fails on each batch with the text `FAILS`."""
 
     def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
         if FAILS in tokens:
@@ -80,7 +80,7 @@ def test_a_reload_serves_the_version_that_current_names(
     assert len(answer["hits"]) == 30
 
 
-def test_a_reload_goes_back_as_well(
+def test_a_reload_serves_an_older_version_too(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
     client = serve()
@@ -88,7 +88,7 @@ def test_a_reload_goes_back_as_well(
     assert reload(client)["version"] == versions[0].version
 
 
-def test_a_corrupt_version_is_refused_and_the_old_one_keeps_serving(
+def test_a_corrupt_version_is_rejected_and_the_old_one_stays(
     serve: Serve, build_version: Builder, tmp_path: Path
 ) -> None:
     old = build_version(make_records(20))
@@ -108,7 +108,7 @@ def test_a_corrupt_version_is_refused_and_the_old_one_keeps_serving(
     assert reload(client)["version"] == new.version
 
 
-def test_the_old_version_is_released(serve: Serve, build_version: Builder) -> None:
+def test_the_old_version_is_released_after_a_reload(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client = serve()
     vectors = weakref.ref(client.app.state.service.engine.index.vectors)
@@ -121,7 +121,7 @@ def test_the_old_version_is_released(serve: Serve, build_version: Builder) -> No
     assert old.version not in Path("/proc/self/maps").read_text()
 
 
-def test_a_request_in_work_ends_with_the_version_that_it_began_with(
+def test_a_request_uses_one_version_during_a_reload(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
     set_current(tmp_path / "indexes", "test", versions[0].version)
@@ -139,7 +139,7 @@ def test_a_request_in_work_ends_with_the_version_that_it_began_with(
 
 
 def mapped(manifest: IndexManifest) -> int:
-    """Maps of a version's files that this process holds."""
+    """Memory maps of a version's files in this process."""
     return Path("/proc/self/maps").read_text().count(manifest.version)
 
 
@@ -149,7 +149,7 @@ def resident() -> int:
 
 
 @pytest.mark.e2e
-def test_no_request_fails_or_mixes_versions_and_nothing_leaks_over_200_swaps(
+def test_two_hundred_reloads_fail_no_request_and_leak_nothing(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
     client = serve(threads=2)
@@ -181,11 +181,11 @@ def test_no_request_fails_or_mixes_versions_and_nothing_leaks_over_200_swaps(
     assert seen == {0, 1}
     gc.collect()
     assert mapped(versions[0]) == 0 < mapped(versions[1])
-    # An index that stays behind holds some 100 kB; 150 of them would show.
+    # An index that is not released takes some 100 kB; 150 of them would be visible.
     assert after - before < 8_000_000
 
 
-def test_vectors_that_cannot_be_searched_now_are_503(
+def test_an_unavailable_store_is_503(
     serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
@@ -206,10 +206,10 @@ def test_vectors_that_cannot_be_searched_now_are_503(
 
 
 @pytest.mark.parametrize("path", ["/search/batch", "/v1/embeddings"])
-def test_texts_of_a_batch_that_fail_together_leave_no_error_unheard(
+def test_a_failed_batch_leaves_no_unretrieved_exceptions(
     serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    """The event loop logs each error that nobody has asked a future for."""
+    """The event loop logs exceptions of futures that were never retrieved."""
     client = serve(FailingEncoder())
     texts = [*(f"第{i}个病人" for i in range(8)), FAILS]
     body = {"input": texts} if "v1" in path else {"queries": [{"query": text} for text in texts]}
@@ -221,7 +221,7 @@ def test_texts_of_a_batch_that_fail_together_leave_no_error_unheard(
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_more_hits_than_there_are_documents_are_fewer_hits(
+def test_top_k_above_the_number_of_documents_returns_all(
     serve: Serve, build_version: Builder, size: int
 ) -> None:
     build_version(make_records(size))
@@ -232,7 +232,7 @@ def test_more_hits_than_there_are_documents_are_fewer_hits(
     results = client.post("/search/batch", json={"queries": queries}).json()["results"]
     assert [len(result["hits"]) for result in results] == [size, 1, size]
     assert results[0]["hits"] == answer.json()["hits"]
-    # All numbers of hits beyond the size are one query for the caches.
+    # All values of top_k above the size of the index share a cache key.
     assert [result["cached"] for result in results] == [True, size == 1, False]
     assert client.post("/search", json={"query": QUERY, "top_k": 1001}).status_code == 422
 
@@ -248,9 +248,7 @@ def served(client: TestClient) -> str:
     return str(client.get("/index").json()["version"])
 
 
-def test_a_watching_service_takes_over_a_new_version_by_itself(
-    serve: Serve, build_version: Builder
-) -> None:
+def test_a_watching_service_loads_a_new_version(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client, other = serve(watch_seconds=0.02), serve()
     new = build_version(make_records(30))
@@ -259,7 +257,7 @@ def test_a_watching_service_takes_over_a_new_version_by_itself(
     assert sample(client, "care_index_reloads_total", result="success") == 1
 
 
-def test_a_watching_service_outlives_bad_versions_and_none(
+def test_a_watching_service_survives_bad_and_missing_versions(
     serve: Serve, build_version: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, bad = (build_version(make_records(count)) for count in (20, 30))
@@ -281,10 +279,10 @@ def test_a_watching_service_outlives_bad_versions_and_none(
     assert {record.fields["error"] for record in logged} == {"IndexVersionError"}  # type: ignore[attr-defined]
 
 
-def test_a_pair_in_a_file_is_known_by_its_name(
+def test_a_pair_loaded_from_a_file_is_shown_by_its_name(
     serve: Serve, manifest: IndexManifest, tmp_path: Path
 ) -> None:
-    """Neither answers nor metrics show a path of the server."""
+    """Neither responses nor metrics show a path on the server."""
     path = tmp_path / "pair.toml"
     write_pair(load_pair("care-mini").model_copy(update={"name": "mine"}), path)
     client = serve(pair=str(path))

@@ -22,7 +22,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [json.loads(formatter.format(record)) for record in records]
 
 
-def test_each_request_is_a_line_with_its_id_and_times(
+def test_each_request_is_logged_with_its_id_and_timings(
     serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve(api_keys=SecretStr(SEARCH_KEY))
@@ -56,7 +56,7 @@ def test_the_path_of_an_unknown_route_is_not_logged(
     assert (line["route"], line["status"], line["stages_ms"]) == ("unmatched", 404, {})
 
 
-def test_levels_above_info_leave_requests_out(
+def test_requests_are_not_logged_above_info(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -71,7 +71,7 @@ def failure() -> Exception:
         return error
 
 
-def test_an_error_is_told_by_type_and_place_without_its_message() -> None:
+def test_an_error_is_logged_by_type_and_traceback_without_its_message() -> None:
     error = failure()
     record = logging.LogRecord(
         "uvicorn.error", logging.ERROR, __file__, 1, "Exception in %s", ("task",), None
@@ -84,7 +84,9 @@ def test_an_error_is_told_by_type_and_place_without_its_message() -> None:
     assert SECRET not in text
 
 
-def test_what_a_task_leaves_unhandled_is_told_likewise(caplog: pytest.LogCaptureFixture) -> None:
+def test_unhandled_errors_of_tasks_are_logged_without_their_messages(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = asyncio.new_event_loop()
     log_failure(loop, {"message": f"Task failed: {SECRET}", "exception": failure()})
     log_failure(loop, {"message": SECRET})
@@ -95,7 +97,7 @@ def test_what_a_task_leaves_unhandled_is_told_likewise(caplog: pytest.LogCapture
     assert SECRET not in caplog.text + json.dumps([first, second], ensure_ascii=False)
 
 
-def test_text_is_written_as_it_is() -> None:
+def test_text_is_not_escaped() -> None:
     record = logging.makeLogRecord({"msg": "索引已换", "exc_info": None})
     assert "索引已换" in JsonFormatter().format(record)
 
@@ -110,7 +112,7 @@ def test_probes_are_logged_at_debug(
     assert (line["level"], line["route"]) == ("debug", path)
 
 
-def test_warnings_and_unhandled_errors_are_lines_of_json_too() -> None:
+def test_warnings_and_unhandled_errors_are_json_lines() -> None:
     code = f"""
 import threading, warnings
 from service.logs import configure_logs
@@ -120,13 +122,16 @@ def fail(): raise ValueError("{SECRET}")
 thread = threading.Thread(target=fail)
 thread.start()
 thread.join()
+class Failing:
+    def __del__(self): fail()
+Failing()
 fail()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    warning, of_thread, last = map(json.loads, done.stderr.splitlines())
+    warning, of_thread, of_finalizer, last = map(json.loads, done.stderr.splitlines())
     assert (warning["level"], warning["logger"]) == ("warning", "py.warnings")
     assert "deprecated" in warning["message"]
-    assert of_thread["error"] == last["error"] == "ValueError"
+    assert of_thread["error"] == of_finalizer["error"] == last["error"] == "ValueError"
     assert "in fail" in of_thread["traceback"]
     assert SECRET not in done.stderr
     assert done.returncode == 1

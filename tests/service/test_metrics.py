@@ -47,7 +47,7 @@ def test_every_series_exists_before_the_first_request(client: TestClient) -> Non
     [
         ("/search", 200, QUERY),
         ("/search", 422, {"query": ""}),
-        ("/search", 413, {"query": "a" * 2_000_000}),
+        ("/search", 413, {"query": "a" * 5_000_000}),
         ("/search/batch", 200, {"queries": [QUERY]}),
         ("/search", 400, b"{"),
         ("/index/reload", 200, None),
@@ -65,7 +65,7 @@ def test_requests_are_counted_and_timed_by_route_and_status(
     assert sample(client, "care_http_request_seconds_sum", route=route) > 0
 
 
-def test_unknown_paths_are_one_label(client: TestClient) -> None:
+def test_unknown_paths_share_one_label(client: TestClient) -> None:
     client.get("/nowhere")
     series = read_samples(client).keys()
     for i in range(20):
@@ -75,7 +75,7 @@ def test_unknown_paths_are_one_label(client: TestClient) -> None:
 
 
 async def leave_while_sending(app: Any, path: str) -> None:
-    """Sends half a body and goes away."""
+    """Sends half a body and disconnects."""
     messages: list[Message] = [
         {"type": "http.request", "body": b'{"query"', "more_body": True},
         {"type": "http.disconnect"},
@@ -97,19 +97,19 @@ async def leave_while_sending(app: Any, path: str) -> None:
     await app(scope, receive, send)
 
 
-def test_a_client_that_leaves_is_counted_as_499(client: TestClient) -> None:
+def test_a_client_that_disconnects_is_counted_as_499(client: TestClient) -> None:
     asyncio.run(leave_while_sending(client.app, "/search"))
     assert requests(client, "/search", 499) == 1
     assert requests(client, "/search", 422) == 0
 
 
-def test_requests_in_work_are_shown_while_they_last(serve: Serve, manifest: IndexManifest) -> None:
+def test_requests_in_flight_are_counted(serve: Serve, manifest: IndexManifest) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
         assert encoder.entered.wait(30)
-        # The one that asks is in work, too.
+        # The request for the metrics is in flight, too.
         assert sample(client, "care_http_requests_in_flight") == 2
         encoder.release.set()
         assert pending.result().status_code == 200
@@ -128,13 +128,13 @@ def test_stages_and_cache_lookups_are_counted_by_query(client: TestClient) -> No
     assert sample(client, "care_stage_seconds_sum", stage="total") > 0
 
 
-def test_refused_queries_and_health_checks_are_no_searches(client: TestClient) -> None:
+def test_rejected_queries_and_health_checks_are_not_counted_as_searches(client: TestClient) -> None:
     client.post("/search", json={"query": ""})
     client.get("/health/ready")
     assert stages(client) == [0] * 7
 
 
-def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: Builder) -> None:
+def test_only_the_active_version_has_a_series(serve: Serve, build_version: Builder) -> None:
     def shown() -> list[dict[str, str]]:
         series = read_samples(client)
         return [dict(labels) for name, labels in series if name == "care_index_info"]
@@ -159,9 +159,7 @@ def test_the_active_version_is_named_and_no_other(serve: Serve, build_version: B
     assert sample(client, "care_index_reloads_total", result="success") == 1
 
 
-def test_chunks_are_counted_as_vectors_and_not_as_documents(
-    serve: Serve, build_version: Builder
-) -> None:
+def test_chunks_count_as_vectors_and_not_as_documents(serve: Serve, build_version: Builder) -> None:
     records = make_records(5)
     records[2]["text"] = "很长的一段话。" * 30
     manifest = build_version(records, chunking=Chunking(tokens=60))

@@ -26,7 +26,7 @@ def encoder() -> BlockingEncoder:
 
 @contextmanager
 def blocked(client: TestClient, encoder: BlockingEncoder) -> Iterator["Future[Response]"]:
-    """Keeps the encoder busy with one request; yields its answer, which comes at the end."""
+    """Blocks the encoder with one request; yields the future of its response."""
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
         assert encoder.entered.wait(30)
@@ -48,7 +48,7 @@ def queued(client: TestClient) -> float:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_single_and_batch_requests_are_admitted_by_one_rule(
+def test_single_and_batch_requests_are_admitted_by_the_same_rule(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder, batch: bool
 ) -> None:
     # Room for the blocked query (4 tokens) and one of 12.
@@ -69,7 +69,7 @@ def test_single_and_batch_requests_are_admitted_by_one_rule(
     assert (queued(client), sample(client, "care_queue_tokens")) == (0, 0)
 
 
-def test_a_request_larger_than_the_queue_is_served_when_nothing_else_is(
+def test_a_request_larger_than_the_queue_is_admitted_to_an_empty_queue(
     serve: Serve, manifest: IndexManifest
 ) -> None:
     client = serve(queue_tokens=1, batch_tokens=1)
@@ -77,7 +77,7 @@ def test_a_request_larger_than_the_queue_is_served_when_nothing_else_is(
     assert client.post("/search/batch", json={"queries": queries}).status_code == 200
 
 
-def test_all_queries_of_a_batch_are_admitted_or_none(
+def test_a_batch_is_admitted_as_a_whole_or_not_at_all(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, queue_tokens=20)
@@ -87,7 +87,7 @@ def test_all_queries_of_a_batch_are_admitted_or_none(
         assert queued(client) == 1
 
 
-def test_a_query_past_its_deadline_is_answered_with_504_and_never_encoded(
+def test_a_query_past_its_deadline_gets_504_and_is_not_encoded(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
@@ -102,7 +102,7 @@ def test_a_query_past_its_deadline_is_answered_with_504_and_never_encoded(
     assert sample(client, "care_rejections_total", reason="deadline") == 1
 
 
-def test_the_default_deadline_is_the_settings(
+def test_the_default_deadline_is_that_of_the_settings(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, timeout_ms=30)
@@ -113,7 +113,7 @@ def test_the_default_deadline_is_the_settings(
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "60001", "soon", "1.5", ""])
-def test_a_deadline_that_is_none_is_refused(client: TestClient, value: str) -> None:
+def test_an_invalid_deadline_is_rejected(client: TestClient, value: str) -> None:
     response = client.post("/search", json=QUERY, headers={"X-Request-Timeout-Ms": value})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "X-Request-Timeout-Ms"
@@ -145,7 +145,7 @@ def test_equal_queries_of_one_batch_are_computed_once(
     assert encoder.texts_seen == seen + 1
 
 
-def test_the_first_of_two_equal_queries_may_give_up_without_the_other(
+def test_a_shared_flight_survives_one_of_its_waiters(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, cache_entries=0)
@@ -160,7 +160,7 @@ def test_the_first_of_two_equal_queries_may_give_up_without_the_other(
 
 
 async def ask_and_leave(app: Any, body: bytes, asked: threading.Event) -> list[Message]:
-    """Sends a whole request and goes away once it waits for the encoder."""
+    """Sends a whole request and disconnects once it waits for the encoder."""
     sent: list[Message] = []
     first = True
 
@@ -187,7 +187,7 @@ async def ask_and_leave(app: Any, body: bytes, asked: threading.Event) -> list[M
     return sent
 
 
-def test_the_query_of_a_client_that_has_gone_is_never_encoded(
+def test_the_query_of_a_disconnected_client_is_not_encoded(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
@@ -207,7 +207,7 @@ def test_the_query_of_a_client_that_has_gone_is_never_encoded(
     assert sample(client, "care_http_requests_total", route="/search", status="499") == 1
 
 
-def test_one_request_more_than_may_be_at_once_is_answered_with_503(
+def test_a_request_beyond_max_requests_gets_503(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, max_requests=1)
@@ -238,15 +238,13 @@ async def send_half(app: Any) -> int:
     return status
 
 
-def test_a_body_that_never_comes_is_not_waited_for_for_ever(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_body_that_never_arrives_times_out(serve: Serve, manifest: IndexManifest) -> None:
     client = serve(timeout_ms=50)
     assert client.portal
     assert client.portal.call(send_half, client.app) == 504
 
 
-def test_a_batch_that_fails_answers_each_of_its_queries(
+def test_each_query_of_a_failed_batch_gets_a_response(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
@@ -265,7 +263,7 @@ def test_a_batch_that_fails_answers_each_of_its_queries(
     assert queued(client) == 0
 
 
-def test_ready_is_answered_before_all_that_wait(
+def test_the_readiness_check_skips_the_queue(
     serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, queue_tokens=4)

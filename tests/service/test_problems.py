@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def problem(response: Response, status: int, code: str | None = None) -> dict[str, Any]:
-    """Checks that a response is a problem of a status, without the query, and returns it."""
+    """Checks that a response is a problem with a status and without the query; returns it."""
     assert response.status_code == status
     assert response.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = response.json()
@@ -43,7 +43,7 @@ def assert_one_fault(response: Response, field: str, code: str | None, status: i
     assert fault["field"] == field
     assert code in (None, fault["code"])
     assert body["detail"] == f"{field}: {fault['message']}"
-    # An error of the whole request has the code of its one fault, unless that is of its form.
+    # The code of the problem is that of its error, except for errors of validation.
     assert body["code"] in (fault["code"], "invalid_request")
 
 
@@ -80,7 +80,7 @@ def assert_one_fault(response: Response, field: str, code: str | None, status: i
         ({"x" * 99: 3}, "x" * 64, "extra_forbidden"),
     ],
 )
-def test_a_bad_field_is_named_alone_and_in_a_batch(
+def test_an_invalid_field_is_named_in_single_and_batch_requests(
     client: TestClient, change: dict[str, Any], field: str, code: str | None
 ) -> None:
     bad = {"query": SECRET} | change
@@ -91,7 +91,7 @@ def test_a_bad_field_is_named_alone_and_in_a_batch(
     assert_one_fault(response, f"queries.1.{field}", code)
 
 
-def test_limits_are_said(client: TestClient) -> None:
+def test_errors_name_the_limit(client: TestClient) -> None:
     for change, limit in (({"query": SECRET * 501}, "2000"), ({"top_k": 1001}, "1000")):
         body = problem(client.post("/search", json={"query": SECRET} | change), 422)
         assert limit in body["detail"]
@@ -111,21 +111,23 @@ def test_limits_are_said(client: TestClient) -> None:
         (b'{"query": "a", "top_k": ' + b"1" * 5000 + b"}", 400, "body", "invalid_json"),
     ],
 )
-def test_a_body_that_is_no_query_is_refused(
+def test_an_invalid_body_is_rejected(
     client: TestClient, body: bytes, status: int, field: str, code: str | None
 ) -> None:
     assert_one_fault(client.post("/search", content=body, headers=JSON), field, code, status)
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
-def test_a_body_of_another_type_is_not_read(client: TestClient, media_type: str) -> None:
+def test_a_body_of_another_media_type_gets_415(client: TestClient, media_type: str) -> None:
     body = json.dumps({"query": SECRET})
     response = client.post("/search", content=body, headers={"Content-Type": media_type})
     problem(response, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", ""])
-def test_a_body_of_json_or_of_no_type_is_read(client: TestClient, media_type: str) -> None:
+def test_a_body_of_json_or_without_a_media_type_is_read(
+    client: TestClient, media_type: str
+) -> None:
     headers = {"Content-Type": media_type} if media_type else {}
     response = client.post("/search", content=json.dumps({"query": SECRET}), headers=headers)
     assert response.status_code == 200
@@ -139,24 +141,24 @@ def test_a_body_of_json_or_of_no_type_is_read(client: TestClient, media_type: st
         ({"max_batch": 2}, [{"query": SECRET}] * 3, "batch_too_large"),
     ],
 )
-def test_a_batch_that_can_never_be_answered_is_refused(
+def test_an_invalid_batch_is_rejected(
     serve: Serve, manifest: IndexManifest, changes: dict[str, int], queries: object, code: str
 ) -> None:
     response = serve(**changes).post("/search/batch", json={"queries": queries})
     assert_one_fault(response, "queries", code)
 
 
-def test_a_batch_of_faults_is_answered_with_the_first(client: TestClient) -> None:
+def test_validation_of_a_batch_stops_at_the_first_error(client: TestClient) -> None:
     response = client.post("/search/batch", json={"queries": [{}] * 10_000})
     assert_one_fault(response, "queries.0.query", "missing")
 
 
-def test_no_more_than_sixteen_faults_are_listed(client: TestClient) -> None:
+def test_at_most_sixteen_errors_are_listed(client: TestClient) -> None:
     body = {"query": SECRET} | {f"field{i}": i for i in range(1000)}
     assert len(problem(client.post("/search", json=body), 422)["errors"]) == 16
 
 
-def test_all_faults_of_a_query_are_listed_and_the_first_is_the_sentence(
+def test_all_errors_of_a_query_are_listed_and_the_first_is_the_detail(
     client: TestClient,
 ) -> None:
     response = client.post("/search", json={"query": 1, "top_k": 0})
@@ -172,7 +174,7 @@ def in_chunks(body: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 413)])
-def test_a_body_over_the_limit_is_refused_whatever_its_headers_say(
+def test_a_body_over_the_limit_gets_413_with_or_without_content_length(
     serve: Serve, manifest: IndexManifest, chunked: bool, excess: int, status: int
 ) -> None:
     query = json.dumps({"query": SECRET}).encode()
@@ -195,7 +197,7 @@ def test_a_body_over_the_limit_is_refused_whatever_its_headers_say(
         ("DELETE", "/index", 405, "method_not_allowed"),
     ],
 )
-def test_unknown_routes_and_methods_are_problems_too(
+def test_unknown_routes_and_methods_return_problems(
     client: TestClient, method: str, path: str, status: int, code: str
 ) -> None:
     response = client.request(method, path)
@@ -220,9 +222,7 @@ def test_request_ids_differ(client: TestClient) -> None:
     assert len({client.get("/index").headers["X-Request-ID"] for _ in range(20)}) == 20
 
 
-def test_one_query_more_than_is_admitted_is_told_to_come_again(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_full_queue_returns_429_with_retry_after(serve: Serve, manifest: IndexManifest) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, queue_tokens=1)
     with ThreadPoolExecutor(1) as pool:
@@ -242,7 +242,7 @@ def test_one_query_more_than_is_admitted_is_told_to_come_again(
 
 
 class FailingEncoder(BigramEncoder):
-    """Fails once the index is loaded, with the text in its message."""
+    """Fails once the index is loaded, with the query text in the message."""
 
     failing = False
 
@@ -260,7 +260,7 @@ class FailingEncoder(BigramEncoder):
         ("POST", "/index/reload", None),
     ],
 )
-def test_an_unexpected_error_says_nothing_but_its_request_id(
+def test_an_unexpected_error_returns_no_details(
     serve: Serve,
     manifest: IndexManifest,
     caplog: pytest.LogCaptureFixture,
@@ -286,8 +286,8 @@ def test_an_unexpected_error_says_nothing_but_its_request_id(
     assert client.get("/health/ready").status_code == 200
 
 
-def test_errors_are_answered_without_a_thread() -> None:
-    """Handlers that are no coroutines would be run in threads, which overload cannot afford."""
+def test_error_handlers_are_coroutines() -> None:
+    """Starlette runs other handlers in threads, which take processor time under overload."""
     app = FastAPI()
     given = set(app.exception_handlers)
     add_problem_handlers(app)

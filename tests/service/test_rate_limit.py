@@ -14,7 +14,7 @@ from tests.redis_server import RedisServer, free_port, run_redis
 pytestmark = pytest.mark.anyio
 
 PREFIX = "care:rate:"
-# So slow that what passes while a test runs does not matter: a query in 1,000 s.
+# One query in 1,000 s: the duration of a test does not matter.
 SLOW = 0.001
 
 
@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 
 class Clock:
-    """Time [ns] that passes when it is told to, from an odd beginning."""
+    """A clock [ns] that the test advances; it starts at an odd value."""
 
     def __init__(self) -> None:
         self.now = 1_234_567_000
@@ -56,7 +56,7 @@ async def test_a_full_bucket_admits_the_burst_and_then_one_for_each_interval() -
     assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
 
 
-async def test_a_request_costs_as_much_as_its_queries() -> None:
+async def test_each_query_of_a_request_is_charged() -> None:
     clock = Clock()
     limiter = RateLimiter(10, 5, None, clock)
     assert await admit_all(limiter, [4, 2, 1, 1]) == [0, 0.1, 0, 0.1]
@@ -64,7 +64,7 @@ async def test_a_request_costs_as_much_as_its_queries() -> None:
     assert await admit_all(limiter, [4, 3]) == [0.1, 0]
 
 
-async def test_more_than_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
+async def test_a_request_above_the_burst_waits_for_a_full_bucket_and_delays_the_next() -> None:
     clock = Clock()
     limiter = RateLimiter(10, 3, None, clock)
     assert await admit_all(limiter, [1, 8]) == [0, 0.1]
@@ -74,7 +74,7 @@ async def test_more_than_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
     assert await admit_all(limiter, [1, 1]) == [0, 0.1]
 
 
-async def test_who_is_refused_is_charged_nothing() -> None:
+async def test_rejected_requests_are_not_charged() -> None:
     clock = Clock()
     limiter = RateLimiter(10, 2, None, clock)
     assert await admit_all(limiter, [2, *[1] * 50]) == [0, *[0.1] * 50]
@@ -82,14 +82,14 @@ async def test_who_is_refused_is_charged_nothing() -> None:
     assert await admit_all(limiter, [1]) == [0]
 
 
-async def test_names_have_buckets_of_their_own() -> None:
+async def test_each_name_has_its_own_bucket() -> None:
     limiter = RateLimiter(10, 1, None, Clock())
     assert await admit_all(limiter, [1, 1], "a") == [0, 0.1]
     assert await admit_all(limiter, [1, 1], "b") == [0, 0.1]
 
 
 @pytest.mark.parametrize("rate", [3, 7, 0.3, 999.9, 33_333])
-async def test_queries_at_the_rate_are_never_refused(rate: float) -> None:
+async def test_queries_at_the_rate_are_admitted(rate: float) -> None:
     clock = Clock()
     limiter = RateLimiter(rate, 1, None, clock)
     for _ in range(2000):
@@ -102,10 +102,10 @@ async def test_queries_at_the_rate_are_never_refused(rate: float) -> None:
     burst=st.integers(1, 8),
     requests=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 8)), min_size=1, max_size=40),
 )
-def test_no_span_of_time_admits_more_than_the_burst_and_the_rate(
+def test_no_interval_admits_more_than_burst_plus_rate(
     rate: float, burst: int, requests: list[tuple[float, int]]
 ) -> None:
-    """The arrivals are spaced by parts of an interval, so that they are on both sides."""
+    """Arrivals are spaced by fractions of an interval, so that some are admitted and some not."""
     clock = Clock()
     limiter = RateLimiter(rate, burst, None, clock)
     interval = round(1e9 / rate)
@@ -139,7 +139,7 @@ def test_no_span_of_time_admits_more_than_the_burst_and_the_rate(
     ],
 )
 @pytest.mark.e2e
-async def test_redis_and_the_process_decide_alike(tmp_path: Path, costs: list[int]) -> None:
+async def test_redis_and_the_local_bucket_agree(tmp_path: Path, costs: list[int]) -> None:
     with run_redis(tmp_path) as server:
         guard = make_guard(server.url)
         shared = await admit_all(RateLimiter(SLOW, 3, guard), costs)
@@ -170,7 +170,7 @@ async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> Non
 
 
 @pytest.mark.e2e
-async def test_requests_at_once_never_get_more_than_the_burst(server: RedisServer) -> None:
+async def test_concurrent_requests_get_at_most_the_burst(server: RedisServer) -> None:
     guards = [make_guard(server.url) for _ in range(2)]
     limiters = [RateLimiter(SLOW, 7, guard) for guard in guards]
     waits = await asyncio.gather(*(limiters[i % 2].admit("app", 1) for i in range(100)))
@@ -180,7 +180,7 @@ async def test_requests_at_once_never_get_more_than_the_burst(server: RedisServe
 
 
 @pytest.mark.e2e
-async def test_redis_refills_the_bucket_and_forgets_full_ones(server: RedisServer) -> None:
+async def test_redis_refills_buckets_and_expires_full_ones(server: RedisServer) -> None:
     guard = make_guard(server.url)
     limiter = RateLimiter(10, 2, guard)
     assert await admit_all(limiter, [2]) == [0]
@@ -193,7 +193,7 @@ async def test_redis_refills_the_bucket_and_forgets_full_ones(server: RedisServe
 
 
 @pytest.mark.e2e
-async def test_only_the_name_is_in_redis(server: RedisServer) -> None:
+async def test_redis_stores_only_the_name_of_the_key(server: RedisServer) -> None:
     guard = make_guard(server.url)
     await RateLimiter(SLOW, 2, guard).admit("app", 1)
     with server.client() as client:
@@ -202,7 +202,7 @@ async def test_only_the_name_is_in_redis(server: RedisServer) -> None:
 
 
 @pytest.mark.e2e
-async def test_each_process_limits_alone_while_redis_is_dead(server: RedisServer) -> None:
+async def test_each_process_uses_a_local_bucket_while_redis_is_down(server: RedisServer) -> None:
     guards = [make_guard(server.url) for _ in range(2)]
     one, other = (RateLimiter(SLOW, 2, guard, Clock()) for guard in guards)
     assert await admit_all(one, [1]) == [0]
@@ -213,7 +213,7 @@ async def test_each_process_limits_alone_while_redis_is_dead(server: RedisServer
         await guard.close()
 
 
-async def test_a_redis_that_never_was_does_not_matter() -> None:
+async def test_rate_limits_work_without_any_redis() -> None:
     guard = make_guard(f"redis://127.0.0.1:{free_port()}/0")
     limiter = RateLimiter(SLOW, 2, guard, Clock())
     assert await admit_all(limiter, [1, 1, 1, 1, 1, 1]) == [0, 0, 1000, 1000, 1000, 1000]
@@ -222,7 +222,7 @@ async def test_a_redis_that_never_was_does_not_matter() -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12"])
 @pytest.mark.e2e
-async def test_garbage_under_a_name_is_a_full_bucket(server: RedisServer, garbage: bytes) -> None:
+async def test_an_invalid_value_is_a_full_bucket(server: RedisServer, garbage: bytes) -> None:
     with server.client() as client:
         client.set(PREFIX + "app", garbage)
     guard = make_guard(server.url)
@@ -233,7 +233,7 @@ async def test_garbage_under_a_name_is_a_full_bucket(server: RedisServer, garbag
 
 
 @pytest.mark.e2e
-async def test_a_value_of_another_type_leaves_the_process_alone(server: RedisServer) -> None:
+async def test_a_value_of_another_type_falls_back_to_the_local_bucket(server: RedisServer) -> None:
     with server.client() as client:
         client.rpush(PREFIX + "app", "x")
     guard = make_guard(server.url)

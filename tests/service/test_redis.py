@@ -1,4 +1,4 @@
-"""The service beside a real Redis: search goes on whatever becomes of it."""
+"""The service with a real Redis: searches succeed whatever Redis does."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.service.conftest import Serve, sample
 pytestmark = pytest.mark.e2e
 
 MARKER = "绝密病历"
-# Long enough for a loaded machine to answer, short enough to wait for.
+# Long enough for Redis on a loaded machine, short enough for a test.
 PATIENCE = {"redis_timeout_ms": 500, "cache_entries": 0}
 OPEN = 2
 
@@ -46,7 +46,7 @@ def errors(client: TestClient) -> float:
 
 
 def stored(redis: RedisServer, count: int) -> list[bytes]:
-    """Waits until so many keys are in Redis: they are written behind the answer."""
+    """Waits until Redis has this many keys: they are written after the response."""
     with redis.client() as client:
         end = time.monotonic() + 20
         while len(keys := client.keys("care:query:*")) < count:  # type: ignore[arg-type]
@@ -55,9 +55,7 @@ def stored(redis: RedisServer, count: int) -> list[bytes]:
     return list(keys)  # type: ignore[arg-type]
 
 
-def test_replicas_share_what_one_has_found(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
-) -> None:
+def test_replicas_share_results(serve: Serve, manifest: IndexManifest, redis: RedisServer) -> None:
     one, encoder = serve(**shared(redis.url)), BigramEncoder()
     other = serve(encoder, **shared(redis.url))
     first = ask(one)
@@ -72,7 +70,7 @@ def test_replicas_share_what_one_has_found(
     assert sample(other, "care_redis_breaker_state") == 0
 
 
-def test_a_batch_takes_from_redis_what_is_there(
+def test_a_batch_reads_cached_queries_from_redis(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     client = serve(**shared(redis.url))
@@ -84,7 +82,7 @@ def test_a_batch_takes_from_redis_what_is_there(
     assert results[1]["hits"] == known["hits"]
 
 
-def test_what_redis_found_is_kept_in_memory(
+def test_results_from_redis_are_cached_in_memory(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     ask(serve(**shared(redis.url)))
@@ -94,7 +92,7 @@ def test_what_redis_found_is_kept_in_memory(
     assert sample(client, "care_cache_lookups_total", tier="memory", result="hit") == 1
 
 
-def test_another_secret_or_encoder_finds_nothing(
+def test_another_secret_or_encoder_misses(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     ask(serve(**shared(redis.url)))
@@ -116,7 +114,7 @@ def test_no_query_reaches_redis(serve: Serve, manifest: IndexManifest, redis: Re
         assert not any(text.encode() in content for content in (*keys, *values))
 
 
-def test_a_redis_that_is_down_at_start_does_not_matter(
+def test_search_works_with_redis_down_at_start(
     serve: Serve, manifest: IndexManifest, tmp_path: Path
 ) -> None:
     client = serve(**shared(f"redis://127.0.0.1:{free_port()}/0"))
@@ -124,11 +122,11 @@ def test_a_redis_that_is_down_at_start_does_not_matter(
     for i in range(10):
         assert ask(client, f"第{i}个问题")["hits"]
     assert sample(client, "care_redis_breaker_state") == OPEN
-    # The breaker has opened: not every call was tried.
+    # The breaker has opened: some calls were not attempted.
     assert 3 <= errors(client) < 10
 
 
-def test_a_redis_that_is_killed_midway_costs_no_answer(
+def test_killing_redis_fails_no_request(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     client = serve(**shared(redis.url))
@@ -140,7 +138,7 @@ def test_a_redis_that_is_killed_midway_costs_no_answer(
     assert errors(client) >= 3
 
 
-def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
+def test_a_hanging_redis_costs_its_time_out_until_the_breaker_opens(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     client = serve(**shared(redis.url, redis_timeout_ms=50))
@@ -152,7 +150,7 @@ def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
     assert 3 <= sample(client, "care_redis_errors_total", kind="timeout") < 20
 
 
-def test_garbage_under_our_keys_is_neither_believed_nor_fatal(
+def test_invalid_values_are_misses(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     client = serve(**shared(redis.url))
@@ -171,7 +169,7 @@ def test_garbage_under_our_keys_is_neither_believed_nor_fatal(
     assert sample(client, "care_redis_breaker_state") == 0
 
 
-def test_a_rate_limit_is_shared_and_outlives_redis(
+def test_rate_limits_are_shared_and_survive_a_redis_failure(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
     limits = {"rate_limit": 0.1, "rate_burst": 2}
@@ -179,5 +177,5 @@ def test_a_rate_limit_is_shared_and_outlives_redis(
     body = {"query": MARKER}
     assert [c.post("/search", json=body).status_code for c in (one, other, one)] == [200, 200, 429]
     redis.kill()
-    # Alone, each process has a bucket of its own.
+    # Without Redis each process has a local bucket.
     assert [one.post("/search", json=body).status_code for _ in range(3)] == [200, 200, 429]

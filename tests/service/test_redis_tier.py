@@ -20,9 +20,9 @@ from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
 pytestmark = pytest.mark.anyio
 
-# Longer than a healthy server ever takes, so that no test depends on how busy the machine is.
+# Longer than a healthy server takes on a loaded machine.
 PATIENT = 20.0
-# For servers that never answer.
+# For servers that never respond.
 IMPATIENT = 0.05
 SECRET = b"secret"
 PREFIX = "care:query:"
@@ -42,7 +42,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Guarded:
-    """A guard whose breaker's time passes when it is told to, and the errors that it told of."""
+    """A guard with a clock that the test advances, and the errors that it reported."""
 
     def __init__(self, url: str, timeout: float = PATIENT, connections: int = 16) -> None:
         self.now = 0.0
@@ -96,7 +96,7 @@ def same(one: ScoredRows | None, other: ScoredRows) -> bool:
 
 
 async def see_what_was_closed() -> None:
-    """Lets the event loop read that the other side has closed connections."""
+    """Lets the event loop notice closed connections."""
     await asyncio.sleep(0.05)
 
 
@@ -104,7 +104,7 @@ async def see_what_was_closed() -> None:
 
 
 @pytest.mark.e2e
-async def test_it_returns_what_the_operation_returns(server: RedisServer) -> None:
+async def test_run_returns_the_result_of_the_operation(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         assert await guarded.get() is None
         await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
@@ -113,7 +113,7 @@ async def test_it_returns_what_the_operation_returns(server: RedisServer) -> Non
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_is_down_at_start_is_found_when_it_comes(tmp_path: Path) -> None:
+async def test_a_redis_that_starts_later_is_used(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     async with Guarded(server.url) as guarded:
         for _ in range(5):
@@ -131,10 +131,10 @@ async def test_a_redis_that_is_down_at_start_is_found_when_it_comes(tmp_path: Pa
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_dies_and_comes_back(server: RedisServer) -> None:
+async def test_a_redis_that_restarts_is_used_again(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await guarded.guard.run(lambda redis: redis.set("name", "old"))
-        # Several connections, all of which the death breaks.
+        # Several connections, all of which break.
         await asyncio.gather(*(guarded.get() for _ in range(16)))
         server.kill()
         for _ in range(5):
@@ -164,7 +164,7 @@ async def test_a_restart_between_calls_is_not_noticed(server: RedisServer) -> No
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
+async def test_a_hanging_redis_costs_its_time_out_until_the_breaker_opens(
     server: RedisServer,
 ) -> None:
     with server.client() as client:
@@ -177,7 +177,7 @@ async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
         assert guarded.calls == 3
         server.resume()
         guarded.now += 5
-        # The answer to a late call, had its connection been kept, would come here.
+        # If the connection of a late call were reused, its response would arrive here.
         for _ in range(100):
             try:
                 assert await guarded.get() == b"value"
@@ -188,7 +188,7 @@ async def test_a_redis_that_hangs_costs_its_time_out_until_the_breaker_opens(
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_hangs_in_use_costs_its_time_out(server: RedisServer) -> None:
+async def test_a_redis_that_hangs_during_use_costs_its_time_out(server: RedisServer) -> None:
     async with Guarded(server.url, 0.4) as guarded:
         assert await guarded.get() is None
         server.hang()
@@ -197,7 +197,7 @@ async def test_a_redis_that_hangs_in_use_costs_its_time_out(server: RedisServer)
         assert guarded.errors == {"timeout": 3}
 
 
-async def test_a_server_that_never_answers_is_not_asked_again_and_again() -> None:
+async def test_an_open_breaker_stops_calls_to_a_silent_server() -> None:
     async with run_fake(None) as fake, Guarded(fake.url, IMPATIENT, connections=4) as guarded:
         async with asyncio.timeout(30):
             results = await asyncio.gather(
@@ -205,7 +205,7 @@ async def test_a_server_that_never_answers_is_not_asked_again_and_again() -> Non
             )
         assert {type(result) for result in results} == {UnavailableError}
         assert guarded.breaker.state is BreakerState.OPEN
-        # Until the third failure opens the breaker, a call that ends lets another one begin.
+        # Until the third failure opens the breaker, each call that ends lets another one start.
         assert fake.connections <= 4 + 2
         assert guarded.calls <= 4 + 2
         connections, calls = fake.connections, guarded.calls
@@ -230,7 +230,7 @@ async def test_a_server_that_never_answers_is_not_asked_again_and_again() -> Non
         (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "value"),
     ],
 )
-async def test_every_bad_answer_is_the_same_to_the_caller(reply: bytes, kind: str) -> None:
+async def test_every_failure_raises_unavailable_error(reply: bytes, kind: str) -> None:
     async with run_fake(reply) as fake, Guarded(fake.url) as guarded:
         for _ in range(4):
             await guarded.fails()
@@ -254,7 +254,7 @@ async def test_a_name_that_does_not_resolve_is_a_failed_connection(
 
 
 @pytest.mark.e2e
-async def test_a_refusal_shows_that_redis_is_there(server: RedisServer) -> None:
+async def test_an_error_response_does_not_open_the_breaker(server: RedisServer) -> None:
     with server.client() as client:
         client.rpush("name", "x")
     async with Guarded(server.url) as guarded:
@@ -276,7 +276,7 @@ async def test_an_error_of_the_operation_itself_is_not_hidden(server: RedisServe
         guarded.now += 5
         with pytest.raises(KeyError):
             await guarded.guard.run(wrong)
-        # It told nothing of Redis; the next call is the probe.
+        # The call says nothing about Redis; the next call is the probe.
         assert guarded.breaker.state is BreakerState.OPEN
         assert guarded.breaker.allows()
 
@@ -296,12 +296,12 @@ async def test_many_calls_at_once_share_few_connections(server: RedisServer) -> 
 
 
 @pytest.mark.e2e
-async def test_waiting_for_a_connection_is_no_failure_of_redis(server: RedisServer) -> None:
+async def test_waiting_for_a_connection_does_not_open_the_breaker(server: RedisServer) -> None:
     async with Guarded(server.url, 1, connections=1) as guarded:
         forever = asyncio.Event()
         holder = asyncio.create_task(guarded.guard.run(lambda _: forever.wait()))
         await asyncio.sleep(0)
-        # They begin later, but not by so much that the holder's time is not theirs.
+        # They start later, but well within the time-out of the call that has the connection.
         results = await asyncio.gather(*(guarded.get() for _ in range(5)), return_exceptions=True)
         with pytest.raises(UnavailableError):
             await holder
@@ -312,10 +312,10 @@ async def test_waiting_for_a_connection_is_no_failure_of_redis(server: RedisServ
 
 
 async def start_and_cancel(server: RedisServer, work: Callable[[], Awaitable[Any]]) -> None:
-    """Cancels a call after its command was written and before it is answered."""
+    """Cancels a call after its command was written and before the response."""
     server.hang()
     task = asyncio.ensure_future(work())
-    # Writing needs a few turns of the loop, which a hung server cannot end.
+    # Writing takes a few iterations of the loop; a hung server does not respond in them.
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -324,7 +324,7 @@ async def start_and_cancel(server: RedisServer, work: Callable[[], Awaitable[Any
 
 
 @pytest.mark.e2e
-async def test_a_cancelled_call_leaves_its_answer_to_nobody(server: RedisServer) -> None:
+async def test_the_response_to_a_cancelled_call_reaches_no_other_call(server: RedisServer) -> None:
     with server.client() as client:
         client.mset({"one": "1", "two": "2"})
         client.set("other", "3")
@@ -337,7 +337,7 @@ async def test_a_cancelled_call_leaves_its_answer_to_nobody(server: RedisServer)
 
 
 @pytest.mark.e2e
-async def test_a_cancelled_write_leaves_its_answer_to_nobody(server: RedisServer) -> None:
+async def test_the_response_to_a_cancelled_write_reaches_no_other_call(server: RedisServer) -> None:
     async with Guarded(server.url, connections=1) as guarded:
         cache = guarded.cache()
         await cache.put(key(1), found(1))
@@ -348,7 +348,7 @@ async def test_a_cancelled_write_leaves_its_answer_to_nobody(server: RedisServer
 
 
 @pytest.mark.e2e
-async def test_a_cancelled_call_is_no_failure(server: RedisServer) -> None:
+async def test_a_cancelled_call_does_not_count_as_a_failure(server: RedisServer) -> None:
     async with Guarded(server.url, connections=2) as guarded:
         server.hang()
         for _ in range(5):
@@ -364,7 +364,7 @@ async def test_a_cancelled_call_is_no_failure(server: RedisServer) -> None:
 
 
 @pytest.mark.e2e
-async def test_a_cancelled_probe_leaves_the_probe_to_the_next_call(server: RedisServer) -> None:
+async def test_after_a_cancelled_probe_the_next_call_probes(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         server.kill()
         for _ in range(3):
@@ -378,8 +378,10 @@ async def test_a_cancelled_probe_leaves_the_probe_to_the_next_call(server: Redis
 
 
 @pytest.mark.e2e
-async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisServer) -> None:
-    """Calls are cancelled as they wait, connect, write and read, beside calls that go on."""
+async def test_calls_cancelled_at_any_moment_mix_no_responses_and_leak_no_connections(
+    server: RedisServer,
+) -> None:
+    """Calls are cancelled as they wait, connect, write and read, beside others that are not."""
     rng = random.Random(0)
     names = [f"name{i}" for i in range(600)]
     with server.client() as client:
@@ -405,7 +407,7 @@ async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisS
             assert sum(ended.values()) == len(names)
             values = await asyncio.gather(*(guarded.get(name) for name in names))
             assert [value.decode() for value in values] == names
-            # Ours, and those of the cancelled calls that Redis has yet to see end.
+            # Our connections, and closed ones of cancelled calls that Redis has not noticed yet.
             async with asyncio.timeout(20):
                 while client.info("clients")["connected_clients"] > 4 + 1:
                     await asyncio.sleep(0.02)
@@ -424,7 +426,7 @@ async def test_calls_cancelled_at_any_moment_mix_and_leak_nothing(server: RedisS
         "redis://:hunter2@localhost?socket_timeout=hunter2",
     ],
 )
-def test_a_wrong_address_is_refused_at_start_and_not_quoted(url: str) -> None:
+def test_an_invalid_address_is_rejected_at_start_and_not_quoted(url: str) -> None:
     with raises(CareError, "invalid_setting", name="CARE_REDIS_URL") as caught:
         Guarded(url)
     assert "hunter2" not in str(caught.value)
@@ -433,7 +435,9 @@ def test_a_wrong_address_is_refused_at_start_and_not_quoted(url: str) -> None:
 
 
 @pytest.mark.e2e
-async def test_an_address_cannot_undo_what_the_guard_relies_on(server: RedisServer) -> None:
+async def test_options_in_the_address_do_not_override_those_of_the_guard(
+    server: RedisServer,
+) -> None:
     url = f"{server.url}?decode_responses=true&protocol=3&socket_timeout=0.000001"
     async with Guarded(url) as guarded:
         await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
@@ -454,7 +458,7 @@ async def test_closing_ends_all_connections(server: RedisServer) -> None:
 
 
 @pytest.mark.e2e
-async def test_what_is_put_is_found_as_it_was(server: RedisServer) -> None:
+async def test_get_returns_what_was_put(server: RedisServer) -> None:
     items = {
         key(1): found(0, 99, 5),
         key(2): found(),
@@ -474,7 +478,7 @@ async def test_what_is_put_is_found_as_it_was(server: RedisServer) -> None:
 
 
 @pytest.mark.e2e
-async def test_one_lookup_is_one_command_and_no_keys_are_none(server: RedisServer) -> None:
+async def test_a_lookup_is_one_command_and_none_for_no_keys(server: RedisServer) -> None:
     with server.client() as client:
         async with Guarded(server.url) as guarded:
             cache = guarded.cache()
@@ -490,7 +494,7 @@ async def test_one_lookup_is_one_command_and_no_keys_are_none(server: RedisServe
 
 
 @pytest.mark.e2e
-async def test_entries_lie_under_the_prefix_and_live_as_long_as_they_may(
+async def test_entries_have_the_prefix_and_the_time_to_live(
     server: RedisServer,
 ) -> None:
     async with Guarded(server.url) as guarded:
@@ -507,7 +511,7 @@ def name_of(number: int) -> str:
 
 
 @pytest.mark.e2e
-async def test_garbage_under_our_keys_is_a_miss_and_told_of(server: RedisServer) -> None:
+async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> None:
     rng = random.Random(0)
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
@@ -558,7 +562,7 @@ async def test_a_value_of_another_type_is_a_miss_until_it_is_put(server: RedisSe
 
 
 @pytest.mark.e2e
-async def test_what_another_secret_wrote_is_a_miss(server: RedisServer) -> None:
+async def test_a_value_with_another_secret_is_a_miss(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await guarded.cache(b"another").put(key(1), found(1))
         assert await guarded.cache().get_many([key(1)], COUNT) == [None]
@@ -578,7 +582,7 @@ async def test_a_value_of_another_format_is_a_miss(
 
 
 @pytest.mark.e2e
-async def test_rows_that_the_index_has_not_are_a_miss(server: RedisServer) -> None:
+async def test_rows_outside_the_index_are_a_miss(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
         await cache.put(key(1), found(0, 99))
@@ -590,7 +594,7 @@ async def test_rows_that_the_index_has_not_are_a_miss(server: RedisServer) -> No
         assert await cache.get_many([key(1)], 99) == [None]
 
 
-async def test_without_redis_all_are_misses_and_nothing_is_raised() -> None:
+async def test_without_redis_every_key_is_a_miss() -> None:
     async with Guarded(f"redis://127.0.0.1:{free_port()}/0") as guarded:
         cache = guarded.cache()
         for _ in range(3):
@@ -600,7 +604,7 @@ async def test_without_redis_all_are_misses_and_nothing_is_raised() -> None:
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_takes_no_more_still_answers(server: RedisServer) -> None:
+async def test_a_full_redis_is_still_read(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
         await cache.put(key(1), found(1))

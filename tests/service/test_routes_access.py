@@ -19,6 +19,7 @@ ASKS: list[tuple[str, str, Any]] = [
     ("POST", "/search/batch", {"queries": [QUERY]}),
     ("POST", "/v1/embeddings", {"input": "高血压"}),
     ("GET", "/v1/models", None),
+    ("GET", "/v1/models/care-mini", None),
     ("GET", "/index", None),
 ]
 
@@ -29,13 +30,13 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture
 def closed(serve: Serve, manifest: IndexManifest) -> TestClient:
-    """A service that asks for keys."""
+    """A service with API keys."""
     return serve(api_keys=SecretStr(f"{ADMIN_KEY},{SEARCH_KEY}"))
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": "Basic asks"}])
-def test_who_has_no_key_is_refused(
+def test_a_request_without_a_valid_key_gets_401(
     closed: TestClient, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     response = closed.request(method, path, json=body, headers=headers)
@@ -46,19 +47,19 @@ def test_who_has_no_key_is_refused(
 
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
 @pytest.mark.parametrize("key", ["asks", "secret"])
-def test_a_key_for_search_or_administration_may_ask(
+def test_search_and_admin_keys_may_search(
     closed: TestClient, method: str, path: str, body: Any, key: str
 ) -> None:
     assert closed.request(method, path, json=body, headers=bearer(key)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/health/live", "/health/ready", "/metrics", "/docs"])
-def test_what_tells_nothing_of_the_index_is_open(closed: TestClient, path: str) -> None:
+def test_public_routes_need_no_key(closed: TestClient, path: str) -> None:
     assert closed.get(path).status_code == 200
 
 
-def test_every_other_route_asks_for_a_key(closed: TestClient) -> None:
-    """A route is closed unless it is put among the open ones, whatever it declares."""
+def test_every_other_route_needs_a_key(closed: TestClient) -> None:
+    """A route needs a key unless it is on the public router."""
     paths = closed.get("/openapi.json").json()["paths"]
     open_ = {"/health/live", "/health/ready", "/metrics"}
     for path, methods in paths.items():
@@ -68,7 +69,7 @@ def test_every_other_route_asks_for_a_key(closed: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
-def test_without_any_key_anyone_may_ask(
+def test_without_configured_keys_search_is_open(
     client: TestClient, method: str, path: str, body: Any
 ) -> None:
     assert client.request(method, path, json=body).status_code == 200
@@ -76,7 +77,7 @@ def test_without_any_key_anyone_may_ask(
 
 @pytest.mark.parametrize("keys", [ADMIN_KEY, SEARCH_KEY])
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
-def test_any_key_closes_the_search(
+def test_any_configured_key_closes_search(
     serve: Serve, manifest: IndexManifest, method: str, path: str, body: Any, keys: str
 ) -> None:
     client = serve(api_keys=SecretStr(keys))
@@ -99,7 +100,7 @@ def test_any_key_closes_the_search(
         (SEARCH_KEY, None, 401, "no_admin_key"),
     ],
 )
-def test_only_the_administrator_reloads(
+def test_a_reload_needs_an_admin_key(
     serve: Serve, manifest: IndexManifest, keys: str, header: str | None, status: int, code: str
 ) -> None:
     client = serve(api_keys=SecretStr(keys))
@@ -125,7 +126,7 @@ def test_only_the_administrator_reloads(
         ("127.0.0.1", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}, 401),
     ],
 )
-def test_without_any_key_this_machine_reloads_a_service_on_loopback(
+def test_without_configured_keys_local_clients_may_reload(
     settings: Settings,
     manifest: IndexManifest,
     host: str,
@@ -138,7 +139,7 @@ def test_without_any_key_this_machine_reloads_a_service_on_loopback(
         assert client.post("/index/reload", headers=headers).status_code == status
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_again(
+def test_a_key_over_its_rate_gets_429_with_retry_after(
     serve: Serve, manifest: IndexManifest
 ) -> None:
     keys = SecretStr(f"{SEARCH_KEY},{OTHER_KEY}")
@@ -155,14 +156,14 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(
     assert client.post("/search", json=QUERY, headers=bearer("too")).status_code == 200
 
 
-def test_each_query_of_a_batch_counts(serve: Serve, manifest: IndexManifest) -> None:
+def test_each_query_of_a_batch_is_charged(serve: Serve, manifest: IndexManifest) -> None:
     client = serve(rate_limit=0.1, rate_burst=4)
     batch = {"queries": [QUERY] * 4}
     assert client.post("/search/batch", json=batch).status_code == 200
     assert client.post("/search", json=QUERY).status_code == 429
 
 
-def test_a_refused_query_costs_nothing(serve: Serve, manifest: IndexManifest) -> None:
+def test_an_invalid_query_is_not_charged(serve: Serve, manifest: IndexManifest) -> None:
     client = serve(rate_limit=0.1, rate_burst=1)
     assert client.post("/search", json={"query": 1}).status_code == 422
     assert client.post("/search", json=QUERY).status_code == 200
@@ -176,13 +177,13 @@ PREFLIGHT = {
 }
 
 
-def test_pages_of_other_origins_are_shut_out_by_default(client: TestClient) -> None:
+def test_other_origins_are_blocked_by_default(client: TestClient) -> None:
     response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
     assert "Access-Control-Allow-Origin" not in response.headers
     assert client.options("/search", headers=PREFLIGHT).status_code == 405
 
 
-def test_pages_of_named_origins_may_call(serve: Serve, manifest: IndexManifest) -> None:
+def test_configured_origins_may_call(serve: Serve, manifest: IndexManifest) -> None:
     client = serve(cors_origins=(ORIGIN,))
     preflight = client.options("/search", headers=PREFLIGHT)
     assert preflight.status_code == 200
@@ -194,9 +195,7 @@ def test_pages_of_named_origins_may_call(serve: Serve, manifest: IndexManifest) 
 
 
 @pytest.mark.parametrize("path", ["/", "/search", "/index", "/page/search.js", "/nowhere"])
-def test_answers_are_kept_by_no_cache_and_read_as_what_they_are(
-    client: TestClient, path: str
-) -> None:
+def test_responses_have_headers_against_caching_and_sniffing(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"

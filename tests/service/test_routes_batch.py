@@ -18,7 +18,9 @@ def without_timings(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "timings_ms"}
 
 
-def test_answers_equal_single_ones_in_order(serve: Serve, manifest: IndexManifest) -> None:
+def test_results_equal_those_of_single_requests_in_order(
+    serve: Serve, manifest: IndexManifest
+) -> None:
     client = serve(cache_entries=0)
     response = client.post("/search/batch", json={"queries": QUERIES})
     assert response.status_code == 200
@@ -27,7 +29,7 @@ def test_answers_equal_single_ones_in_order(serve: Serve, manifest: IndexManifes
     assert [without_timings(r) for r in results] == [without_timings(s) for s in singles]
 
 
-def test_only_what_the_cache_lacks_is_encoded(serve: Serve, manifest: IndexManifest) -> None:
+def test_only_cache_misses_are_encoded(serve: Serve, manifest: IndexManifest) -> None:
     encoder = BigramEncoder()
     client = serve(encoder)
     client.post("/search", json=QUERIES[1])
@@ -42,6 +44,6 @@ def test_a_batch_may_be_as_long_as_the_limit(serve: Serve, manifest: IndexManife
     assert len(response.json()["results"]) == 3
 
 
-def test_all_queries_of_a_batch_name_one_version(client: TestClient) -> None:
+def test_all_results_of_a_batch_name_the_same_version(client: TestClient) -> None:
     results = client.post("/search/batch", json={"queries": QUERIES}).json()["results"]
     assert len({result["index"]["version"] for result in results}) == 1

@@ -19,7 +19,7 @@ QUERY = "高血压患者第3号的护理"
 
 
 def long_records(count: int, sentences: int = 12) -> list[dict[str, Any]]:
-    """Documents of different lengths; the first is all about what is asked for."""
+    """Documents of different lengths; the first one repeats the query."""
     records: list[dict[str, Any]] = [
         {
             "_id": f"d{i:03d}",
@@ -88,7 +88,7 @@ def test_hits_are_chunks_that_name_their_document_and_place(
 
 
 @pytest.mark.parametrize("top_k", [1, 10, 40, 41])
-def test_collapse_finds_each_document_once_by_its_best_chunk(
+def test_collapse_returns_each_document_once_by_its_best_chunk(
     client: TestClient, folder: Path, top_k: int
 ) -> None:
     hits = search(client, top_k=top_k, collapse=True)["hits"]
@@ -100,7 +100,7 @@ def test_collapse_finds_each_document_once_by_its_best_chunk(
         assert hit["score"] == pytest.approx(best[hit["parent"]], abs=1e-6)
 
 
-def test_so_it_does_with_filters_and_a_lowest_score(client: TestClient, folder: Path) -> None:
+def test_collapse_works_with_filters_and_min_score(client: TestClient, folder: Path) -> None:
     best = best_chunks(folder, department="骨科")
     assert len(best) == 14
     limit = (list(best.values())[8] + list(best.values())[9]) / 2
@@ -118,7 +118,7 @@ def test_so_it_does_with_filters_and_a_lowest_score(client: TestClient, folder: 
         assert {hit["metadata"]["department"] for hit in hits} <= {"骨科"}
 
 
-def test_caches_tell_both_searches_apart(client: TestClient) -> None:
+def test_collapse_is_part_of_the_cache_key(client: TestClient) -> None:
     plain, collapsed = search(client), search(client, collapse=True)
     assert plain["hits"] != collapsed["hits"]
     for answer, body in ((plain, {}), (collapsed, {"collapse": True})):
@@ -126,7 +126,7 @@ def test_caches_tell_both_searches_apart(client: TestClient) -> None:
         assert (again["cached"], again["hits"]) == (True, answer["hits"])
 
 
-def test_queries_of_a_batch_choose_for_themselves(client: TestClient) -> None:
+def test_collapse_is_set_for_each_query_of_a_batch(client: TestClient) -> None:
     queries = [{"query": QUERY}, {"query": QUERY, "collapse": True}]
     results = client.post("/search/batch", json={"queries": queries}).json()["results"]
     assert [len({hit["parent"] for hit in result["hits"]}) for result in results] == [1, 10]
@@ -142,14 +142,14 @@ def test_without_chunks_collapse_changes_nothing(serve: Serve, build_version: Bu
 
 
 @pytest.mark.e2e
-def test_the_graph_finds_all_documents_too(serve: Serve, build_version: Builder) -> None:
+def test_collapse_finds_all_documents_in_a_graph(serve: Serve, build_version: Builder) -> None:
     build_version(long_records(400), chunking=CHUNKING, factory="HNSW16", recall=0.9)
     for top_k in (10, 400):
         hits = search(serve(), top_k=top_k, collapse=True)["hits"]
         assert len({hit["parent"] for hit in hits}) == len(hits) == top_k
 
 
-def test_the_index_says_how_documents_are_cut(client: TestClient, manifest: IndexManifest) -> None:
+def test_get_index_describes_the_chunking(client: TestClient, manifest: IndexManifest) -> None:
     index = client.get("/index").json()
     assert index["chunking"] == {"tokens": 40, "overlap": 10}
     assert (index["documents"], index["count"]) == (40, manifest.count)
@@ -163,7 +163,7 @@ def test_collapse_is_a_boolean(client: TestClient, value: object) -> None:
 
 
 @given(data=st.data())
-def test_no_document_is_lost_that_a_full_search_finds(data: st.DataObject) -> None:
+def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=20))
     firsts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
     all_scores = np.array(
@@ -195,7 +195,7 @@ def test_no_document_is_lost_that_a_full_search_finds(data: st.DataObject) -> No
     assert all(best[int(firsts[row])] == all_scores[row] for row in rows)
 
 
-def test_enough_documents_among_the_nearest_chunks_need_one_search() -> None:
+def test_one_search_suffices_if_the_nearest_chunks_cover_enough_documents() -> None:
     fetched: list[int] = []
 
     def search(fetch: int) -> ScoredRows:

@@ -14,8 +14,8 @@ from service.server import DrainingServer, Listener
 from tests.errors import raises
 
 
-def test_two_that_take_one_port_at_once_do_not_both_get_it() -> None:
-    """Both may bind it, as long as neither listens; both load their indexes; one comes first."""
+def test_only_one_of_two_processes_listens_on_a_port() -> None:
+    """Both can bind the address, load their indexes, and only one can listen."""
     one = Listener("127.0.0.1", 0)
     port = one.socket.getsockname()[1]
     other = Listener("127.0.0.1", port)
@@ -25,7 +25,7 @@ def test_two_that_take_one_port_at_once_do_not_both_get_it() -> None:
     one.socket.close()
 
 
-def test_nothing_is_accepted_before_there_is_something_to_answer() -> None:
+def test_connections_are_refused_before_listen() -> None:
     listener = Listener("127.0.0.1", 0)
     address = listener.socket.getsockname()
     with pytest.raises(ConnectionRefusedError):
@@ -35,14 +35,14 @@ def test_nothing_is_accepted_before_there_is_something_to_answer() -> None:
     listener.socket.close()
 
 
-def test_an_address_of_version_six_is_written_in_brackets() -> None:
+def test_an_ipv6_address_has_brackets_in_the_url() -> None:
     listener = Listener("::1", 0)
     assert listener.listen(8).startswith("http://[::1]:")
     listener.socket.close()
 
 
 class Drained:
-    """Counts how often it is told that the service will end."""
+    """Counts the calls of `drain`."""
 
     def __init__(self, drain_seconds: float) -> None:
         self.times = 0
@@ -59,7 +59,7 @@ class Drained:
         return asyncio.run(self.server.on_tick(1))
 
 
-def test_the_first_signal_is_waited_for_and_the_second_is_not() -> None:
+def test_the_first_signal_drains_and_the_second_shuts_down() -> None:
     drained = Drained(60)
     assert not drained.ends()
     drained.signal()
@@ -68,21 +68,21 @@ def test_the_first_signal_is_waited_for_and_the_second_is_not() -> None:
     assert (drained.times, drained.ends()) == (2, True)
 
 
-def test_without_a_time_to_drain_the_first_signal_ends() -> None:
+def test_without_drain_seconds_the_first_signal_shuts_down() -> None:
     drained = Drained(0)
     drained.signal()
     assert drained.ends()
 
 
-def test_the_end_of_the_time_to_drain_ends() -> None:
+def test_the_service_shuts_down_after_drain_seconds() -> None:
     drained = Drained(0.01)
     drained.signal()
     time.sleep(0.02)
     assert drained.ends()
 
 
-def test_two_signals_never_cut_off_what_is_in_work() -> None:
-    """Not even when the time to drain is over: that is no third signal."""
+def test_two_signals_do_not_abort_requests_in_flight() -> None:
+    """Nor does the end of `drain_seconds`, which is not a third signal."""
     drained = Drained(0.01)
     drained.signal()
     drained.signal()
@@ -93,8 +93,10 @@ def test_two_signals_never_cut_off_what_is_in_work() -> None:
     assert drained.server.force_exit
 
 
-def test_a_signal_that_comes_with_the_line_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the line may end the service as soon as it is there."""
+def test_a_signal_during_the_announcement_shuts_down_cleanly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that waits for the line may stop the service at once."""
     drained = Drained(0)
     listener = Listener("127.0.0.1", 0)
     listener.listen(8)

@@ -19,6 +19,7 @@ VALUES = [
     ("MAX_QUERY_CHARS", "5", 5),
     ("MAX_TOP_K", "6", 6),
     ("MAX_BATCH", "7", 7),
+    ("MAX_EMBEDDINGS", "1000", 1000),
     ("MAX_BODY_BYTES", "8", 8),
     ("STORE", "milvus", "milvus"),
     ("MILVUS_TOKEN", "root:Milvus", SecretStr("root:Milvus")),
@@ -49,7 +50,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("variable", "value", "expected"), VALUES)
-def test_a_variable_sets_what_it_names(
+def test_each_variable_sets_its_setting(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: object
 ) -> None:
     assert getattr(Settings(), variable.lower()) != expected
@@ -59,12 +60,12 @@ def test_a_variable_sets_what_it_names(
     assert getattr(Settings(), variable.lower()) == expected
 
 
-def test_every_setting_has_its_variable_here_and_a_description() -> None:
+def test_every_setting_is_tested_and_has_a_description() -> None:
     assert {variable.lower() for variable, _, _ in VALUES} == set(Settings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_threads_are_the_processors_that_the_process_may_use() -> None:
+def test_threads_default_to_the_available_processors() -> None:
     assert Settings().threads == available_cpus()
 
 
@@ -84,7 +85,7 @@ def test_secrets_are_not_shown(name: str) -> None:
         ({"CARE_PORT": "http"}, ("CARE_PORT",)),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named_and_not_quoted(
+def test_an_error_names_the_variable_and_does_not_quote_its_value(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, str], names: tuple[str, ...]
 ) -> None:
     for name, value in values.items():
@@ -106,7 +107,7 @@ def test_a_value_that_cannot_be_used_is_named_and_not_quoted(
         ("CARE_", None),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_nearest_known(
+def test_an_unknown_variable_is_rejected_with_the_nearest_setting(
     monkeypatch: pytest.MonkeyPatch, name: str, nearest: str | None
 ) -> None:
     monkeypatch.setenv(name, "a secret")
@@ -117,12 +118,13 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known(
     assert "a secret" not in str(caught.value)
 
 
-def test_variables_of_others_with_the_same_prefix_are_let_be(
+def test_variables_of_other_programs_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of the load test, and of Services of Kubernetes beside which a pod may start."""
+    """Variables of other commands, and those that Kubernetes sets for Services."""
     for name, value in {
         "CARE_LOAD_KEY": "care_x",
+        "CARE_BUILDS": "builds",
         "CARE_SERVICE_HOST": "10.0.0.7",
         "CARE_SERVICE_PORT": "80",
         "CARE_SERVICE_PORT_HTTP": "80",
@@ -136,12 +138,14 @@ def test_variables_of_others_with_the_same_prefix_are_let_be(
     assert read_settings() == Settings()
 
 
-def test_searches_that_wait_for_milvus_hold_up_no_encoder() -> None:
-    assert Settings(threads=2).searchers == 0
-    assert Settings(threads=2, encode_threads=2).searchers == 2
-    assert Settings(threads=2, store="milvus", milvus_uri=SecretStr("http://m")).searchers == 16
+def test_milvus_searches_have_separate_threads() -> None:
+    assert Settings(threads=2).search_workers == 0
+    assert Settings(threads=2, encode_threads=2).search_workers == 2
+    assert (
+        Settings(threads=2, store="milvus", milvus_uri=SecretStr("http://m")).search_workers == 16
+    )
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]

@@ -21,7 +21,7 @@ PARENT = "b7ad6b7169203331"
 
 
 class Collector(HTTPServer):
-    """Keeps what is sent to it, as an OTLP collector would receive it."""
+    """An exporter that stores the spans that an OTLP collector would receive."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receiver)
@@ -86,7 +86,7 @@ def test_a_request_is_a_span_with_a_child_for_each_stage(
     assert not any(SECRET.encode() in body for body in collector.bodies)
 
 
-def test_nothing_is_traced_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_disabled_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENDPOINT, raising=False)
     assert make_tracer() is None
 

@@ -1,3 +1,3 @@
-from tests.indexer.conftest import indexes, options, published
+from tests.indexer.conftest import options, published
 
-__all__ = ["indexes", "options", "published"]
+__all__ = ["options", "published"]

@@ -1,6 +1,6 @@
-"""`python -m tests.stores.killed_merge FOLDER`: a build that dies while it joins its parts.
+"""`python -m tests.stores.killed_merge FOLDER`: a build that is killed while it merges its parts.
 
-It is killed as the kernel does it: no handler runs, nothing is tidied up.
+It receives SIGKILL, so no handler or cleanup runs.
 """
 
 import os
@@ -16,12 +16,12 @@ from stores.faiss import parts as faiss_parts
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
 
-# Room for 277 of 400 rows.
+# Memory for 277 of 400 rows.
 MEMORY_BYTES = 40_000
 
 
-class DyingFaiss:
-    """FAISS, until the tenth time that a part's codes or ids are read."""
+class KilledFaiss:
+    """FAISS that kills the process at the tenth read of a part's codes or ids."""
 
     def __init__(self) -> None:
         self._left = 10
@@ -37,7 +37,7 @@ class DyingFaiss:
 
 
 if __name__ == "__main__":
-    faiss_parts.faiss = DyingFaiss()
+    faiss_parts.faiss = KilledFaiss()
     folder = Path(sys.argv[1])
     options = build_options(
         folder,

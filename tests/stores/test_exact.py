@@ -5,7 +5,7 @@ from stores.exact import exact_search
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 500, 16_384])
-def test_it_finds_what_a_full_sort_finds(chunk: int) -> None:
+def test_hits_equal_those_of_a_full_sort(chunk: int) -> None:
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((500, 16), dtype=np.float32)
     queries = generator.standard_normal((30, 16), dtype=np.float32)
@@ -17,7 +17,7 @@ def test_it_finds_what_a_full_sort_finds(chunk: int) -> None:
     np.testing.assert_allclose(scores, np.take_along_axis(products, expected, 1), atol=1e-5)
 
 
-def test_fewer_vectors_than_wanted_leave_empty_places() -> None:
+def test_fewer_vectors_than_k_are_padded() -> None:
     vectors = np.eye(3, dtype=np.float32)
     scores, rows = exact_search(vectors[:1], vectors, 5)
     assert rows[0, 0] == 0

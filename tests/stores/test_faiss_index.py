@@ -28,7 +28,7 @@ from tests.errors import raises
 ROOT = Path(__file__).parents[2]
 COUNT, DIMENSION = 3000, 32
 LARGE = 2**30
-# Of each family of index types one; lists of about fifty rows.
+# One index type of each family; lists of about fifty rows.
 GRAPHS = ["HNSW32", "HNSW32,Flat", "HNSW32,SQ8", "HNSW32,SQfp16"]
 LISTS = [
     "IVF64,Flat",
@@ -64,14 +64,14 @@ def vectors(raw: FloatArray, tmp_path_factory: pytest.TempPathFactory) -> Sharde
 
 
 def built(vectors: ShardedVectors, factory: str, folder: Path, memory: int = LARGE) -> faiss.Index:
-    """The index as the service opens it."""
+    """Opens the index like the service."""
     path = folder / "vectors.faiss"
     build_index(vectors, factory, path, threads=1, memory=memory, progress=False)
     return read_index(path)
 
 
 def search_parameters(choice: SearchChoice) -> faiss.SearchParameters:
-    """What the service would search with, written down again."""
+    """Returns the search parameters as the service uses them."""
     chosen = dict(choice.parameters)
     if "efSearch" in chosen:
         return faiss.SearchParametersHNSW(**chosen)
@@ -83,7 +83,7 @@ def search_parameters(choice: SearchChoice) -> faiss.SearchParameters:
 
 
 def oracle(raw: FloatArray, queries: FloatArray, k: int = 10) -> list[list[int]]:
-    """The k best rows of each query, by brute force."""
+    """Returns the k best rows of each query by brute force."""
     return np.argsort(-(queries @ raw.T), axis=1)[:, :k].tolist()
 
 
@@ -92,9 +92,7 @@ def recall(found: FloatArray, best: list[list[int]]) -> float:
     return float(np.mean([len({*rows} & {*own}) / len(own) for rows, own in pairs]))
 
 
-def test_flat_finds_what_brute_force_finds(
-    raw: FloatArray, vectors: ShardedVectors, tmp_path: Path
-) -> None:
+def test_flat_equals_brute_force(raw: FloatArray, vectors: ShardedVectors, tmp_path: Path) -> None:
     index = built(vectors, "Flat", tmp_path)
     scores, rows = index.search(QUERIES, 10)
     assert rows.tolist() == oracle(raw, QUERIES)
@@ -105,7 +103,7 @@ def test_flat_finds_what_brute_force_finds(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("factory", [*GRAPHS, *LISTS])
-def test_every_kind_of_index_reaches_the_target_by_brute_force_too(
+def test_every_index_type_reaches_the_target_recall(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
 ) -> None:
     check_factory(factory, DIMENSION, COUNT)
@@ -142,14 +140,14 @@ def test_the_cheapest_combination_that_meets_the_target_is_chosen(
     assert set(choice.tried) <= {f"nprobe={n},k_factor={f}" for n, f in pairs}
     assert pairs[-1] == (choice.parameters["nprobe"], choice.parameters["k_factor"])
     assert chosen[1] == choice.recall >= 0.9 > max(value for _, value in cheaper)
-    # Scanning a list costs about 47 rows, refining one more for each hit about 200.
+    # The cost of scanning a list is about 47 rows, that of refining one more per hit about 200.
     costs = [probes * COUNT / 64 + 200 * factor for probes, factor in pairs]
     assert costs == sorted(costs)
     assert len({factor for _, factor in pairs}) > 1
 
 
 @pytest.mark.parametrize("factory", ["HNSW4", "IVF64,SQ8", "IVF64,PQ16x4fs,Refine(SQ8)"])
-def test_if_no_value_meets_the_target_the_best_is_chosen(
+def test_without_a_value_that_meets_the_target_the_best_is_chosen(
     vectors: ShardedVectors, tmp_path: Path, factory: str
 ) -> None:
     index = built(vectors, factory, tmp_path)
@@ -158,7 +156,7 @@ def test_if_no_value_meets_the_target_the_best_is_chosen(
     assert choice.hint
 
 
-def test_vectors_of_equal_texts_stand_for_each_other(tmp_path: Path) -> None:
+def test_equal_vectors_count_as_hits_of_each_other(tmp_path: Path) -> None:
     write_shard(tmp_path, 0, random_vectors(2, seed=3), ["a", "b"], tokens=0, truncated=0)
     same = ShardedVectors(tmp_path, 2, np.arange(40) % 2)
     index = built(same, "Flat", tmp_path)
@@ -166,7 +164,7 @@ def test_vectors_of_equal_texts_stand_for_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_fewer_vectors_than_hits_are_all_found(tmp_path: Path, count: int) -> None:
+def test_an_index_with_fewer_vectors_than_hits_returns_all(tmp_path: Path, count: int) -> None:
     write_shard(tmp_path, 0, random_vectors(count, 3), ["a"] * count, tokens=0, truncated=0)
     few = ShardedVectors(tmp_path, count, np.arange(count))
     index = built(few, "HNSW32", tmp_path)
@@ -175,7 +173,7 @@ def test_fewer_vectors_than_hits_are_all_found(tmp_path: Path, count: int) -> No
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["Flat", "HNSW4", "HNSW6,SQ8", *LISTS])
-def test_an_index_finds_its_own_vectors_and_no_foreign_ones(
+def test_canaries_of_the_index_are_found_and_others_are_not(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
 ) -> None:
     parameters = choose_search(built(vectors, factory, tmp_path), vectors, QUERIES, 0.5).parameters
@@ -185,7 +183,7 @@ def test_an_index_finds_its_own_vectors_and_no_foreign_ones(
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32,SQ8"])
-def test_an_index_read_from_disk_answers_as_before(
+def test_an_index_read_from_disk_gives_the_same_hits(
     tmp_path: Path, raw: FloatArray, factory: str
 ) -> None:
     index = faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
@@ -199,7 +197,7 @@ def test_an_index_read_from_disk_answers_as_before(
 
 
 def parts_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each part that is written from now on."""
+    """Records the rows of each part that is written."""
     rows: list[int] = []
     write = faiss.write_index
 
@@ -211,13 +209,13 @@ def parts_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-# Room to train, and then for so many bytes of codes and ids.
+# Memory for training, then for codes and ids [bytes].
 TIGHT = 39 * 64 * DIMENSION * 4
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("factory", LISTS)
-def test_an_index_in_parts_is_byte_for_byte_the_one_that_faiss_writes(
+def test_an_index_built_in_parts_equals_the_file_of_faiss(
     raw: FloatArray,
     vectors: ShardedVectors,
     tmp_path: Path,
@@ -241,14 +239,14 @@ def test_an_index_in_parts_is_byte_for_byte_the_one_that_faiss_writes(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vectors.faiss", "whole.faiss"]
 
 
-def test_lists_that_the_memory_cannot_train_are_refused(
+def test_too_little_memory_for_training_is_an_error(
     vectors: ShardedVectors, tmp_path: Path
 ) -> None:
     with raises(CareError, "too_little_memory"):
         built(vectors, "IVF64,SQ8", tmp_path, memory=TIGHT - 1)
 
 
-def test_training_reads_a_sample_that_fits_into_the_memory(
+def test_the_training_sample_fits_into_memory(
     vectors: ShardedVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
@@ -264,7 +262,7 @@ def test_training_reads_a_sample_that_fits_into_the_memory(
     assert max(taken) == 39 * 64
 
 
-def test_gpus_assign_while_vectors_are_added_and_no_longer(
+def test_gpus_assign_vectors_only_while_they_are_added(
     vectors: ShardedVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[int] = []
@@ -284,13 +282,13 @@ def test_gpus_assign_while_vectors_are_added_and_no_longer(
     assert (tmp_path / "cpu").read_bytes() == (tmp_path / "gpu").read_bytes()
 
 
-def test_a_faiss_without_gpu_functions_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faiss_without_gpu_functions_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_training, "faiss", SimpleNamespace())
     assert faiss_training.gpus() == 0
 
 
 @pytest.mark.e2e
-def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
+def test_a_build_killed_during_a_merge_publishes_nothing(
     published: Path, indexes: Path, tmp_path: Path, build_version: Builder
 ) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", make_records(400))
@@ -307,7 +305,7 @@ def test_a_kill_in_the_middle_of_a_merge_publishes_nothing(
     assert set(manifest.files) == {"vectors.faiss", "documents.arrow", "filters.arrow"}
 
 
-def test_a_version_built_in_parts_is_one_file_that_is_found_in_any_folder(
+def test_a_version_built_in_parts_is_one_file_and_can_be_moved(
     build_version: Builder, indexes: Path, tmp_path: Path
 ) -> None:
     memory_gib = 39 * 4 * 64 * 4 / 2**30
@@ -326,7 +324,7 @@ def test_a_version_built_in_parts_is_one_file_that_is_found_in_any_folder(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not an index"])
-def test_a_file_that_is_no_index_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_index_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "i").write_bytes(content)
     with raises(IndexVersionError, "unreadable_vectors", path=tmp_path / "i"):
@@ -345,7 +343,7 @@ def test_a_file_that_is_no_index_is_named(tmp_path: Path, content: bytes | None)
         (100_000_000, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
     ],
 )
-def test_the_index_type_follows_from_the_number_of_vectors(count: int, factory: str) -> None:
+def test_the_default_index_type_depends_on_the_number_of_vectors(count: int, factory: str) -> None:
     assert default_factory(count, 768) == factory
     check_factory(factory, 768, count)
 
@@ -367,7 +365,7 @@ def test_the_chosen_parts_divide_any_dimension(dimension: int) -> None:
         ),
     ],
 )
-def test_supported_factories_pass(factory: str) -> None:
+def test_supported_factories_are_accepted(factory: str) -> None:
     check_factory(factory, DIMENSION)
 
 
@@ -390,7 +388,7 @@ def test_supported_factories_pass(factory: str) -> None:
         "Flat\n",
     ],
 )
-def test_an_unsupported_factory_is_refused_and_the_supported_are_named(factory: str) -> None:
+def test_an_unsupported_factory_is_an_error_that_names_the_supported_ones(factory: str) -> None:
     with raises(CareError, "unsupported_factory", factory=factory):
         check_factory(factory, DIMENSION)
 
@@ -405,7 +403,7 @@ def test_an_unsupported_factory_is_refused_and_the_supported_are_named(factory: 
         ("IVF1,PQ8x4fs,RFlat", 63, "too_few_vectors", {"needed": 64, "count": 63}),
     ],
 )
-def test_what_the_vectors_cannot_train_is_an_error(
+def test_too_few_vectors_for_training_are_an_error(
     factory: str, count: int | None, code: str, fields: dict[str, int]
 ) -> None:
     with raises(CareError, code, factory=factory, **fields):

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.e2e
 
 COUNT = 60_000
 DIMENSION = 64
-# Twenty documents each: the neighbours that a broad filter asks for lie beyond one cluster.
+# Twenty documents each: a broad filter needs neighbours beyond one cluster.
 CLUSTERS = 3000
 QUERIES = 100
 K = 10
-# Equal up to the order in which FAISS and numpy add.
+# Tolerance for the order of summation in FAISS and numpy.
 EQUAL = 1e-5
 
 Mask = NDArray[np.bool_]
@@ -41,11 +41,11 @@ def save(folder: Path, vectors: FloatArray, factory: str) -> Path:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph over clusters of vectors, and what exact search needs.
+    """An index of clusters of vectors, and the data for exact search.
 
     Attributes:
         index: The index under test.
-        scores: float32 [queries, count], of every document.
+        scores: float32 [queries, count], scores of all documents.
         queries: float32 [queries, dimension].
         cluster: The cluster of each document.
         own: The cluster of each query.
@@ -60,7 +60,7 @@ class Graph:
     uniform: NDArray[np.float64]
 
     def mask(self, kind: str, query: int) -> Mask:
-        """The documents that a kind of filter lets through for a query."""
+        """Returns the documents that match a kind of filter for a query."""
         other_half = self.cluster % 2 != self.own[query] % 2
         masks: dict[str, Mask] = {
             "all": self.uniform < 1,
@@ -77,12 +77,12 @@ class Graph:
         return masks[kind]
 
     def exact(self, query: int, mask: Mask, k: int) -> FloatArray:
-        """The k best scores of what a filter lets through, descending."""
+        """Returns the k best scores of the documents that match a filter, descending."""
         return -np.sort(-self.scores[query, mask])[:k]
 
 
 def clustered(folder: Path, factory: str, **search_parameters: int) -> Graph:
-    """An index of documents in clusters."""
+    """Builds an index of documents in clusters."""
     limit_threads()
     random = np.random.default_rng(0)
     centers = random.normal(size=(CLUSTERS, DIMENSION))
@@ -110,7 +110,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return clustered(tmp_path_factory.mktemp("graph"), "HNSW32,Flat", efSearch=32)
 
 
-# Parameters that reach a recall@10 of 0.99 without a filter.
+# Parameters with a recall@10 of 0.99 without a filter.
 INVERTED = {
     "IVF1024,Flat": {"nprobe": 64},
     "IVF1024,PQ32x4fs,RFlat": {"nprobe": 64, "k_factor": 16},
@@ -125,7 +125,7 @@ def inverted(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture
 def exact_searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The depths of the searches that were answered exactly."""
+    """Records the depths of exact searches."""
     depths: list[int] = []
     exact = FaissVectors._exact
 
@@ -147,7 +147,7 @@ def assert_sound(graph: Graph, query: int, found: ScoredRows, mask: Mask) -> Non
 
 
 def recall(graph: Graph, kind: str, k: int = K) -> float:
-    """Mean recall@k over the queries; every answer must have k hits."""
+    """Returns the mean recall@k of the queries; each result must have k hits."""
     hits = 0
     for query, vector in enumerate(graph.queries):
         mask = graph.mask(kind, query)
@@ -160,7 +160,7 @@ def recall(graph: Graph, kind: str, k: int = K) -> float:
 
 
 @pytest.mark.parametrize("kind", ["all", "50 %", "30 %", "the query's half of the clusters"])
-def test_the_graph_alone_answers_a_broad_filter(
+def test_a_broad_filter_is_searched_in_the_graph(
     graph: Graph, exact_searches: list[int], kind: str
 ) -> None:
     assert recall(graph, kind) >= 0.99
@@ -168,7 +168,7 @@ def test_the_graph_alone_answers_a_broad_filter(
 
 
 @pytest.mark.parametrize("kind", ["the other half of the clusters", "all but the query's cluster"])
-def test_a_filter_against_the_query_is_answered_by_the_graph_or_after_it_exactly(
+def test_a_filter_that_excludes_the_query_cluster_keeps_its_recall(
     graph: Graph, exact_searches: list[int], kind: str
 ) -> None:
     assert recall(graph, kind) >= 0.99
@@ -176,7 +176,7 @@ def test_a_filter_against_the_query_is_answered_by_the_graph_or_after_it_exactly
 
 
 @pytest.mark.parametrize("kind", ["20 %", "one in a thousand"])
-def test_a_selective_filter_is_answered_exactly(
+def test_a_selective_filter_is_searched_exactly(
     graph: Graph, exact_searches: list[int], kind: str
 ) -> None:
     assert recall(graph, kind) == 1
@@ -190,7 +190,7 @@ def test_a_broad_filter_keeps_its_recall_at_other_depths(graph: Graph, k: int) -
 
 @pytest.mark.parametrize("k", [1, K, 1000])
 @pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
-def test_no_more_than_what_matches_is_found(graph: Graph, kind: str, k: int) -> None:
+def test_only_matching_rows_are_found(graph: Graph, kind: str, k: int) -> None:
     for query in range(5):
         mask = graph.mask(kind, query)
         found = graph.index.search(graph.queries[query], k, np.flatnonzero(mask))
@@ -199,18 +199,18 @@ def test_no_more_than_what_matches_is_found(graph: Graph, kind: str, k: int) -> 
 
 
 @pytest.mark.parametrize("k", [1, COUNT])
-def test_no_matching_row_means_no_hit(graph: Graph, k: int) -> None:
+def test_without_matching_rows_there_are_no_hits(graph: Graph, k: int) -> None:
     scores, rows = graph.index.search(graph.queries[0], k, np.empty(0, np.int64))
     assert (len(scores), scores.dtype) == (0, np.float32)
     assert (len(rows), rows.dtype) == (0, np.int64)
 
 
-def test_every_document_can_be_asked_for(graph: Graph) -> None:
+def test_all_documents_can_be_requested(graph: Graph) -> None:
     _, rows = graph.index.search(graph.queries[0], COUNT)
     assert sorted(rows.tolist()) == list(range(COUNT))
 
 
-def test_a_filter_that_all_rows_pass_changes_nothing(graph: Graph) -> None:
+def test_a_filter_that_matches_all_rows_changes_nothing(graph: Graph) -> None:
     free = graph.index.search(graph.queries[0], K)
     filtered = graph.index.search(graph.queries[0], K, np.arange(COUNT))
     np.testing.assert_array_equal(free, filtered)
@@ -222,7 +222,7 @@ def test_a_filter_that_all_rows_pass_changes_nothing(graph: Graph) -> None:
         *(("all", 0.99), ("50 %", 0.99), ("30 %", 0.99), ("20 %", 0.99)),
         ("the query's half of the clusters", 0.99),
         ("all but the query's cluster", 0.99),
-        # The lists with the last neighbours lie on the far side of those that are shut out.
+        # The lists with the last neighbours are beyond those of the excluded documents.
         ("the other half of the clusters", 0.98),
     ],
 )
@@ -233,7 +233,7 @@ def test_inverted_lists_keep_their_recall_under_a_filter(
 
 
 @pytest.mark.parametrize("kind", ["all", "50 %"])
-def test_inverted_lists_alone_answer_a_broad_filter(
+def test_a_broad_filter_is_searched_in_inverted_lists(
     inverted: Graph, exact_searches: list[int], kind: str
 ) -> None:
     recall(inverted, kind)
@@ -241,7 +241,7 @@ def test_inverted_lists_alone_answer_a_broad_filter(
 
 
 @pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
-def test_a_selective_filter_on_inverted_lists_is_answered_exactly(
+def test_a_selective_filter_on_inverted_lists_is_searched_exactly(
     inverted: Graph, exact_searches: list[int], kind: str
 ) -> None:
     for query in range(20):
@@ -254,22 +254,20 @@ def test_a_selective_filter_on_inverted_lists_is_answered_exactly(
 
 @pytest.mark.parametrize("k", [1, 100, 1000])
 @pytest.mark.parametrize("kind", ["all", "50 %"])
-def test_inverted_lists_are_searched_more_widely_for_deeper_answers(
-    inverted: Graph, kind: str, k: int
-) -> None:
-    # Beyond the twenty documents of a cluster the next lie in no lists near the query's.
+def test_more_inverted_lists_are_scanned_for_more_hits(inverted: Graph, kind: str, k: int) -> None:
+    # After the twenty documents of the query's cluster, the next ones are in distant lists.
     assert recall(inverted, kind, k) >= 0.96
 
 
-def test_every_document_of_inverted_lists_can_be_asked_for(inverted: Graph) -> None:
+def test_all_documents_of_inverted_lists_can_be_requested(inverted: Graph) -> None:
     _, rows = inverted.index.search(inverted.queries[0], COUNT)
     assert sorted(rows.tolist()) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("kind", ["all", "50 %", "one in a thousand"])
-def test_threads_that_search_at_once_find_what_each_finds_alone(inverted: Graph, kind: str) -> None:
+def test_concurrent_searches_give_the_same_hits(inverted: Graph, kind: str) -> None:
     def search(query: int) -> list[list[float]]:
-        # Of different depths, so that parameters that were shared would be seen.
+        # With different depths, to detect shared parameters.
         rows = None if kind == "all" else np.flatnonzero(inverted.mask(kind, query))
         k = 1 if query % 2 else 100
         return [part.tolist() for part in inverted.index.search(inverted.queries[query], k, rows)]
@@ -303,7 +301,7 @@ def small_vectors() -> FloatArray:
         ("IVF8,PQ4x8np,RFlat", {"nprobe": 8, "k_factor": 50}, EQUAL),
     ],
 )
-def test_every_kind_of_index_answers_with_and_without_a_filter(
+def test_every_index_type_searches_with_and_without_a_filter(
     tmp_path: Path,
     small_vectors: FloatArray,
     factory: str,
@@ -322,7 +320,7 @@ def test_every_kind_of_index_answers_with_and_without_a_filter(
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8,Flat", "IVF8,SQ8", "IVF8,PQ16x4fs,RFlat"])
-def test_asking_for_more_than_there_is_finds_each_document_once(
+def test_requesting_too_many_hits_returns_each_document_once(
     tmp_path: Path, small_vectors: FloatArray, factory: str
 ) -> None:
     index = FaissVectors(save(tmp_path, small_vectors, factory), {})
@@ -333,7 +331,7 @@ def test_asking_for_more_than_there_is_finds_each_document_once(
 
 @pytest.mark.parametrize("cheap", [{"nprobe": 1}, {"nprobe": 8}])
 @pytest.mark.parametrize("k_factor", [1, 50])
-def test_the_parameters_of_the_manifest_are_what_is_searched_with(
+def test_the_search_uses_the_parameters_of_the_manifest(
     tmp_path: Path, small_vectors: FloatArray, cheap: dict[str, int], k_factor: int
 ) -> None:
     path = save(tmp_path, small_vectors, "IVF8,PQ4x4fs,RFlat")
@@ -348,7 +346,7 @@ def test_the_parameters_of_the_manifest_are_what_is_searched_with(
         assert index.search(query, 2)[1].tolist() == expected[0].tolist()
 
 
-def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_index_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "vectors.faiss"
     path.write_bytes(b"no index")
     with raises(IndexVersionError, "unreadable_vectors", path=path):

@@ -19,20 +19,20 @@ VERSION = "20261121T143604.123456Z-0a1b2c3d"
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
 
 
-def test_names_say_index_and_version() -> None:
+def test_names_contain_index_and_version() -> None:
     assert alias_name("sample") == "care_sample"
     assert collection_name("sample", VERSION) == "care_sample__20261121T143604_2e123456Z_2d0a1b2c3d"
 
 
 @given(NAMES, NAMES)
-def test_milvus_takes_every_name_and_the_version_is_read_back(name: str, version: str) -> None:
+def test_names_are_valid_in_milvus_and_the_version_round_trips(name: str, version: str) -> None:
     collection = collection_name(name, version)
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", collection)
     assert version_of(collection) == version
 
 
 @given(NAMES, NAMES, NAMES)
-def test_no_two_indexes_share_a_name(one: str, other: str, version: str) -> None:
+def test_names_of_different_indexes_differ(one: str, other: str, version: str) -> None:
     same = one == other
     assert (alias_name(one) == alias_name(other)) == same
     assert (collection_name(one, version) == collection_name(other, version)) == same
@@ -44,7 +44,7 @@ def test_the_longest_name_fits() -> None:
 
 
 @pytest.mark.parametrize("name", ["care_sample", "sample__1", "care_sample__1-2"])
-def test_other_collections_are_refused(name: str) -> None:
+def test_other_collections_are_an_error(name: str) -> None:
     with raises(IndexVersionError, "foreign_collection"):
         version_of(name)
 
@@ -58,7 +58,7 @@ def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
     assert rows_expression([5, 2]) == "row in [5, 2]"
 
 
-def test_a_beam_is_as_wide_as_the_answer_is_deep() -> None:
+def test_the_beam_is_at_least_as_wide_as_the_number_of_hits() -> None:
     assert search_parameters({}, 10) == {"metric_type": "IP", "params": {}}
     for depth, ef in ((10, 64), (100, 100), (65_536, 32_768)):
         assert search_parameters({"efSearch": 64}, depth)["params"] == {"ef": ef}

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from care.cli.main import main
 from core.errors import CareError, ProviderError
-from indexer.__main__ import main
 from stores import registry
 from stores.faiss.store import FaissStore
 from stores.milvus.names import (
@@ -27,12 +27,12 @@ def test_milvus_searches_few_vectors_exactly_and_many_by_a_graph(count: int, fac
 
 
 @pytest.mark.parametrize("factory", ["HNSW3", "HNSW32,SQ8", "IVF1024,SQ8", "flat", ""])
-def test_what_milvus_does_not_build_is_an_error(factory: str) -> None:
+def test_an_unsupported_index_type_of_milvus_is_an_error(factory: str) -> None:
     with raises(CareError, "unsupported_factory", factory=factory):
         check_factory(factory)
 
 
-def test_a_factory_is_an_index_type_of_milvus() -> None:
+def test_a_factory_is_converted_to_an_index_type_of_milvus() -> None:
     assert index_parameters("Flat") == ("FLAT", {})
     assert index_parameters("HNSW16,Flat") == ("HNSW", {"M": 16, "efConstruction": 200})
     assert parameters_by_cost("Flat") == [{}]
@@ -48,25 +48,25 @@ def test_a_missing_client_or_address_is_an_error(monkeypatch: pytest.MonkeyPatch
         VectorStores(MilvusAddress("http://127.0.0.1:1")).get("milvus")
 
 
-def test_a_version_names_its_store(tmp_path: Path) -> None:
+def test_the_store_of_a_version_is_found(tmp_path: Path) -> None:
     stores = VectorStores()
-    assert isinstance(stores.of(tmp_path), FaissStore)
+    assert isinstance(stores.for_version(tmp_path), FaissStore)
     (tmp_path / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
     with raises(CareError, "milvus_address_missing"):
-        stores.of(tmp_path)
+        stores.for_version(tmp_path)
 
 
-def test_a_token_is_not_shown() -> None:
+def test_a_token_is_not_in_the_repr() -> None:
     assert "hidden" not in repr(MilvusAddress("http://m", "hidden"))
 
 
-def test_a_build_for_milvus_without_address_leaves_nothing(
+def test_a_build_for_milvus_without_address_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CARE_MILVUS_URI", raising=False)
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(3))
     place = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
-    command = ["build", "--corpus", str(corpus), "--index", "test", *place, "--store", "milvus"]
+    command = ["index", str(corpus), "--index", "test", *place, "--store", "milvus"]
     assert main(command) == 1
     assert error_code(capsys.readouterr().err) == "milvus_address_missing"
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]

@@ -1,4 +1,4 @@
-"""What training's tests share; torch is imported by the fixtures that need it."""
+"""Fixtures of the training tests; those that need torch import it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of initial checkpoints that holds the embedded encoder."""
+    """A folder of initial checkpoints that contains the embedded encoder."""
     from training.init import prepare
     from training.schema import EncoderInit
 
@@ -42,7 +42,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def triples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each text asks for the next; the one behind that is a hard negative."""
+    """Triples: the positive of each text is the next text, its hard negative the one after."""
     from tests.checkpoints import TEXTS
 
     count = len(TEXTS)
@@ -97,7 +97,7 @@ def write_recipe(path: Path, recipe: dict[str, Any]) -> Path:
 def write_split(
     folder: Path, split: str, queries: Mapping[str, str], judged: Iterable[tuple[str, str, int]]
 ) -> None:
-    """Writes the queries and judgements of a split beside a corpus, each split in its files."""
+    """Writes the queries and judgements of a split into the folder of a corpus."""
     records = [{"_id": id_, "text": text} for id_, text in queries.items()]
     write_jsonl(folder / f"{split}.queries.jsonl", records)
     rows = "".join(f"{query}\t{document}\t{score}\n" for query, document, score in judged)
@@ -110,7 +110,7 @@ def pair_of(run_folder: Path) -> Pair:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file or folder that matches."""
+    """Returns the only file or folder that matches."""
     (found,) = folder.glob(pattern)
     return found
 

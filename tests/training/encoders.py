@@ -1,4 +1,4 @@
-"""Encoders that training's tests make, and how they compare with those that serve."""
+"""Encoders for training tests, and their comparison with encoders at serving."""
 
 from pathlib import Path
 

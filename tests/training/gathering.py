@@ -1,4 +1,4 @@
-"""What a process does that trains with another; imports little, for it is started anew."""
+"""The work of one of two training processes; has few imports because each process is spawned."""
 
 import torch
 from torch import Tensor, distributed, nn
@@ -6,7 +6,7 @@ from torch import Tensor, distributed, nn
 from training.distributed import all_gather_with_grad
 from training.losses import info_nce, l2_normalize
 
-# Documents of each process: unequal, so that rows must be padded to be gathered.
+# Numbers of documents per process; they differ, so that gathering must pad rows.
 ROWS = (2, 5)
 WIDTH = 6
 
@@ -38,7 +38,7 @@ def work(process: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(Model())
     model(*texts(process)).backward()
     torch.save(model.module.linear.weight.grad, f"{folder}/{process}.pt")
-    # The group must outlive the model: its last owner waits for the threads of gloo, and the
-    # model would do so without releasing the interpreter, which those threads need.
+    # The process group must be destroyed after the model. Its last owner waits for gloo's threads,
+    # and the model would wait while it holds the GIL, which these threads need.
     del model
     distributed.destroy_process_group()

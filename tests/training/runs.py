@@ -1,4 +1,4 @@
-"""What tests read of a run, and how they break one off."""
+"""Reading the files of runs, and interrupting runs."""
 
 import json
 import resource
@@ -30,7 +30,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from training.batches import Corpus, PairCollator, Plan
+from training.batches import BatchPlan, Corpus, PairCollator
 from training.data import Example
 from training.encoder import Tokens
 
@@ -32,7 +32,7 @@ def test_a_batch_holds_each_document_once_and_knows_all_positives() -> None:
     assert known == [{"x", "y"}, {"y"}, {"z"}]
 
 
-def test_every_document_may_be_in_each_batch() -> None:
+def test_all_documents_can_be_in_each_batch() -> None:
     corpus = Corpus.of([Example("a", ("x",)), Example("b", ("y",)), Example("c", ("z",))])
     vectors = np.eye(3, dtype=np.float32)
     texts_of = {"query": tokens_of(3), "document": vectors}
@@ -42,7 +42,7 @@ def test_every_document_may_be_in_each_batch() -> None:
     assert batch["document_vectors"].tolist() == vectors[batch["documents"].numpy()].tolist()
 
 
-def test_negatives_are_drawn_by_seed_and_epoch() -> None:
+def test_negatives_are_sampled_by_seed_and_epoch() -> None:
     corpus = Corpus.of([Example("a", ("x",), tuple("bcdefghijk"))])
     texts_of = {"query": tokens_of(1), "document": tokens_of(11)}
 
@@ -57,20 +57,20 @@ def test_negatives_are_drawn_by_seed_and_epoch() -> None:
     assert len({tuple(drawn(seed, epoch)) for seed in range(3) for epoch in range(3)}) > 5
 
 
-def test_a_plan_is_a_function_of_its_seed_and_shows_each_example_once_an_epoch() -> None:
+def test_a_plan_depends_on_its_seed_and_has_each_example_once_per_epoch() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 103)
-    plan = Plan(103, 3, 10, 0, lengths)
+    plan = BatchPlan(103, 3, 10, 0, lengths)
     batches = list(plan)
-    assert batches == list(Plan(103, 3, 10, 0, lengths))
-    assert batches != list(Plan(103, 3, 10, 1, lengths))
+    assert batches == list(BatchPlan(103, 3, 10, 0, lengths))
+    assert batches != list(BatchPlan(103, 3, 10, 1, lengths))
     assert len(batches) == len(plan) == 30
     for epoch in range(3):
         rows = [row for batch in batches for e, row in batch if e == epoch]
         assert len(rows) == len(set(rows)) == 100
     spread = [np.ptp(lengths[[row for _, row in batch]]) for batch in batches]
-    mixed = [np.ptp(lengths[[row for _, row in batch]]) for batch in Plan(103, 3, 10, 0)]
+    mixed = [np.ptp(lengths[[row for _, row in batch]]) for batch in BatchPlan(103, 3, 10, 0)]
     assert np.mean(spread) < np.mean(mixed) / 4
 
 
-def test_few_examples_are_one_batch() -> None:
-    assert [len(batch) for batch in Plan(3, 2, 10, 0)] == [3, 3]
+def test_fewer_examples_than_a_batch_form_one_batch() -> None:
+    assert [len(batch) for batch in BatchPlan(3, 2, 10, 0)] == [3, 3]

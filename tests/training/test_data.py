@@ -43,19 +43,19 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_beir_folder_gives_examples(beir: Path) -> None:
+def test_a_beir_folder_is_read_as_examples(beir: Path) -> None:
     assert examples(beir=str(beir)) == [
         Example("问0", ("标题\n文0。第二句。",), ("文1。第二句。",)),
         Example("问1", ("文1。第二句。", "文2。第二句。")),
         Example("问2", ("文5。第二句。",)),
     ]
-    # Documents of another source are no positives, and their queries no examples.
+    # Documents of another source are not positives, and their queries are skipped.
     found = examples(beir=str(beir), where={"source": "a"})
     assert [example.query for example in found] == ["问0", "问1"]
 
 
-def test_the_layout_of_beir_with_whole_numbers_as_ids(tmp_path: Path) -> None:
-    """queries.jsonl holds all splits, and qrels/SPLIT.tsv says which are whose."""
+def test_beir_folders_may_have_integer_ids(tmp_path: Path) -> None:
+    """queries.jsonl holds the queries of all splits, qrels/SPLIT.tsv the judgements of each."""
     write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"文{i}"} for i in range(3)])
     write_jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": f"问{i}"} for i in range(2)])
     (tmp_path / "qrels").mkdir()
@@ -68,7 +68,7 @@ def test_the_layout_of_beir_with_whole_numbers_as_ids(tmp_path: Path) -> None:
     assert (dev.queries, dev.qrels) == ({"1": "问1"}, {"1": {"0": 1}})
 
 
-def test_held_out_queries_are_left_out_and_counted(beir: Path) -> None:
+def test_held_out_queries_are_dropped_and_counted(beir: Path) -> None:
     entry = DataEntry(beir=str(beir))
     found, dropped = read_examples([entry], frozenset({"问1"}), {})
     assert ([example.query for example in found], dropped) == (["问0", "问2"], 1)
@@ -78,7 +78,7 @@ def test_held_out_queries_are_left_out_and_counted(beir: Path) -> None:
 
 def test_texts_of_a_beir_folder(beir: Path) -> None:
     found = texts(beir=str(beir), cut="sentence")
-    # A query that nobody judged is none.
+    # Queries without judgements are skipped.
     assert found[:3] == [Text("query", f"问{i}") for i in range(3)]
     assert found[3] == Text("document", "标题\n文0。")
     assert texts(beir=str(beir), roles=["query"], limit=2) == found[:2]
@@ -90,8 +90,8 @@ def test_all_documents_of_a_beir_folder_can_be_mined(beir: Path, tmp_path: Path)
     assert read_corpus(entries, {}) == ["文4。第二句。", "文5。第二句。", "另一篇"]
 
 
-def test_a_part_of_the_texts(beir: Path, tmp_path: Path) -> None:
-    """Of a part of a split's queries the documents are those that answer them."""
+def test_part_selects_queries_and_their_documents(beir: Path, tmp_path: Path) -> None:
+    """With a part of the queries, only their positives and negatives are read as documents."""
     part = Part(folds=2, only=1)
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": f"文{i}"} for i in range(9)])
     taken = [f"文{i}" for i in range(9) if in_part(f"文{i}", part)]
@@ -112,7 +112,7 @@ def test_texts_of_another_source_are_not_read(beir: Path) -> None:
     assert len([text for text in found if text.role == "document"]) == 4
 
 
-def test_a_paraphrase_of_a_held_out_query_is_left_out(tmp_path: Path) -> None:
+def test_a_paraphrase_of_a_held_out_query_is_dropped(tmp_path: Path) -> None:
     records = [{"a": "一", "b": "一样"}, {"a": "二", "b": "也是"}]
     path = str(write_jsonl(tmp_path / "x.jsonl", records))
     held_out = frozenset({"一"})
@@ -128,8 +128,8 @@ def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:
     assert examples(pairs=path, fields=["a", "b"])[0] == Example("一", ("二",))
 
 
-def test_examples_of_equal_queries_are_one(tmp_path: Path) -> None:
-    """A document that answers the query in one line is no negative in another."""
+def test_examples_of_equal_queries_are_merged(tmp_path: Path) -> None:
+    """A positive of a query in one line is not its negative in another."""
     records = [
         {"query": "问", "positives": ["甲"], "negatives": ["乙", "丙"]},
         {"query": "问", "positives": ["乙"]},
@@ -157,7 +157,7 @@ GOOD = {"query": "好", "positives": ["甲"]}
         (["问"], "not_json", None),
     ],
 )
-def test_a_bad_triple_is_named_by_its_line(
+def test_an_invalid_triple_is_an_error_with_its_line(
     tmp_path: Path, record: Any, code: str, field: str | None
 ) -> None:
     path = tmp_path / "triples.jsonl"
@@ -166,7 +166,7 @@ def test_a_bad_triple_is_named_by_its_line(
         examples(triples=str(path))
 
 
-def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
+def test_other_invalid_files_are_errors_with_their_path(tmp_path: Path, beir: Path) -> None:
     path = tmp_path / "x.jsonl"
     with raises(DataError, "unreadable", path=path):
         examples(triples=str(path))
@@ -204,7 +204,7 @@ def test_other_bad_files_are_named(tmp_path: Path, beir: Path) -> None:
         ("train.queries", {"_id": "x", "text": ""}, "empty", {"id": "x"}),
     ],
 )
-def test_a_bad_line_of_a_beir_folder_is_named(
+def test_an_invalid_line_of_a_beir_folder_is_an_error_with_its_path(
     beir: Path, file: str, record: Any, code: str, named: dict[str, Any]
 ) -> None:
     path = beir / f"{file}.jsonl"
@@ -216,7 +216,7 @@ def test_a_bad_line_of_a_beir_folder_is_named(
         read_dev(Dev(beir=str(beir), split="train"))
 
 
-def test_nothing_left_is_an_error(tmp_path: Path, beir: Path) -> None:
+def test_no_remaining_data_is_an_error(tmp_path: Path, beir: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", [{"query": "问", "positives": ["甲"]}]))
     with raises(TrainingError, "no_examples"):
         examples(frozenset({"问"}), triples=path)
@@ -226,11 +226,11 @@ def test_nothing_left_is_an_error(tmp_path: Path, beir: Path) -> None:
         read_dev(Dev(beir=str(beir), split="train", where={"source": "b"}, part=OTHERS))
 
 
-# Of the queries with documents of source b, which is q2 alone, the part without it.
+# Only q2 has documents of source b; this selects the fold without q2.
 OTHERS = Part(folds=2, only=0 if in_part("问2", Part(folds=2, only=1)) else 1)
 
 
-def test_parts_cover_all_queries_once() -> None:
+def test_parts_are_disjoint_and_cover_all_queries() -> None:
     queries = [f"问题{i}" for i in range(400)]
     parts = [{q for q in queries if in_part(q, Part(folds=5, only=k))} for k in range(5)]
     assert sum(map(len, parts)) == len(set().union(*parts)) == 400
@@ -239,7 +239,7 @@ def test_parts_cover_all_queries_once() -> None:
     assert without == set(queries) - parts[3]
 
 
-def test_dev_is_cut_but_keeps_what_was_judged(beir: Path) -> None:
+def test_a_reduced_dev_set_keeps_judged_documents(beir: Path) -> None:
     dev = read_dev(Dev(beir=str(beir), split="train", queries=2, documents=1))
     assert len(dev.queries) == len(dev.qrels) == 2
     judged = {id_ for found in dev.qrels.values() for id_ in found}

@@ -18,7 +18,9 @@ from training.losses import info_nce, l2_normalize
 pytestmark = pytest.mark.train
 
 
-def test_gradients_of_two_processes_are_those_of_one_with_all_texts(tmp_path: Path) -> None:
+def test_gradients_of_two_processes_equal_those_of_one_process_with_all_texts(
+    tmp_path: Path,
+) -> None:
     torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2, daemon=True)
     model = Model()
     (q0, d0), (q1, d1) = texts(0), texts(1)
@@ -30,10 +32,10 @@ def test_gradients_of_two_processes_are_those_of_one_with_all_texts(tmp_path: Pa
         torch.testing.assert_close(gradient, model.linear.weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_recipe_run_by_two_processes_gives_the_pair_of_one(
+def test_a_recipe_run_by_two_processes_gives_the_same_pair_as_one_process(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
-    """Every batch holds all texts, so that both runs see the same ones in a step."""
+    """Each batch holds all texts, so that both runs see the same texts in a step."""
     exact = {"epochs": 4, "dropout": 0.0}
     base["stages"] = [
         teacher(),
@@ -42,7 +44,7 @@ def test_a_recipe_run_by_two_processes_gives_the_pair_of_one(
     ]
     recipe = write_recipe(tmp_path / "two.yaml", base)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "2", "-m", "training", "run", str(recipe)]
+    command = [*torchrun, "--nproc-per-node", "2", "-m", "care", "train", str(recipe)]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "two")],
         capture_output=True,

@@ -44,7 +44,7 @@ def gradients(checkpoint: EncoderCheckpoint, mini_batch: int | None) -> dict[str
 
 
 @pytest.mark.parametrize("mini_batch", [1, 2, 3])
-def test_gradients_of_the_cached_loss_are_those_of_the_plain_one(
+def test_gradients_with_mini_batches_equal_those_of_the_whole_batch(
     bert: Path, tmp_path: Path, mini_batch: int
 ) -> None:
     checkpoint = checkpoint_of(bert, tmp_path)
@@ -55,8 +55,8 @@ def test_gradients_of_the_cached_loss_are_those_of_the_plain_one(
         torch.testing.assert_close(cached[name], gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_the_cached_loss_repeats_its_dropout(bert: Path, tmp_path: Path) -> None:
-    """With other masks in the second pass, gradients would not be those of the loss."""
+def test_mini_batches_recompute_with_the_same_dropout(bert: Path, tmp_path: Path) -> None:
+    """Different masks in the recomputation would give wrong gradients."""
     encoder = Encoder(checkpoint_of(bert, tmp_path), trainable=True, dropout=0.3)
     tokens = tokenize(encoder.checkpoint, "", list(TEXTS[:4]))
     ids, mask = tokens.padded(range(4))
@@ -66,7 +66,7 @@ def test_the_cached_loss_repeats_its_dropout(bert: Path, tmp_path: Path) -> None
     )
     encoder.embed(ids, mask, 2).sum().backward()
     hook.remove()
-    # The gradients are computed from the last part to the first.
+    # The backward pass runs from the last mini-batch to the first.
     assert [any(torch.equal(late, early) for early in seen[:2]) for late in seen[2:]] == [True] * 2
     assert len(seen) == 4
 
@@ -79,11 +79,13 @@ def test_training_and_serving_compute_the_same_vectors(
     check_parity(checkpoint, (*TEXTS, LONG))
 
 
-def test_a_decoder_without_end_of_text_is_read_as_served(qwen3: Path, tmp_path: Path) -> None:
+def test_a_decoder_without_end_token_is_encoded_as_at_serving(qwen3: Path, tmp_path: Path) -> None:
     check_parity(checkpoint_of(qwen3, tmp_path, pooling="last_token"), (*TEXTS, LONG))
 
 
-def test_a_saved_decoder_ends_its_texts_for_other_readers(qwen3: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_saved_decoder_appends_the_end_token(
+    qwen3: Path, tmp_path: Path
+) -> None:
     checkpoint = checkpoint_of(qwen3, tmp_path, pooling="last_token")
     saved = check_parity(checkpoint, TEXTS).save(tmp_path / "saved")
     ids = [
@@ -95,14 +97,14 @@ def test_a_saved_decoder_ends_its_texts_for_other_readers(qwen3: Path, tmp_path:
     check_parity(saved, (*TEXTS, LONG))
 
 
-def test_a_projection_is_read_as_served(bert: Path, tmp_path: Path) -> None:
+def test_a_projection_is_applied_as_at_serving(bert: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(bert, tmp_path, projection=24)
     assert (checkpoint.native_dimension, checkpoint.dimension) == (24, 24)
     encoder = check_parity(checkpoint, TEXTS)
     check_parity(encoder.save(tmp_path / "saved"), TEXTS)
 
 
-def test_an_adapter_is_read_as_served(qwen3: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_applied_as_at_serving(qwen3: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(
         qwen3, tmp_path, pooling="last_token", lora=Lora(r=4, alpha=8).model_dump()
     )
@@ -119,7 +121,7 @@ def test_an_adapter_is_read_as_served(qwen3: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(encode(again, tokens, batch=4), expected, atol=1e-6)
     plain = encode(Encoder(checkpoint, trainable=False), tokens, batch=4)
     assert np.abs(plain - expected).max() > 0.05
-    # Loaded to be trained on, the adapter is what is trained.
+    # With `trainable`, the adapter's weights are trainable.
     names = {n for n, p in Encoder(saved, trainable=True).named_parameters() if p.requires_grad}
     assert names
     assert all("lora_" in name for name in names)
@@ -132,18 +134,16 @@ def test_a_frozen_encoder_has_no_dropout(bert: Path, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
 
-def test_code_that_a_checkpoint_brings_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda _: "y")
     checkpoint = checkpoint_of(write_gte(tmp_path / "gte"), tmp_path)
     with raises(TrainingError, "bad_checkpoint", path=tmp_path / "gte") as caught:
         Encoder(checkpoint, trainable=True)
-    # What that code would print.
+    # Output of the code.
     assert "remote code was run" not in str(caught.value)
 
 
-def test_layers_that_an_adapter_does_not_find_are_named(bert: Path, tmp_path: Path) -> None:
+def test_unknown_target_layers_of_an_adapter_are_an_error(bert: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(bert, tmp_path, lora={"targets": ["nope"]})
     with raises(TrainingError, "bad_targets", key="lora.targets"):
         Encoder(checkpoint, trainable=True)
@@ -159,13 +159,13 @@ def test_frozen_layers_and_embeddings_get_no_gradient(bert: Path, tmp_path: Path
     assert {name.split(".")[2] for name in moved} == {"1"}
 
 
-def test_more_frozen_layers_than_there_are(bert: Path, tmp_path: Path) -> None:
+def test_more_frozen_layers_than_layers_is_an_error(bert: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(bert, tmp_path, frozen_layers=3)
     with raises(TrainingError, "no_such_layer", key="frozen_layers"):
         Encoder(checkpoint, trainable=True)
 
 
-def test_a_text_longer_than_the_model_reads(bert: Path, tmp_path: Path) -> None:
+def test_a_max_length_above_the_models_is_an_error(bert: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(bert, tmp_path, max_length=65)
     with raises(TrainingError, "max_length_too_large", path=bert):
         Encoder(checkpoint, trainable=False)

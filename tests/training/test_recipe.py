@@ -33,7 +33,7 @@ def extended(base: Path, text: str) -> Path:
     return path
 
 
-def test_a_recipe_changes_what_it_extends(base: Path) -> None:
+def test_a_recipe_merges_into_the_recipe_that_it_extends(base: Path) -> None:
     text = """
 name: other
 query: {dimension: 32}
@@ -50,13 +50,13 @@ stages:
     assert (align.mse, align.epochs) == (0, 3)
 
 
-def test_a_new_stage_comes_before_the_one_that_it_names(base: Path) -> None:
+def test_a_new_stage_is_inserted_before_a_named_stage(base: Path) -> None:
     text = "stages: {cut: {kind: prune_layers, layers: [0], before: align}}"
     labels = [stage.label for stage in load_recipe(extended(base, text)).stages]
     assert labels == ["teacher", "cut", "align", "joint"]
 
 
-def test_entries_without_a_name_are_changed_by_their_number(base: Path) -> None:
+def test_entries_without_a_name_are_changed_by_position(base: Path) -> None:
     text = "stages: {teacher: {data: {0: {limit: 5}}}}"
     (entry,) = load_recipe(extended(base, text)).stages[0].data
     assert (entry.texts, entry.limit) == ("folder/texts.jsonl", 5)
@@ -81,7 +81,7 @@ DISTILL = "kind: distill, data: [{beir: x}], before: joint"
         ("stages: {align: {lambda: 1}}", "unknown_key", "stages.align.lambda"),
         ("query: {pool: cls}", "unknown_key", "query.pool"),
         ("document: {lora: {rank: 1}}", "unknown_key", "document.lora.rank"),
-        # A key that is missing may be one that was misspelt.
+        # A misspelt key also causes the error of a missing key.
         ("stages: null\ncolour: red", "unknown_key", "colour"),
         ("stages: {align: {epochs: 0}}", "invalid_value", "stages.align.epochs"),
         ("stages: {aline: {epochs: 2}}", "unknown_entry", "stages.aline"),
@@ -111,7 +111,9 @@ DISTILL = "kind: distill, data: [{beir: x}], before: joint"
         ("extends: [a, b]", "invalid_value", "extends"),
     ],
 )
-def test_a_wrong_key_is_named_with_its_file(base: Path, text: str, code: str, key: str) -> None:
+def test_an_invalid_key_is_an_error_with_key_and_file(
+    base: Path, text: str, code: str, key: str
+) -> None:
     path = extended(base, text)
     if text.startswith("extends"):
         path.write_text(text)
@@ -128,26 +130,28 @@ def test_a_wrong_key_is_named_with_its_file(base: Path, text: str, code: str, ke
         ("stages: [{kind: mine, data: [{texts: x}]}, {kind: mine, data: [{texts: x}]}]", None),
     ],
 )
-def test_other_faults_are_named_with_the_file(base: Path, text: str, code: str | None) -> None:
+def test_other_invalid_recipes_are_errors_with_the_file(
+    base: Path, text: str, code: str | None
+) -> None:
     path = extended(base, text)
     with raises(TrainingError, code or "invalid_value", path=path):
         load_recipe(path)
 
 
-def test_a_recipe_is_a_mapping(base: Path) -> None:
+def test_a_recipe_must_be_a_mapping(base: Path) -> None:
     base.write_text("- a list")
     with raises(TrainingError, "not_a_mapping", path=base):
         load_recipe(base)
 
 
-def test_a_recipe_does_not_extend_itself(base: Path) -> None:
+def test_a_recipe_that_extends_itself_is_an_error(base: Path) -> None:
     base.write_text("extends: other.yaml")
     path = extended(base, "")
     with raises(TrainingError, "circular_recipe", path=path):
         load_recipe(path)
 
 
-def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
+def test_a_missing_recipe_is_an_error_with_its_path(tmp_path: Path) -> None:
     with raises(DataError, "unreadable", path=tmp_path / "none.yaml"):
         load_recipe(tmp_path / "none.yaml")
 
@@ -161,6 +165,6 @@ def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
         ("stages.x.epochs=2", "unknown_entry"),
     ],
 )
-def test_a_wrong_change_is_named(base: Path, change: str, code: str) -> None:
+def test_an_invalid_change_is_an_error(base: Path, change: str, code: str) -> None:
     with raises(TrainingError, code):
         load_recipe(base, [change])

@@ -1,4 +1,4 @@
-"""The committed recipes: properties that they must have, whatever their figures."""
+"""Required properties of the committed recipes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from training.stages.teacher import Align, Distill, Teacher
 
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(training.__file__).parent / "recipes"
-# What a recipe of the paper may set: where data lie and how memory and arithmetic are used.
+# Keys that recipes of the paper may set: paths of data, memory and precision.
 SCALE = {"kind", "name", "side", "data", "prompts", "dimensions", "precision", "batch"} | {
     "mini_batch",
     "gradient_checkpointing",
@@ -54,7 +54,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("name", ["care-0.3b-4b", "care-0.3b-8b"])
-def test_recipes_of_the_paper_leave_its_settings_as_they_are(name: str) -> None:
+def test_recipes_of_the_paper_do_not_change_its_settings(name: str) -> None:
     paper = recipe(name)
     assert paper.query and paper.document and paper.document.lora
     assert (paper.query.pooling, paper.document.pooling) == ("cls", "last_token")
@@ -64,7 +64,7 @@ def test_recipes_of_the_paper_leave_its_settings_as_they_are(name: str) -> None:
         if isinstance(stage, TrainingStage):
             assert stage.batch == type(stage).model_fields["batch"].default
             assert stage.gradient_checkpointing
-            # Half precision, whose weights are no narrower than the arithmetic.
+            # Half precision with weights of the same width.
             assert stage.precision != "fp32"
     kinds = [stage.kind for stage in paper.stages]
     assert kinds.index("retromae") < kinds.index("unsupervised") < kinds.index("contrastive")
@@ -74,7 +74,7 @@ def test_recipes_of_the_paper_leave_its_settings_as_they_are(name: str) -> None:
 def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:
     small, large = recipe("care-0.3b-4b"), recipe("care-0.3b-8b")
     assert [stage.label for stage in large.stages] == [stage.label for stage in small.stages]
-    # Without fp16's narrow range, which weights of bfloat16 may leave.
+    # bf16, because weights in bfloat16 may exceed the range of fp16.
     assert large.document and large.document.dtype == "bfloat16"
     for stage in large.stages:
         sides: list[Role] = list(getattr(stage, "train", [getattr(stage, "side", "query")]))
@@ -83,7 +83,7 @@ def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:
 
 @pytest.fixture
 def two_sources(tmp_path: Path) -> Path:
-    """Passages of patients, which may be trained on, and of a knowledge base, which may not."""
+    """Passages of patients, which may train a model, and of a knowledge base, which may not."""
 
     def passage(id_: str, text: str, source: str) -> dict[str, Any]:
         return {"_id": id_, "title": "", "text": text, "metadata": {"source": source}}
@@ -98,7 +98,7 @@ def two_sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_research_only_texts_do_not_train_care_mini(two_sources: Path) -> None:
+def test_care_mini_is_not_trained_on_research_only_texts(two_sources: Path) -> None:
     changes = [f"variables.data={two_sources}"]
     for name, text in (("phrases", "头痛"), ("long_phrases", "咳嗽"), ("more_phrases", "腹泻")):
         path = write_jsonl(two_sources / f"{name}.jsonl", [{"text": text}])
@@ -114,7 +114,9 @@ def test_research_only_texts_do_not_train_care_mini(two_sources: Path) -> None:
     assert not any("手术" in text or "抗生素" in text or "这种病" in text for text in read)
 
 
-def test_the_sample_recipe_needs_the_repository_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_recipe_needs_no_data_besides_the_repository(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(ROOT)
     sample = recipe("sample")
     assert {init.start for init in sample.encoders.values()} == {"embedded"}
@@ -127,15 +129,15 @@ def test_the_sample_recipe_trains_on_no_question_that_it_measures(
 ) -> None:
     monkeypatch.chdir(ROOT)
     sample = recipe("sample")
-    assert sample.dev and sample.dev.split == "test"
+    assert sample.dev and sample.dev.split == "dev"
     dev = read_dev(sample.dev)
-    judged = beir_paths(Path("data/sample"), "test").qrels.read_text("utf-8").splitlines()[1:]
+    judged = beir_paths(Path("data/sample"), "dev").qrels.read_text("utf-8").splitlines()[1:]
     assert dev.queries.keys() == {line.split("\t")[0] for line in judged}
-    # Not because they are held out: the split for training has others.
+    # None is dropped as a query of dev: the split train has other queries.
     for stage in sample.stages:
         if isinstance(stage, Joint):
             examples, dropped = read_examples(stage.data, frozenset(dev.queries.values()), {})
-            assert (len(examples), dropped) == (60, 0)
+            assert (len(examples), dropped) == (40, 0)
 
 
 def test_the_sample_recipe_measures_all_passages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from tests.training.conftest import (
     teacher,
     write_split,
 )
-from tests.training.runs import files_of_at_most, history_of, same
+from tests.training.runs import history_of, limit_file_size, same
 from training.errors import TrainingError
 from training.recipe import load_recipe
 from training.run import run
@@ -33,8 +33,10 @@ from training.run import run
 pytestmark = pytest.mark.train
 
 
-def test_the_whole_method(base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path) -> None:
-    """Document encoder with LoRA, alignment, joint fine-tuning: each result is a pair."""
+def test_the_complete_method_with_lora_alignment_and_joint_training(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    """LoRA training of the document encoder, alignment and joint training each produce a pair."""
     base["document"] |= {"lora": {"r": 4, "alpha": 8}}
     base["query"] |= {"dimension": WIDTH // 2}
     base["document"] |= {"dimension": WIDTH // 2}
@@ -85,13 +87,13 @@ def test_finished_stages_are_shared_by_recipes(
     run_recipe(changed)
     names = {path.name for path in stages.iterdir()} - first
     assert sorted(name.split("-")[0] for name in names) == ["align", "joint"]
-    # Another seed draws anew, but the teacher is the same.
+    # Another seed trains again, but reuses the teacher's vectors.
     run_recipe(base | {"seeds": [1], "stages": [teacher(), align()]})
     assert len(list(stages.glob("teacher-*"))) == 1
     assert len(list(stages.glob("align-*"))) == 3
 
 
-def test_changed_data_is_not_taken_for_the_same(
+def test_changed_data_changes_the_key_of_a_stage(
     base: dict[str, Any], run_recipe: RunRecipe, triples: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "triples.jsonl"
@@ -104,10 +106,10 @@ def test_changed_data_is_not_taken_for_the_same(
     assert len(list((tmp_path / "out" / "stages").glob("teacher-*"))) == 2
 
 
-def test_files_of_one_name_are_told_apart(
+def test_files_of_the_same_name_have_separate_checksums(
     base: dict[str, Any], run_recipe: RunRecipe, triples: Path, tmp_path: Path
 ) -> None:
-    """a/v1/train.jsonl and b/v1/train.jsonl: whichever changes, the stage is another."""
+    """A change of a/v1/train.jsonl or b/v1/train.jsonl changes the key of the stage."""
     files = [tmp_path / name / "v1" / "train.jsonl" for name in ("a", "b")]
     for path in files:
         path.parent.mkdir(parents=True)
@@ -120,7 +122,7 @@ def test_files_of_one_name_are_told_apart(
     assert len(list((tmp_path / "out" / "stages").glob("teacher-*"))) == 3
 
 
-def test_data_in_another_place_are_the_same_data(
+def test_the_path_of_data_does_not_change_the_key(
     base: dict[str, Any], run_recipe: RunRecipe, triples: Path, tmp_path: Path
 ) -> None:
     base["stages"] = [teacher()]
@@ -130,7 +132,7 @@ def test_data_in_another_place_are_the_same_data(
     only(tmp_path / "out" / "stages", "teacher-*")
 
 
-def test_a_stage_with_its_own_seed_is_shared_by_seeds(
+def test_runs_with_different_seeds_share_a_stage_with_its_own_seed(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     stage = {"kind": "contrastive", "data": DATA, "batch": 6, "epochs": 1}
@@ -144,7 +146,7 @@ def test_a_stage_with_its_own_seed_is_shared_by_seeds(
 def test_the_sample_recipe_runs(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On data/sample as it is, with tiny encoders and few steps."""
+    """Runs on data/sample with tiny encoders and few steps."""
     monkeypatch.chdir(Path(__file__).parents[2])
     path = Path("training/recipes/sample.yaml")
     changes = [f"{side}.{key}" for side in ("query", "document") for key in (f"start={bert}",)]
@@ -172,7 +174,7 @@ def test_the_sample_recipe_runs(
         ({"document": None, "stages": [joint()]}, "missing_encoder", {"key": "document"}),
     ],
 )
-def test_what_a_stage_lacks_is_an_error_before_any_is_trained(
+def test_missing_inputs_of_a_stage_are_errors_before_training(
     base: dict[str, Any],
     run_recipe: RunRecipe,
     tmp_path: Path,
@@ -187,7 +189,9 @@ def test_what_a_stage_lacks_is_an_error_before_any_is_trained(
     assert not (tmp_path / "out").exists()
 
 
-def test_encoders_of_different_dimensions(base: dict[str, Any], run_recipe: RunRecipe) -> None:
+def test_encoders_of_different_dimensions_are_an_error(
+    base: dict[str, Any], run_recipe: RunRecipe
+) -> None:
     base["document"]["dimension"] = 32
     for train in (["query"], ["query", "document"]):
         base["stages"] = [joint(train=train)]
@@ -196,7 +200,7 @@ def test_encoders_of_different_dimensions(base: dict[str, Any], run_recipe: RunR
             run_recipe(base)
 
 
-def test_a_place_that_cannot_be_written_is_named(
+def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -225,13 +229,13 @@ def beir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_dev_questions_are_measured_and_never_trained_on(
+def test_dev_queries_are_measured_and_not_trained_on(
     base: dict[str, Any], run_recipe: RunRecipe, beir: Path, tmp_path: Path
 ) -> None:
     base["dev"] = {"beir": str(beir), "start": True, "every": 1}
     base["stages"] = [teacher(), align(), joint(epochs=4, max_steps=2)]
     folder = run_recipe(base)
-    # What alignment left is where joint training begins; the documents were read, not encoded.
+    # Joint training starts with the aligned encoder; documents come from the vector cache.
     before = history_of(tmp_path / "out" / "stages", "align")[-1]
     start = history_of(tmp_path / "out" / "stages", "joint")[0]
     assert (before["step"], start["step"]) == (2, 0)
@@ -252,11 +256,11 @@ def test_dev_questions_are_measured_and_never_trained_on(
     assert measured[-1]["dev_nDCG@10"] == pytest.approx(1 / np.log2(rank + 1), abs=1e-4)
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_prints_the_error(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text("name: x\nstages: [{kind: align, lambda: 1}]\n")
     result = subprocess.run(
-        [sys.executable, "-m", "training", "run", str(path)],
+        [sys.executable, "-m", "care", "train", str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -266,18 +270,18 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert str(path) in result.stderr
 
 
-def test_a_full_disk_at_the_result_leaves_nothing(
+def test_a_full_disk_at_the_result_leaves_no_result(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [joint(trainer={"save_strategy": "no"})]
-    with files_of_at_most(64_000), raises(CareError, "input_output") as caught:
+    with limit_file_size(64_000), raises(CareError, "input_output") as caught:
         run_recipe(base)
     assert ".partial" in caught.value.fields["path"]
     assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
     run_recipe(base)
 
 
-def test_a_frozen_side_of_joint_training_is_bit_equal(
+def test_joint_training_does_not_change_a_frozen_side(
     base: dict[str, Any], run_recipe: RunRecipe, qwen3: Path, bert: Path
 ) -> None:
     before = (qwen3 / "model.safetensors").read_bytes()

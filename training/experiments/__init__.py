@@ -1,1 +1,1 @@
-"""Experiments around the trainer: ablations and baselines of CARE, and texts made for alignment."""
+"""Experiments: ablations and baselines of CARE, and synthetic texts for alignment."""

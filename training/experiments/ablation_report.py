@@ -1,4 +1,4 @@
-"""The table of ablations and baselines, what it says of the paper's orderings, and its figure."""
+"""Report of ablations and baselines: table, tests of the paper's orderings, and plot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from core.files import atomic, write_text
 from evaluation.statistics import Difference, paired_difference
 
 MEASURES = NDCG, MAP = "nDCG@10", "MAP@10"
-# Measures of each question, by recipe, seed and measure.
+# Scores of each question, by recipe, seed and metric.
 Scores = Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
 
 CARE, LARGE, SMALL = "care", "symmetric-large", "symmetric-small"
@@ -31,8 +31,8 @@ ABLATIONS = (
 )
 # Rows of the table.
 ORDER = (CARE, *BASELINES, *ABLATIONS)
-# What the paper claims: the first of each is above the second. The large encoder on both sides is
-# what an asymmetric pair is measured against, at the cost of a large query encoder.
+# The paper's claims: the first recipe of each pair scores above the second. CARE above
+# `symmetric-large` is not one of them: a large query encoder is the upper reference.
 ORDERINGS = (*((CARE, name) for name in ORDER[1:] if name != LARGE), (LARGE, SMALL))
 
 
@@ -41,7 +41,7 @@ def write_report(
 ) -> None:
     """Writes `table.md`, `scores.json` and `scores.png`.
 
-    `titles` are those of rows, by recipe, and `facts` what was measured on and with.
+    `titles` are the titles of rows by recipe; `facts` describe data, hardware and libraries.
     """
     rows = [name for name in ORDER if name in scores]
     rows += [name for name in scores if name not in ORDER]
@@ -66,9 +66,10 @@ def write_report(
 
 
 def compare(scores: Scores) -> dict[tuple[str, str], dict[str, Difference]]:
-    """Compares the two recipes of each ordering by the seeds that both have.
+    """Compares the two recipes of each ordering over the seeds that both have.
 
-    A question's value is its mean over seeds; intervals are bootstraps over questions.
+    The value of a question is its mean over seeds; confidence intervals are bootstrapped over
+    questions.
     """
     compared: dict[tuple[str, str], dict[str, Difference]] = {}
     for pair in ORDERINGS:
@@ -85,7 +86,7 @@ def compare(scores: Scores) -> dict[tuple[str, str], dict[str, Difference]]:
 
 
 def verdict(difference: Difference) -> str:
-    """Returns whether the first is above the second: holds, does not hold, or undecided."""
+    """Returns whether an ordering holds, does not hold or is undecided, by its interval."""
     if difference.low > 0:
         return "holds"
     return "does not hold" if difference.high < 0 else "is undecided"
@@ -98,7 +99,7 @@ def describe(
     compared: Mapping[tuple[str, str], Mapping[str, Difference]],
     facts: Mapping[str, Any],
 ) -> str:
-    """Returns the table and the sentences, in Markdown; scores are in hundredths."""
+    """Returns the table and the results of the orderings as Markdown; scores are in percent."""
     lines = ["| | seeds | Retrieval nDCG@10 | Rerank MAP@10 |", "|---|---|---|---|"]
     for name in rows:
         cells = [titles.get(name, name), str(len(scores[name]))]
@@ -107,23 +108,25 @@ def describe(
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        f"Mean ± standard deviation over seeds, in hundredths; {facts['questions']} questions, "
+        f"Mean ± standard deviation over seeds, in percent; {facts['questions']} questions, "
         f"{facts['documents']} documents to search, {facts['candidates']} to rerank.",
         "",
     ]
     for (above, below), found in compared.items():
         first, second = (titles.get(name, name) for name in (above, below))
-        said = ", ".join(
+        verdicts = ", ".join(
             f"{verdict(d)} in {measure} ({100 * d.value:+.1f}, "
             f"95 % interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
             for measure, d in found.items()
         )
         seeds = len(scores[above].keys() & scores[below].keys())
-        lines.append(f"- {first} above {second}: {said}; seeds: {seeds}.")
+        lines.append(f"- {first} above {second}: {verdicts}; seeds: {seeds}.")
     if CARE in scores and LARGE in scores:
         care, large = (_statistics(scores[name], NDCG)[0] for name in (CARE, LARGE))
         reached = 100 * care / max(large, 1e-7)
-        lines.append(f"- CARE reaches {reached:.0f} % of the large encoder on both sides.")
+        lines.append(
+            f"- CARE reaches {reached:.0f} % of the nDCG@10 of the large encoder on both sides."
+        )
     made_with = ", ".join(f"{name} {number}" for name, number in facts["libraries"].items())
     lines += [
         "",
@@ -138,7 +141,7 @@ def describe(
 def _statistics(
     seeds: Mapping[int, Mapping[str, Sequence[float]]], measure: str
 ) -> tuple[float, float]:
-    """Returns mean and standard deviation over seeds, in hundredths."""
+    """Returns mean and standard deviation over seeds, in percent."""
     means = [100 * fmean(values[measure]) for values in seeds.values()]
     return fmean(means), stdev(means) if len(means) > 1 else 0.0
 
@@ -150,7 +153,7 @@ def _draw(scores: Scores, path: Path) -> None:
     for axes, measure in zip(panels, MEASURES, strict=True):
         found = [_statistics(scores[label], measure) for label in labels]
         means, errors = zip(*found, strict=True)
-        # The first row is the whole method.
+        # Highlights the first row, CARE; labels are in reverse order.
         colors = ["#7aa6c2"] * (len(labels) - 1) + ["#c26a4a"]
         axes.barh(labels, means, xerr=errors, color=colors, ecolor="#333")
         axes.set_xlabel(f"{measure}, mean ± deviation over seeds")

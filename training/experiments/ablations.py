@@ -1,8 +1,8 @@
-"""Runs the ablations and baselines of CARE with several seeds, and scores what comes out.
+"""Runs the ablations and baselines of CARE with several seeds, and scores the trained pairs.
 
-OUT/stages, runs, …          as `training.run` describes; recipes that begin alike share
-OUT/scores/<key>/<name>-seed<n>.json   scores of each question; the key is a checksum of the data
-OUT/table.md, scores.json, scores.png   what `training.experiments.ablation_report` makes of them
+OUT/stages, runs, …          see `training.run`; recipes share stages with equal inputs
+OUT/scores/<key>/<name>-seed<n>.json    scores of each question; the key is a checksum of the data
+OUT/table.md, scores.json, scores.png   the report of `training.experiments.ablation_report`
 """
 
 import json
@@ -34,17 +34,17 @@ from training.stages.base import checksums
 from training.vectors import frozen_vectors
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "ablations"
-# Documents that are searched besides the judged ones: every document encoder encodes them all.
-_OTHERS = 300
-# Of each question, to be reranked: positives, and others drawn from the first that BM25 finds.
+# Unjudged documents to search. Few, because each document encoder encodes all of them.
+_DISTRACTORS = 300
+# Documents per question to rerank: the positives, and others sampled from BM25's first hits.
 _CANDIDATES = 20
-_DEPTH = 50
+_BM25_DEPTH = 50
 _SEED = 20260413
 _BATCH = 64
 
 
 class TestSet(NamedTuple):
-    """What all pairs are scored on; `candidates` are the documents reranked, by question."""
+    """Test data of all pairs; `candidates` are the ids of the documents to rerank, by question."""
 
     dev: DevSet
     candidates: dict[str, list[str]]
@@ -53,14 +53,26 @@ class TestSet(NamedTuple):
 def run_ablations(
     data: Path, out: Path, seeds: int, only: Sequence[str], report: Report, recipes: Path = RECIPES
 ) -> Path:
-    """Runs recipes with seeds from 0, scores them and returns a table of all scores in `out`.
+    """Runs recipes, scores the trained pairs, and writes a table of all scores.
 
-    `data` is a BEIR folder with `train.paraphrases.jsonl`; its split `dev` is scored once, at the
-    end: nothing is chosen by it. `only` names recipes; none stands for all.
+    Args:
+        data: A BEIR folder with `train.paraphrases.jsonl`. Its split `dev` is the test set; it
+            is not used to select anything.
+        out: Folder of stages, scores and the report.
+        seeds: Number of seeds, counted from 0.
+        only: Names of the recipes to run; empty for all.
+        report: Called with each line of progress.
+        recipes: Folder of the recipes.
+
+    Returns:
+        The path of the table in `out`.
+
+    Raises:
+        TrainingError: If a recipe is unknown or invalid.
     """
     known = _load(recipes, data)
     if unknown := [name for name in only if name not in known]:
-        reason = f"there is no '{unknown[0]}': {', '.join(sorted(known))}"
+        reason = f"unknown recipe '{unknown[0]}': choose from {', '.join(sorted(known))}"
         raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
     test = read_test(data)
     files = sorted(path for path in data.iterdir() if path.is_file())
@@ -77,30 +89,30 @@ def run_ablations(
                 means = {measure: round(fmean(found), 4) for measure, found in values.items()}
                 report(f"{name}, seed {seed}: {means}")
             titles = {name: recipe.description for name, recipe in known.items()}
-            write_report(out, titles, read_scores(scores), _facts(test, out))
+            write_report(out, titles, read_scores(scores), _conditions(test, out))
     return out / "table.md"
 
 
 def read_test(data: Path) -> TestSet:
-    """Reads the questions of the split `dev`, with documents to search and to rerank."""
-    dev = read_dev(Dev(beir=str(data), documents=_OTHERS))
+    """Reads the questions of the split `dev` with the documents to search and to rerank."""
+    dev = read_dev(Dev(beir=str(data), documents=_DISTRACTORS))
     documents = (Document(id=id_, text=text) for id_, text in dev.documents.items())
     random = np.random.default_rng(_SEED)
     candidates = {}
-    for query, hits in bm25_run(documents, dev.queries, _DEPTH).items():
+    for query, hits in bm25_run(documents, dev.queries, _BM25_DEPTH).items():
         judged = dev.qrels[query]
         negatives = [id_ for id_ in hits if id_ not in judged]
         count = min(len(negatives), max(0, _CANDIDATES - len(judged)))
-        drawn = random.choice(negatives, count, replace=False).tolist() if count else []
-        candidates[query] = [*judged, *drawn]
+        sampled = random.choice(negatives, count, replace=False).tolist() if count else []
+        candidates[query] = [*judged, *sampled]
     return TestSet(dev, candidates)
 
 
 def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
     """Returns nDCG@10 and MAP@10 of each question, in the order of the judgements.
 
-    The former is of exact search, the latter of reranking by the pair's cosines. Pairs that share
-    an encoder share its vectors in `out`.
+    nDCG@10 is measured with exact search, MAP@10 by reranking the candidates by cosine. Vectors
+    are cached in `out`, so that pairs with the same encoder share them.
     """
     dev = test.dev
     queries = _vectors(path, "query", dev.texts("query"), out)
@@ -119,7 +131,7 @@ def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
 
 
 def read_scores(folder: Path) -> Scores:
-    """Returns measures of each question, by recipe, seed and measure, of the runs so far."""
+    """Reads the scores of all finished runs in a folder."""
     scores: dict[str, dict[int, dict[str, list[float]]]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
         name, _, seed = path.stem.rpartition("-seed")
@@ -150,8 +162,8 @@ def _vectors(path: Path, role: Role, texts: Sequence[str], out: Path) -> FloatAr
     return frozen_vectors(cache, checkpoint, role, texts, batch=_BATCH, precision="bf16")
 
 
-def _facts(test: TestSet, out: Path) -> Mapping[str, Any]:
-    """Returns what the scores were measured on and with."""
+def _conditions(test: TestSet, out: Path) -> Mapping[str, Any]:
+    """Returns the conditions of the scores: data, stages, hardware and libraries."""
     seconds = [read_json(path)["seconds"] for path in (out / "stages").glob(f"*/{RESULT}")]
     return {
         "questions": len(test.dev.queries),

@@ -1,9 +1,10 @@
-"""Synthetic texts for alignment: a student of few layers must meet words that few questions hold.
+"""Synthetic texts for alignment.
 
-Sentence forms are filled with words of jieba's dictionary (MIT) and of given texts; parts of these
-texts are cut out, joined, and their words replaced by others of the same class. `phrases.yaml`
-holds forms, classes of words and the shares of each kind. What a text says need not be true: the
-document encoder's vector of it is the target.
+A query encoder of few layers must see words that are rare in questions. Templates are filled with
+words of jieba's dictionary (MIT) and of given texts; spans of these texts are extracted, joined,
+and their words replaced by others of the same class. `phrases.yaml` holds templates, word classes
+and the share of each kind of text. The texts need not be true: the training target is the document
+encoder's vector of the text.
 """
 
 import random
@@ -29,24 +30,27 @@ _SETTINGS = Path(__file__).with_name("phrases.yaml")
 _SLOT = re.compile(r"\{(\w+)\}")
 _MARK = re.compile(r"[。！？!?；;，,、\s]")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]{2,8}")
-# Names of people and places, and single characters, tell little.
-_LEFT_OUT = ("nr", "ns", "m", "zg", "g", "x")
-# A word of the texts that is seen as often as this joins the dictionary's.
-_SEEN = 3
-# Part of the drawn words of a class that are its own in `phrases.yaml`: the common ones.
-_COMMON = 0.4
-# Part of the words that are replaced in a text.
-_REPLACED = 0.35
+# Part-of-speech tags that are skipped: names of people and places, numerals, single characters.
+_SKIPPED_TAGS = ("nr", "ns", "m", "zg", "g", "x")
+# Minimum number of occurrences in the texts for a word to be added to the dictionary's.
+_MIN_COUNT = 3
+# Share of a class's words that are sampled from the common words in `phrases.yaml`.
+_COMMON_SHARE = 0.4
+# Share of words to replace in a span.
+_REPLACED_SHARE = 0.35
 
 # Words and their cumulative weights.
 _Words = tuple[list[str], list[float]]
 
 
 class Phrases:
-    """Makes texts of which parts are cut from given ones.
+    """Generator of synthetic texts.
 
-    `lengths` are characters of the shortest text and of the longest. Where the shortest is longer
-    than a phrase, phrases are joined until they have a length that is drawn.
+    Args:
+        texts: Texts to take words and spans from.
+        seed: Seed of all random choices.
+        lengths: Minimum and maximum number of characters. If the minimum is above 4, phrases are
+            joined until they reach a random length between the two.
     """
 
     def __init__(self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = LENGTHS) -> None:
@@ -81,7 +85,7 @@ class Phrases:
         self._shares = list(settings["shares"].values())
 
     def __iter__(self) -> Iterator[str]:
-        """Yields texts, each once, without end."""
+        """Yields distinct texts without end."""
         made: set[str] = set()
         while True:
             text = self._phrase()
@@ -99,22 +103,22 @@ class Phrases:
         return make()
 
     def _counts(self) -> dict[str, int]:
-        """Returns the words that are drawn and how often they occur."""
+        """Returns the words to sample and their frequencies."""
         counts: dict[str, int] = {}
         with jieba.get_dict_file() as file:
             for line in file.read().decode("utf-8").splitlines():
                 word, count, tag = line.split()
-                if _CHINESE.fullmatch(word) and not tag.startswith(_LEFT_OUT):
+                if _CHINESE.fullmatch(word) and not tag.startswith(_SKIPPED_TAGS):
                     counts[word] = int(count)
         seen = Counter(word for text in self._texts for word in jieba.cut(text))
-        # The texts are what is searched: their words count as if seen a hundred times more.
+        # Words of the texts count a hundredfold: the texts are of the domain that is searched.
         for word, count in seen.items():
-            if count >= _SEEN and _CHINESE.fullmatch(word):
+            if count >= _MIN_COUNT and _CHINESE.fullmatch(word):
                 counts[word] = counts.get(word, 0) + 100 * count
         return counts
 
     def word_class(self, word: str) -> str | None:
-        """Returns the class of a word, by the longest ending that it has."""
+        """Returns the class of a word by its longest known ending, or None."""
         endings = (word[start:] for start in range(len(word)))
         return next((self._endings[end] for end in endings if end in self._endings), None)
 
@@ -127,7 +131,7 @@ class Phrases:
         if name == "word":
             return self._drawn(self._every)
         common, rare = self._common.get(name), self._rare.get(name)
-        if common and (rare is None or rng.random() < _COMMON):
+        if common and (rare is None or rng.random() < _COMMON_SHARE):
             return rng.choice(common)
         return self._drawn(rare or self._every)
 
@@ -143,7 +147,7 @@ class Phrases:
         return separator.join(self._word(name) for name in names)
 
     def _span(self) -> str:
-        """Returns a part of a text: from mark to mark, or from anywhere."""
+        """Returns a span of a text, from punctuation to punctuation or from a random position."""
         text, rng = self._rng.choice(self._texts), self._rng
         length = rng.randint(SHORTEST, LONGEST)
         starts = [0, *(mark.end() for mark in _MARK.finditer(text[:-SHORTEST]))]
@@ -164,27 +168,34 @@ class Phrases:
         return self._rng.choice(("，", "，", "。", "？", " ", "")).join((first, second))
 
     def _replaced(self) -> str:
-        """Returns a part of a text with words replaced by others of their class."""
+        """Returns a span of a text with words replaced by others of their class."""
         words = []
         for word in jieba.cut(self._span()):
-            if _CHINESE.fullmatch(word) and self._rng.random() < _REPLACED:
+            if _CHINESE.fullmatch(word) and self._rng.random() < _REPLACED_SHARE:
                 word = self._word(self.word_class(word) or "word")
             words.append(word)
         return "".join(words)
 
 
 def _flattened(counts: Mapping[str, int]) -> _Words:
-    """Returns words to draw from by the roots of their frequencies: rare ones come more often."""
+    """Returns words with weights that are square roots of frequencies, to raise rare words."""
     return list(counts), list(accumulate(max(n, 1) ** 0.5 for n in counts.values()))
 
 
 def write(
     recipe: Recipe, path: Path, count: int, seed: int, lengths: tuple[int, int] = LENGTHS
 ) -> None:
-    """Writes `count` texts made of the examples that a recipe trains on, as JSONL of `text`.
+    """Writes synthetic texts made from the training examples of a recipe, as JSONL with `text`.
 
-    Held-out queries and their documents are not among these examples; entries of single texts
-    and mined ones are not read. `seed` and `lengths` are as for `Phrases`.
+    Held-out queries and their documents are not used, nor are data entries of single texts and
+    of mined triples.
+
+    Args:
+        recipe: The recipe.
+        path: JSONL file to write.
+        count: Number of texts.
+        seed: See `Phrases`.
+        lengths: See `Phrases`.
     """
     held_out = frozenset(read_dev(recipe.dev).queries.values() if recipe.dev else ())
     entries = [entry for stage in recipe.stages for entry in stage.data]

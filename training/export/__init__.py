@@ -1,1 +1,1 @@
-"""From checkpoints to ONNX, merged checkpoints and models of sentence-transformers."""
+"""Export of checkpoints to ONNX, merged checkpoints and sentence-transformers models."""

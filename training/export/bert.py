@@ -1,4 +1,4 @@
-"""BERT in torch from its parameters, which may be those of an exported graph."""
+"""Building BERT in torch from its parameters or from an exported ONNX graph."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,11 @@ def build_bert(
 ) -> BertModel:
     """Builds the float32 model, without a pooler, in evaluation mode.
 
-    Parameters go by their names in `BertModel`; sizes are taken from them.
+    Args:
+        parameters: float32 arrays by their names in `BertModel`; they define all sizes.
+        heads: Number of attention heads.
+        layer_norm_eps: Epsilon of layer normalisations.
+        pad_token_id: Id of the padding token.
     """
     words, hidden = parameters[_TABLE.format("word")].shape
     config = BertConfig(
@@ -38,7 +42,7 @@ def build_bert(
         pad_token_id=pad_token_id,
     )
     model = BertModel(config, add_pooling_layer=False)
-    # The fused attention of ONNX Runtime is found in the eager form of the graph only.
+    # ONNX Runtime's optimizer recognises attention in graphs of the eager implementation only.
     model.set_attn_implementation("eager")
     model.load_state_dict({name: torch.tensor(x).float() for name, x in parameters.items()})
     model.train(False)
@@ -46,13 +50,13 @@ def build_bert(
 
 
 def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
-    """Returns the model of a graph that this package exported, its weights dequantised.
+    """Rebuilds the torch model of a graph that this package exported, with dequantised weights.
 
-    Products with 8-bit activations lose less than in the graph: vectors are near its, not
-    the same. The spec's paths are relative to `folder`.
+    The model does not quantise activations, so its vectors are close to the graph's but not
+    equal. The spec's paths are relative to `folder`.
 
     Raises:
-        PairError: If the graph is not of a BERT with fused attention.
+        PairError: If the graph is not a BERT with fused attention.
     """
     path = folder / spec.weights
     model = onnx.load(path)
@@ -67,7 +71,7 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
         parameters[f"{module}.weight"] = matrix if module.startswith("embeddings.") else matrix.T
     attention = [node for node in model.graph.node if node.op_type == "MultiHeadAttention"]
     for node in attention:
-        # Its first input is what the product with the queries' weights computes.
+        # The first input is the output of the query projection.
         module = _module(node.input[0]).removesuffix("query")
         biases = tensors[node.input[3]].reshape(3, -1)
         for part, bias in zip(("query", "key", "value"), biases, strict=True):
@@ -81,19 +85,21 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
             pad_token_id=pad_token_id(Tokenizer.from_file(str(folder / spec.tokenizer))),
         )
     except (IndexError, KeyError, RuntimeError, ValueError) as error:
-        reason = "is not a graph of BERT: name the pair of checkpoints that it was exported from"
+        reason = (
+            "is not a BERT graph of this package: use the pair of checkpoints it was exported from"
+        )
         raise PairError.at(path, reason, "unsupported_graph") from error
 
 
 def _module(name: str) -> str:
-    """Returns the module of a node, or of the node that computes a tensor.
+    """Returns the module of a node or of a tensor, from its name.
 
-    "/transformer/encoder/layer.0/output/dense/MatMul" is by "encoder.layer.0.output.dense".
+    "/transformer/encoder/layer.0/output/dense/MatMul" gives "encoder.layer.0.output.dense".
     """
     return name.strip("/").replace("/", ".").rpartition(".")[0].removeprefix(_ROOT)
 
 
 def pad_token_id(tokenizer: Tokenizer) -> int:
-    """Returns the id of the padding token, or 0 if there is none."""
+    """Returns the id of the padding token, 0 if the tokenizer has none."""
     added = tokenizer.get_added_tokens_decoder().items()
     return next((id_ for id_, token in added if "pad" in token.content.lower()), 0)

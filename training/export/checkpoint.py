@@ -1,4 +1,4 @@
-"""One side of a pair as a checkpoint folder of transformers and sentence-transformers."""
+"""Export of one side of a pair as a checkpoint of transformers and sentence-transformers."""
 
 import shutil
 from pathlib import Path
@@ -29,23 +29,34 @@ _ADAPTER = "adapter_config.json"
 def export_document_side(
     pair: Pair, form: DocumentForm, folder: Path, texts: list[str]
 ) -> tuple[EncoderSpec, float]:
-    """Writes the document side in a form that transformers and vLLM load, to a new folder.
+    """Writes the document side in a form that transformers and vLLM load.
 
-    The form is `merged`, see `write_checkpoint`; or `adapter`: the folder of peft with a tokenizer
-    that ends texts by itself, the base model stays where it is. Returns the facts of what was
-    written, and the lowest cosine of its vectors of `texts` to those before.
+    Args:
+        pair: The pair.
+        form: `merged` (see `write_checkpoint`), or `adapter`: a peft folder with a tokenizer that
+            appends the end token; the base model is not copied.
+        folder: New folder.
+        texts: Texts to compare the vectors of the original and the exported side.
+
+    Returns:
+        The spec of the exported side, and the lowest cosine between original and exported
+        vectors.
+
+    Raises:
+        PairError: If the document side is not a checkpoint or has no adapter to export.
+        CareError: If the vectors differ.
     """
     spec = pair.document
     side = f"the document side of '{pair.name}'"
     if spec.format != "transformers":
-        message = f"{side} is no checkpoint: --document none"
+        message = f"{side} is not a checkpoint: use --document none"
         raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     if form == "adapter" and not spec.adapter:
-        message = f"{side} has no adapter: --document merged"
+        message = f"{side} has no adapter: use --document merged"
         raise PairError(message, code="no_adapter", pair=pair.name)
     encoder = TransformersEncoder(spec, pair.folder, device="cpu", dtype="float32")
     expected, tokenizer = encoder.encode(texts).vectors, encoder.parts()[2]
-    # One model at a time: it may fill the memory.
+    # Frees the model before the next one is loaded.
     del encoder
     if form == "merged":
         written = write_checkpoint(spec, pair.folder, folder)
@@ -62,14 +73,23 @@ def export_document_side(
 def write_checkpoint(
     spec: EncoderSpec, base: Path, folder: Path, *, truncate: bool = False
 ) -> EncoderSpec:
-    """Writes a side as a checkpoint: LoRA layers merged, or dequantised from an ONNX graph.
+    """Writes a side as a checkpoint with merged LoRA layers, or dequantised from an ONNX graph.
 
-    It has a tokenizer that ends texts by itself, and the modules of sentence-transformers:
-    transformer, pooling, Dense modules, unit norm. Weights have the type of the checkpoint's.
+    The tokenizer appends the end token. The modules of sentence-transformers are transformer,
+    pooling, Dense modules and normalisation. Weights keep the dtype of the original checkpoint.
 
-    If asked to truncate, the model itself keeps the first `spec.dimension` dimensions, before
-    unit norm, by a linear module. The folder must be new; the spec's paths are relative to `base`.
-    Returns the facts of what was written.
+    Args:
+        spec: The side.
+        base: Folder that the spec's paths are relative to.
+        folder: New folder.
+        truncate: Whether a linear module truncates vectors to `spec.dimension` dimensions before
+            normalisation.
+
+    Returns:
+        The spec of the written checkpoint.
+
+    Raises:
+        PairError: If the side cannot be loaded.
     """
     folder.mkdir(parents=True)
     dense: list[str] = []
@@ -105,31 +125,33 @@ def write_checkpoint(
         dense=dense,
         default_prompt=spec.role,
     )
-    gone = {"adapter", "config", "weights_sha256", "tokenizer", "tokenizer_sha256"}
-    return EncoderSpec.model_validate(spec.model_dump(exclude=gone) | changes)
+    obsolete = {"adapter", "config", "weights_sha256", "tokenizer", "tokenizer_sha256"}
+    return EncoderSpec.model_validate(spec.model_dump(exclude=obsolete) | changes)
 
 
 def check_vectors(
     found: FloatArray, expected: FloatArray, written: EncoderSpec, base: Path, least: float = 0.9999
 ) -> float:
-    """Returns the lowest cosine of vectors of what was written to those expected.
+    """Returns the lowest cosine between exported and expected vectors.
 
-    Both are float32 [n, dimension]; the paths of `written` are relative to `base`.
+    `found` and `expected` are float32 [n, dimension], unit norm. The paths of `written`, the spec
+    of the exported side, are relative to `base`.
 
     Raises:
-        CareError: If it is lower than `least` or, where weights have half precision, .999.
+        CareError: If the cosine is below `least`, or below 0.999 for weights in half precision.
     """
     cosine = float((found * expected).sum(axis=1).min())
-    # Rounding merged weights to 8 bits of mantissa turns vectors by about 0.0001.
+    # Rounding merged weights to an 8-bit mantissa lowers cosines by about 0.0001.
     half = not written.adapter and stored_dtype(base / written.weights) in _HALF
     if not cosine >= (min(least, 0.999) if half else least):
-        message = f"the exported {written.role} side has other vectors: cosine {cosine:.6f}"
+        message = f"the exported {written.role} side computes different vectors: lowest cosine "
+        message += f"{cosine:.6f} to the original"
         raise CareError(message, code="other_vectors", role=written.role, cosine=cosine)
     return cosine
 
 
 def stored_dtype(transformer: Path) -> torch.dtype:
-    """Returns the type of a checkpoint's weights."""
+    """Returns the dtype of a checkpoint's weights."""
     config, _ = PreTrainedConfig.get_config_dict(transformer)
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     dtype: torch.dtype = getattr(torch, str(name).removeprefix("torch."))
@@ -140,15 +162,15 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
     with writing(folder):
         model.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
-        # The library lets its own user alone read it.
+        # transformers creates the files readable by the owner only.
         path.chmod(0o644)
 
 
 def _copy_tokenizer(source: Path, tokenizer: Tokenizer, folder: Path) -> None:
     AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(folder)
-    # The same, and it ends texts by itself where pooling reads their end.
+    # This tokenizer also appends the end token if pooling uses the last token.
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    # A text that holds "</s>" means those letters.
+    # "</s>" in a text is tokenized as letters.
     _update(folder / "tokenizer_config.json", {"split_special_tokens": True})
 
 
@@ -156,7 +178,7 @@ def _write_tokenizer(tokenizer: Tokenizer, spec: EncoderSpec, folder: Path) -> N
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     begin, end = (tokenizer.encode("").tokens[i] for i in (0, -1))
     config = {
-        # The name that versions 4 and 5 of transformers know.
+        # A class that both transformers 4 and 5 support.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.max_length,
         "model_input_names": ["input_ids", "attention_mask"],

@@ -1,4 +1,4 @@
-"""How near an exported graph is to its checkpoint, what that does to a ranking, how fast it is."""
+"""Comparison of an exported graph with its checkpoint: vectors, rankings and speed."""
 
 import statistics
 import time
@@ -21,14 +21,14 @@ from models.encoders.cached import encode_texts
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.tokenizer import pad
 
-# The questions that the embedded pair is quantised with.
+# Questions used to quantise the embedded pair.
 CALIBRATION = Path(__file__).parents[1] / "source" / "calibration.txt"
-# Texts of these numbers of characters, and on by doubling until the encoder truncates one.
+# Lengths of test texts in characters. Longer texts follow, until the encoder truncates one.
 _LENGTHS = (1, 2, 7, 25, 80, 250, 700)
-# A longer one costs gigabytes: attention grows with the square of the length.
+# Longer texts need gigabytes: attention grows with the square of the length.
 _LONGEST = 2800
-# Words in Latin letters, full-width forms, and control tokens that are meant as letters.
-_ODD = ("Aspirin 100 mg，每日一次", "ＣＴ检查🙂", "[CLS]</s><|endoftext|>")
+# Latin letters, full-width forms, and names of control tokens, which must be read as letters.
+_UNUSUAL_TEXTS = ("Aspirin 100 mg，每日一次", "ＣＴ检查🙂", "[CLS]</s><|endoftext|>")
 _DEPTH = 10
 _BATCH = 32
 _WARM_UP = 3
@@ -37,7 +37,11 @@ _BATCHES = 5
 
 
 def read_calibration(path: Path | None) -> list[str]:
-    """Returns typical queries under the text rules, of JSONL or else those of the embedded pair."""
+    """Reads typical queries, normalised, from JSONL with `text`; None for those of `care-mini`.
+
+    Raises:
+        DataError: If the file cannot be read, is empty, or has a record without text.
+    """
     if path is None:
         return CALIBRATION.read_text(encoding="utf-8").splitlines()
     texts = []
@@ -46,13 +50,16 @@ def read_calibration(path: Path | None) -> list[str]:
         if not texts[-1]:
             raise field_error(path, number, "text", "is empty")
     if not texts:
-        raise DataError(f"{path} is empty", code="empty_file", path=path)
+        message = (
+            f"{path} is empty: it must hold typical queries, one JSON object with text per line"
+        )
+        raise DataError(message, code="empty_file", path=path)
     return texts
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What rankings are measured on: texts under the text rules, by id, of judged queries alone."""
+    """Documents and judged queries, normalised texts by id, with their judgements."""
 
     documents: dict[str, str]
     queries: dict[str, str]
@@ -60,7 +67,11 @@ class Judged:
 
     @classmethod
     def read(cls, corpus: Path, queries: Path, qrels: Path) -> "Judged":
-        """Reads files in BEIR's layout, in which all judged queries and documents exist."""
+        """Reads files in BEIR's layout.
+
+        Raises:
+            DataError: If a file is invalid or a judgement refers to a missing query or document.
+        """
         documents = beir.document_texts(beir.read_documents(corpus))
         texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
         beir.check_judged(qrels, grades, texts, documents)
@@ -68,11 +79,11 @@ class Judged:
 
 
 class Rankings:
-    """How queries rank documents by exact search over the document side's vectors.
+    """Rankings of documents by exact search, of a checkpoint and of graphs exported from it.
 
     Attributes:
         judged: Queries, documents and judgements.
-        ndcg: Mean nDCG@10 of the checkpoint, the query side that is exported.
+        ndcg: Mean nDCG@10 of the checkpoint, the query side to export.
     """
 
     def __init__(self, judged: Judged, document: Encoder, checkpoint: Encoder) -> None:
@@ -82,7 +93,7 @@ class Rankings:
         self.ndcg = self._ndcg(self._reference)
 
     def measure(self, graph: Encoder) -> dict[str, float]:
-        """Returns the values of a graph's rankings, by the report's names."""
+        """Compares a graph's rankings with the checkpoint's; keys are names of the report."""
         found = self._rank(graph)
         overlap = statistics.fmean(
             len(found[query].keys() & hits.keys()) / len(hits)
@@ -101,12 +112,14 @@ class Rankings:
 
 
 class Reference:
-    """What graphs are compared with: texts of all lengths that the encoder reads.
+    """Vectors of the float32 checkpoint, with which exported graphs are compared.
 
-    The encoder is the float32 checkpoint; texts are made from typical queries.
+    The texts are made from typical queries, in all lengths up to the encoder's maximum.
 
     Attributes:
-        tokens: Their numbers of tokens, rising.
+        texts: The texts.
+        tokens: Numbers of tokens of the texts, ascending.
+        rankings: Rankings to compare, or None.
     """
 
     def __init__(
@@ -114,27 +127,27 @@ class Reference:
     ) -> None:
         self.texts: list[str] = []
         self._expected: list[Encoding] = []
-        for text in _grid("，".join(lines)):
+        for text in _texts_by_length("，".join(lines)):
             self.texts.append(text)
             self._expected.append(checkpoint.encode([text]))
             if self._expected[-1].truncated[0]:
                 break
-        self.texts += _ODD
-        self._expected += [checkpoint.encode([text]) for text in _ODD]
+        self.texts += _UNUSUAL_TEXTS
+        self._expected += [checkpoint.encode([text]) for text in _UNUSUAL_TEXTS]
         self.tokens = sorted(int(encoding.token_counts[0]) for encoding in self._expected)
         self.rankings = rankings
         self._queries = list(rankings.judged.queries.values()) if rankings else list(lines)
 
     def measure(self, graph: OnnxEncoder) -> dict[str, float]:
-        """Compares an exported graph with its checkpoint; returns values by the report's names.
+        """Compares an exported graph with its checkpoint; keys are names of the report.
 
         Raises:
-            CareError: If the two read other tokens, or a vector is no vector.
+            CareError: If the two tokenize a text differently.
         """
         alone = [graph.encode([text]) for text in self.texts]
         for one, other in zip(self._expected, alone, strict=True):
             if (one.token_counts, one.truncated) != (other.token_counts, other.truncated):
-                message = "the exported tokenizer makes other tokens of texts than its checkpoint"
+                message = "the exported tokenizer and the checkpoint's tokenize a text differently"
                 raise CareError(message, code="other_tokens")
         vectors = _vectors(alone)
         cosines = (vectors.astype(np.float64) * _vectors(self._expected)).sum(axis=1)
@@ -153,13 +166,13 @@ class Reference:
         }
 
     def _batches(self) -> list[list[int]]:
-        """Returns rows of texts: all, the shortest beside the longest, many short ones."""
+        """Returns rows of texts: all texts, the shortest with the longest, and many short ones."""
         order = np.argsort([len(text) for text in self.texts], kind="stable").tolist()
         short = order[: len(order) // 2]
         return [order, [order[0], order[-1]], (short * _BATCH)[:_BATCH]]
 
 
-def _grid(words: str) -> list[str]:
+def _texts_by_length(words: str) -> list[str]:
     lengths = list(_LENGTHS)
     while lengths[-1] < _LONGEST:
         lengths.append(2 * lengths[-1])

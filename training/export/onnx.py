@@ -1,6 +1,6 @@
-"""From a transformer in torch to an ONNX graph that ONNX Runtime runs.
+"""Export of a torch transformer to an ONNX graph for ONNX Runtime.
 
-Pooling and normalisation are in the graph, so that a reader needs no knowledge of them.
+The graph includes pooling and normalisation, so that its users need no settings for them.
 """
 
 import tempfile
@@ -27,11 +27,11 @@ INPUTS = ("input_ids", "attention_mask")
 TOKENIZER = "tokenizer.json"
 OPSET = 17
 MICROSOFT = "com.microsoft"
-# Kinds of model whose attention the optimizer knows.
+# Model types whose attention the optimizer fuses.
 FUSED = ("bert", "xlm-roberta")
-# Their values pass the largest half-precision number, or need more digits than it has.
+# Operators whose values exceed the range or the precision of float16.
 _WIDE = ("Pow", "ReduceMean", "ReduceL2", "Sqrt", "Reciprocal", "Sin", "Cos")
-# A file of protobuf holds 2 GiB; the rest is for what is not weights [bytes].
+# Protobuf files are limited to 2 GiB; the margin is for everything except weights [bytes].
 _LARGEST_FILE = 2_000_000_000
 
 
@@ -79,17 +79,22 @@ def export_encoder(
     *,
     fuse: bool = True,
 ) -> onnx.ModelProto:
-    """Exports a transformer as a float32 graph; of a BERT-like one attention is fused.
+    """Exports a transformer as a float32 graph; the attention of BERT-like models is fused.
 
     The graph takes `input_ids` and `attention_mask`, int64 [n, length] with both axes
     dynamic, and returns `sentence_embedding`, float32 [n, dimension], rows of unit L2 norm.
 
-    The transformer is float32, in evaluation mode, with eager attention: the fused attention of
-    ONNX Runtime is found in that form of the graph only. A graph that is not to be fused has the
-    ONNX standard's operators alone, as TensorRT reads.
+    Args:
+        transformer: A float32 model in evaluation mode, with eager attention: ONNX Runtime's
+            optimizer recognises attention in this form only.
+        pooling: How token vectors are pooled.
+        dense: Dense modules after pooling.
+        dimension: Dimensions to keep; None for all.
+        fuse: Whether to fuse attention. Without fusion the graph has standard ONNX operators
+            only, which TensorRT requires.
 
     Raises:
-        ValueError: If the attention of a BERT-like model did not fuse.
+        ValueError: If the attention of a BERT-like model could not be fused.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traced.onnx"
@@ -105,12 +110,12 @@ def _trace(module: torch.nn.Module, path: Path) -> None:
     mask[1, 4:] = 0
     axes = {0: "n", 1: "length"}
     with warnings.catch_warnings():
-        # The optimizer fuses attention only in graphs of the exporter that torch deprecates.
+        # The optimizer fuses attention only in graphs of torch's deprecated exporter.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
             (ids, mask),
-            # Weights above 2 GiB are written beside a path of this type alone.
+            # The exporter writes weights above 2 GiB to a second file only if the path is a str.
             str(path),
             dynamo=False,
             opset_version=OPSET,
@@ -122,11 +127,11 @@ def _trace(module: torch.nn.Module, path: Path) -> None:
 
 def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
     options = FusionOptions("bert")
-    # Quantised products and look-ups exist as operators of their own, not inside the
-    # operators that fuse them with attention or with the embeddings' normalisation.
+    # Matrix products and look-ups must stay separate operators to be quantised: operators that
+    # fuse them with attention or embedding normalisation have no quantised form.
     options.use_multi_head_attention = True
     options.enable_embed_layer_norm = False
-    # The other form of the mask is a length: wrong for texts padded on the left.
+    # The alternative mask format is a length, which is wrong for left padding.
     options.use_raw_attention_mask(True)
     config = transformer.config
     optimized = optimize_model(
@@ -147,9 +152,9 @@ def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
 
 
 def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the graph with float16 weights and arithmetic; what it returns stays float32.
+    """Converts weights and computation to float16; the output stays float32.
 
-    Operators that sum squares, and rotations by the position, go on in float32.
+    Operators that sum squares or compute rotary position embeddings stay in float32.
     """
     half = OnnxModel(deepcopy(model))
     wide = [*DEFAULT_OP_BLOCK_LIST, *_WIDE]
@@ -160,7 +165,10 @@ def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def describe(facts: Mapping[str, object], weights: Path) -> EncoderSpec:
-    """Returns the facts of a side and of its written graph, beside which its tokenizer lies."""
+    """Returns the spec of a side whose graph and tokenizer are in the same folder.
+
+    `facts` are the fields of the spec except those of the files.
+    """
     files = {"weights": weights, "tokenizer": weights.with_name(TOKENIZER)}
     return EncoderSpec.model_validate(
         {**facts, "format": "onnx"}
@@ -170,18 +178,18 @@ def describe(facts: Mapping[str, object], weights: Path) -> EncoderSpec:
 
 
 def save(model: onnx.ModelProto, path: Path, largest: int = _LARGEST_FILE) -> None:
-    """Checks the graph and writes it; equal graphs give equal bytes.
+    """Checks a graph and writes it; equal graphs give equal bytes.
 
-    Tensors of a large graph lie in a file beside it, named like it and `.data`, whose
-    checksum is in the graph's metadata: the checksum of the one file stands for both. They are
-    moved out of `model`, whose weights are more than `largest` bytes.
+    If the weights exceed `largest` bytes, the tensors are moved from `model` to a second file
+    with the suffix `.data`. The graph's metadata hold the checksum of this file, so that the
+    checksum of the graph covers both.
     """
     data = path.with_name(f"{path.name}.data")
     data.unlink(missing_ok=True)
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > largest:
         convert_model_to_external_data(model, location=data.name)
         write_external_data_tensors(model, str(path.parent))
-        # The library lets its own user alone read it.
+        # onnx creates the file readable by the owner only.
         data.chmod(0o644)
         helper.set_model_props(model, {DATA_SHA256: sha256_file(data)})
         path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""From a pair of checkpoints to a folder that the service and the indexer run."""
+"""Export of a pair of checkpoints to a folder for the service and the indexer."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -21,16 +21,22 @@ from training.export.report import THRESHOLDS, Precision, Row, as_markdown
 
 PAIR, REPORT, RESULTS, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
 
-# What computes in a precision, and does not only store weights in it.
+# Precisions that a provider computes in; in others it only stores weights.
 _NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What to export, and what to measure it with; the command's help says more.
+    """Options of an export.
 
     Attributes:
+        out: Folder to write; replaces an earlier export.
+        precisions: Precisions of the query side; fp32 is always exported.
+        document: Form in which to export the document side.
+        calibration: JSONL of typical queries for int8; None for those of `care-mini`.
         judged: Files of corpus, queries and qrels, or None to measure no rankings.
+        threads: CPU threads for measurements.
+        provider: Execution provider that the service will use.
     """
 
     out: Path
@@ -43,26 +49,29 @@ class ExportOptions:
 
 
 def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None]) -> Path:
-    """Exports a pair whose query side is a checkpoint of transformers.
+    """Exports a pair whose query side is a transformers checkpoint.
 
-    The folder has a graph and a TOML file of each precision that reached its acceptance
-    thresholds, `pair.toml` of the smallest of them that the provider computes in, which is
-    returned, and the report. It appears whole and replaces an earlier export.
+    The folder holds a graph and a TOML file for each precision that reaches its acceptance
+    thresholds, `pair.toml` for the smallest of these that the provider computes in, and a report.
+    It is written to a temporary folder and renamed, and replaces an earlier export.
+
+    Returns:
+        The path of `pair.toml`.
 
     Raises:
-        PairError: If a side is no checkpoint, does not load or cannot be exported.
-        CareError: If the float32 graph misses a threshold, data is wrong, or the disk fails.
+        PairError: If a side is not a checkpoint, does not load or cannot be exported.
+        CareError: If the float32 graph misses a threshold, data are invalid, or the disk fails.
     """
     out = options.out.resolve()
     if out.exists() and not (out / RESULTS).is_file() and (out.is_file() or any(out.iterdir())):
-        reason = "holds something else than an export: name another folder"
+        reason = "is not empty and not an earlier export: choose another folder"
         raise CareError.at(out, reason, "not_an_export")
     calibration = read_calibration(options.calibration)
     judged = Judged.read(*options.judged) if options.judged else None
     query = load_query_side(pair)
     rankings = None
     if judged:
-        report(f"encoding {len(judged.documents)} documents by {pair.document.model}")
+        report(f"encoding {len(judged.documents)} documents with {pair.document.model}")
         rankings = Rankings(judged, load_encoder(pair.document, pair.folder), query)
     reference = Reference(query, calibration, rankings)
     with new_folder(out, replace=True) as folder:
@@ -77,7 +86,9 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
             place = folder / DOCUMENT
             document, cosine = export_document_side(pair, options.document, place, texts)
             pair = pair.model_copy(update={"document": document})
-            lines.append(f"document side: {options.document}, cosine {cosine:.6f} to what it was")
+            lines.append(
+                f"document side: {options.document}, lowest cosine {cosine:.6f} to the original"
+            )
         best = recommended(rows, options.provider)
         named = {f"pair-{precision}.toml": spec for precision, spec in specs.items()}
         for name, spec in (named | {PAIR: specs[best]}).items():
@@ -101,7 +112,7 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
         }
         write_text(folder / REPORT, as_markdown(pair.name, rows, lines))
         write_json(folder / RESULTS, facts)
-    report(f"pair {options.out / PAIR}: {best}; set CARE_PAIR to it")
+    report(f"wrote {options.out / PAIR} ({best}); to serve it, set CARE_PAIR to this path")
     return options.out / PAIR
 
 
@@ -117,25 +128,25 @@ def _export_query_side(
             specs[precision] = spec
             report(
                 f"{precision}: {row.megabytes:.1f} MB, cosine {row.values['cosine']:.6f}, "
-                f"{row.values['p50 ms']:.2f} ms a query, "
+                f"{row.values['p50 ms']:.2f} ms per query, "
                 f"{row.values['queries/s']:.0f} queries/s in batches"
             )
         elif precision == "fp32":
-            message = f"the exported graph differs from its checkpoint: {'; '.join(row.failures)}"
+            message = f"the float32 graph misses its thresholds: {'; '.join(row.failures)}"
             raise CareError(message, code="threshold_missed", failures=row.failures)
         else:
-            report(f"{precision}: failed, files removed: {'; '.join(row.failures)}")
+            report(f"{precision}: failed, its files are deleted: {'; '.join(row.failures)}")
     return rows, specs
 
 
 def recommended(rows: Sequence[Row], provider: ProviderOptions) -> Precision:
-    """Returns the smallest precision that passed and that a provider computes in."""
+    """Returns the passed precision with the smallest file among those the provider computes in."""
     usable = [row for row in rows if not row.failures and row.precision in _NATIVE[provider.name]]
     return min(usable, key=lambda row: row.megabytes).precision
 
 
 def _conditions(options: ExportOptions, reference: Reference, rows: Sequence[Row]) -> list[str]:
-    """Returns how values were measured, a line each."""
+    """Returns lines on how the values were measured."""
     tokens, rankings = reference.tokens, reference.rankings
     ranked = "none"
     if options.judged and rankings:
@@ -144,16 +155,16 @@ def _conditions(options: ExportOptions, reference: Reference, rows: Sequence[Row
             f"{len(judged.documents)} documents, {len(judged.queries)} queries of "
             f"{options.judged[0]}; nDCG@10 of the checkpoint {rankings.ndcg:.4f}"
         )
-    engine = "no engine was built, ONNX Runtime has none here or it was not asked for"
+    engine = "no engine, because it was not requested or ONNX Runtime lacks TensorRT"
     for row in rows:
         if row.provider == "tensorrt" and not row.failures:
-            engine = f"engine in {ENGINES}/, for this GPU: CARE_TENSORRT_CACHE"
+            engine = f"engine for this GPU in {ENGINES}/: set CARE_TENSORRT_CACHE to this folder"
         elif row.precision == "tensorrt" and row.reason:
             engine = row.reason
     return [
         f"times: {options.provider.name}, {options.threads} threads, {platform.machine()}",
         f"texts: {len(tokens)} of {tokens[0]} to {tokens[-1]} tokens, alone and in three batches",
         f"rankings: {ranked}",
-        f"calibration of int8: {options.calibration or 'the questions of the embedded pair'}",
+        f"calibration of int8: {options.calibration or 'the queries of care-mini'}",
         f"TensorRT: {engine}",
     ]

@@ -1,14 +1,14 @@
-"""Smaller weights and integer products for graphs that `training.export.onnx` makes, and back.
+"""Quantisation and dequantisation of graphs of `training.export.onnx`.
 
-Each function returns a new graph, and they combine: what one leaves alone, the next may
-take. In all of them a text's vector is the same alone and in any batch. Dynamic int8
-quantisation, the usual choice, lacks this: it takes one scale for the activations of the
-whole batch, so that a query's hits depend on the queries beside it.
+Each function returns a new graph; functions can be applied one after another. A text's vector is
+the same alone and in any batch. Dynamic int8 quantisation, the usual choice, does not have this
+property: it uses one activation scale for a whole batch, so that the hits of a query depend on
+the other queries of its batch.
 
-ONNX Runtime's own static quantiser keeps this too, but of multilingual-e5-small its vectors
-have a cosine to float32 of .9966 at least, where these have .9987: it also quantises what
-flows past the products. Its block quantiser computes the blocks that `quantize_blocks` does,
-but none of 8 bits for look-ups.
+ONNX Runtime's static quantiser has the property too, but it also quantises tensors other than the
+inputs of matrix products: for multilingual-e5-small, its lowest cosine to float32 is 0.9966, here
+0.9987. ONNX Runtime's block quantiser computes the same blocks as `quantize_blocks`, but does not
+support 8-bit look-ups.
 """
 
 from collections.abc import Iterable
@@ -27,27 +27,31 @@ from training.export.onnx import INPUTS, MICROSOFT
 BLOCK = 32
 Bits = Literal[4, 8]
 
-# Smaller tables (positions, token types) are not worth a look-up that dequantises.
+# Smaller tables (positions, token types) stay in float32: quantising them saves little.
 _SMALLEST_TABLE = 1000
-# Seven bits: processors without VNNI add two products of 8 bits in a 16-bit register, and
-# 2 * 63 * 255 is the most that fits. The eighth bit would gain 0.0002 of cosine.
+# Seven bits: CPUs without VNNI add two 8-bit products in a 16-bit register, which must not
+# exceed 2 * 63 * 255. An eighth bit would raise the cosine by 0.0002.
 _WEIGHT_LIMIT = 63
-# A peak so far above the mean magnitude leaves 8-bit integers too few values for all the
-# rest. Of the 48 inputs of multilingual-e5-small 8 are like that, most of them behind a
-# GELU; sparing their products raises the cosine to float32 from .9968 to .9989.
+# Inputs whose peak exceeds the mean magnitude by this factor are outliers: 8-bit integers would
+# leave too few values for the rest. 8 of the 48 inputs of multilingual-e5-small are outliers,
+# most of them after a GELU; not quantising them raises the cosine to float32 from 0.9968 to 0.9989.
 _HIGHEST_PEAK = 100.0
 
 
 def quantize_int8(
     model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]], bits: Bits = 8
 ) -> onnx.ModelProto:
-    """Lets matrix products compute with integers, by scales that are fixed beforehand.
+    """Static int8 quantisation of matrix products, with `MatMulIntegerToFloat` operators.
 
-    Activations become 8-bit integers by the range that typical texts show, of each of which
-    its token ids are given, int64 [length]; values outside it take its ends. Weights become
-    7-bit integers with a scale for each output column, in `MatMulIntegerToFloat` operators.
-    Products whose input has outliers, and look-ups, have their weights in blocks of `bits`;
-    see `quantize_blocks`.
+    Activations become 8-bit integers with a fixed range per input, measured on typical texts;
+    values outside the range are clipped. Weights become 7-bit integers with a scale per output
+    column. Products whose inputs have outliers, and look-ups, store their weights in blocks of
+    `bits` bits (see `quantize_blocks`).
+
+    Args:
+        model: A float32 graph.
+        texts: Token ids of typical texts, each int64 [length].
+        bits: Bits of weights in blocks.
     """
     ranges = _activation_ranges(model, texts)
     copy, nodes = _Copy(model), []
@@ -78,10 +82,10 @@ def quantize_int8(
 def _activation_ranges(
     model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the range of the inputs of matrix products while a float32 graph encodes texts.
+    """Returns the value range of each input of a matrix product, measured on texts.
 
-    Inputs with outliers are left out. Values have three significant digits: processors differ
-    in the last bits of a float, and should all write the same file.
+    Inputs with outliers are omitted. Values are rounded to three significant digits, so that
+    CPUs that differ in the last bits of a float write the same file.
     """
     copy = _Copy(model)
     names = list(dict.fromkeys(n.input[0] for n in copy.nodes if copy.is_product(n)))
@@ -107,9 +111,14 @@ def quantize_blocks(
 ) -> onnx.ModelProto:
     """Stores float32 matrices as symmetric blocks of 32 weights (see `block_quantize`).
 
-    `MatMulNBits` operators compute with int8 activations, a scale for each 32 values of each
-    row; `GatherBlockQuantized` operators, of whose tables weights may have other bits, in
-    float32. Small tables, and matrices whose width is no multiple of 32, are left as they are.
+    Matrix products become `MatMulNBits` operators, which compute with int8 activations and a
+    scale per 32 values of each row. Look-ups become `GatherBlockQuantized` operators, which
+    return float32. Small tables and matrices whose width is not a multiple of 32 stay in float32.
+
+    Args:
+        model: A float32 graph, or one of `quantize_int8`.
+        bits: Bits of a weight.
+        table_bits: Bits of a weight in look-up tables, by default `bits`.
     """
     copy, nodes = _Copy(model), []
     for node in copy.nodes:
@@ -144,13 +153,19 @@ def _quantize_tables(model: onnx.ModelProto, bits: Bits) -> onnx.ModelProto:
 
 
 def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint8], FloatArray]:
-    """Quantises rows of weights to blocks of 32; of 4 bits these are Q4_0.
+    """Quantises weights in blocks of 32 along rows; 4-bit blocks are Q4_0.
 
-    A block's scale is its weight of largest magnitude divided by -h, where h = 2 ** (bits - 1).
-    Weights that have been in this form before are stored without any loss. They are float32
-    [rows, columns], columns a multiple of 32. Returns integers from 0 to 2 h - 1, uint8
-    [rows, columns], and the scales, float32 [rows, columns / 32]: a weight is
-    (integer - h) * scale.
+    The scale of a block is its weight of largest magnitude divided by -h, with
+    h = 2 ** (bits - 1); a weight is approximated by (integer - h) * scale. Dequantised weights
+    are quantised again without loss.
+
+    Args:
+        weights: float32 [rows, columns]; columns must be a multiple of 32.
+        bits: Bits of a weight.
+
+    Returns:
+        Integers from 0 to 2 h - 1, uint8 [rows, columns], and scales, float32
+        [rows, columns / 32].
     """
     half = 2 ** (bits - 1)
     blocks = weights.reshape(len(weights), -1, BLOCK)
@@ -162,10 +177,9 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
 
 
 def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
-    """Returns the matrices of all products and look-ups, whatever they are stored in.
+    """Returns the matrices of all products and look-ups by node name, quantised or not.
 
-    They go by the name of the node, float32 [inputs, outputs] of a product and [rows, width] of
-    a look-up.
+    They are float32, [inputs, outputs] for products and [rows, width] for look-ups.
     """
     tensors: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     found = {}
@@ -187,19 +201,19 @@ def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
 
 
 def _divide(weights: FloatArray, scales: FloatArray) -> FloatArray:
-    """Divides; weights without a scale are zero and stay so."""
+    """Divides weights by scales; returns zero where the scale is zero."""
     return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
 
 
 def _pack(integers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """Puts neighbours of 4 bits into one byte, the first in its low half."""
+    """Packs pairs of 4-bit integers into bytes, the first in the low half."""
     if bits == 8:
         return integers
     return integers[:, 0::2] | (integers[:, 1::2] << np.uint8(4))
 
 
 def _unpack(packed: NDArray[np.uint8], scales: FloatArray, node: NodeProto) -> FloatArray:
-    """Returns the weights of packed blocks; float32 [rows, columns]."""
+    """Returns the weights of packed blocks, float32 [rows, columns]."""
     bits = helper.get_node_attr_value(node, "bits")
     if bits == 4:
         packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
@@ -209,14 +223,14 @@ def _unpack(packed: NDArray[np.uint8], scales: FloatArray, node: NodeProto) -> F
 
 
 def _operator(kind: str, node: NodeProto, inputs: list[str], **attributes: Any) -> NodeProto:
-    """Returns an operator of ONNX Runtime's own in the place of a node."""
+    """Returns an operator of ONNX Runtime's domain that replaces a node."""
     return helper.make_node(
         kind, inputs, node.output, name=node.name, domain=MICROSOFT, **attributes
     )
 
 
 class _Copy:
-    """A copy of a graph whose nodes are replaced: float32 matrices by name, and its nodes."""
+    """A copy of a graph to edit: its nodes, and its float32 matrices by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = deepcopy(model)
@@ -231,14 +245,14 @@ class _Copy:
         return node.op_type == "MatMul" and node.input[1] in self.weights
 
     def add(self, name: str, **arrays: Any) -> list[str]:
-        """Adds arrays to the graph and returns their names: `name` and the keyword."""
+        """Adds arrays to the graph and returns their names, `name` with the keyword as suffix."""
         names = [f"{name}_{part}" for part in arrays]
         tensors = map(numpy_helper.from_array, arrays.values(), names)
         self.model.graph.initializer.extend(tensors)
         return names
 
     def finish(self, nodes: list[NodeProto]) -> onnx.ModelProto:
-        """Puts the nodes into the graph and drops the weights that none of them uses."""
+        """Replaces the nodes of the graph and removes unused weights."""
         graph = self.model.graph
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         used = {name for node in nodes for name in node.input}

@@ -1,4 +1,4 @@
-"""The query side of a pair, a checkpoint, as graphs of several precisions."""
+"""Export of a pair's query side, a checkpoint, to graphs in several precisions."""
 
 import shutil
 from collections.abc import Sequence
@@ -23,9 +23,14 @@ ENGINES = "tensorrt"
 
 
 def load_query_side(pair: Pair) -> TransformersEncoder:
-    """Loads the query side in float32, with attention that exporter and optimizers know."""
+    """Loads the query side in float32, with the attention that exporter and optimizers support.
+
+    Raises:
+        PairError: If the query side is an ONNX graph or does not load.
+    """
     if pair.query.format == "onnx":
-        message = f"the query side of '{pair.name}' is in ONNX already"
+        message = f"the query side of '{pair.name}' is already an ONNX graph: export needs a pair "
+        message += "of checkpoints"
         raise PairError(message, code="not_a_checkpoint", pair=pair.name)
     encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
     encoder.parts()[0].set_attn_implementation("eager")
@@ -34,10 +39,15 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Writes graphs of an encoder, as `load_query_side` returns it, and compares them.
+    """Exports graphs of an encoder and compares them with it.
 
-    They are written to `folder`, where the tokenizer lies, and measured on what the service will
-    encode on; `calibration` are typical queries.
+    Attributes:
+        encoder: The encoder, as `load_query_side` returns it.
+        folder: Folder of the graphs, which holds the tokenizer.
+        reference: Vectors to compare with.
+        calibration: Typical queries for int8.
+        provider: Execution provider for measurements.
+        threads: CPU threads for measurements.
     """
 
     encoder: TransformersEncoder
@@ -48,9 +58,12 @@ class Exporter:
     threads: int
 
     def export(self, precision: Precision) -> tuple[Row, EncoderSpec | None]:
-        """Writes one precision, and returns its row of the report and, if it passed, its facts.
+        """Exports one precision; files of a precision that fails are deleted.
 
-        What fails leaves no file. Float32 comes first: `fp16` and `int8` are made from its file.
+        `fp32` must be exported first, because `fp16` and `int8` are made from its file.
+
+        Returns:
+            The row of the report and, if the precision passed, the spec of the graph.
         """
         weights = self.folder / f"query-{precision}.onnx"
         row = Row(precision, self.provider.name, weights.name)
@@ -80,7 +93,7 @@ class Exporter:
             return export_encoder(model, spec.pooling, dense, spec.dimension, fuse=fuse)
         fp32 = self.folder / "query-fp32.onnx"
         graph = onnx.load(fp32)
-        # They describe a file beside it, which other weights may not need.
+        # The metadata hold the checksum of a second file, which smaller weights may not have.
         del graph.metadata_props[:]
         if precision == "fp16":
             return half_precision(graph)
@@ -94,11 +107,11 @@ class Exporter:
         if row.precision == "tensorrt":
             engines = ProviderOptions("tensorrt", cache=self.folder / ENGINES)
             try:
-                # Loading builds the engine; it is what is measured then.
+                # Loading builds the TensorRT engine, which is then measured.
                 encoder = OnnxEncoder(spec, self.folder, self.threads, engines)
                 return encoder, replace(row, provider="tensorrt")
             except ProviderError as error:
-                row = replace(row, reason=f"no engine was built: {error}")
+                row = replace(row, reason=f"building the TensorRT engine failed: {error}")
         return OnnxEncoder(spec, self.folder, self.threads, self.provider), row
 
 

@@ -1,4 +1,4 @@
-"""What each precision must reach to be served, and the table of what it reached."""
+"""Acceptance thresholds of each precision, and the report of an export."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,32 +6,32 @@ from typing import Literal
 
 Precision = Literal["fp32", "fp16", "int8", "tensorrt"]
 
-# What is measured, and how it is written; of single texts the worst of all texts counts.
+# Format and description of each value; values of single texts are the worst of all texts.
 _VALUES = {
-    "cosine": (".6f", "lowest cosine of the graph's vector to the float32 checkpoint's"),
-    "mean cosine": (".6f", "its mean"),
+    "cosine": (".6f", "lowest cosine between the vectors of graph and float32 checkpoint"),
+    "mean cosine": (".6f", "mean of these cosines"),
     "batch": (
         ".1e",
-        "largest difference of a component between a text alone and in a padded batch",
+        "largest difference of a vector component between a text alone and in a padded batch",
     ),
-    "norm": (".1e", "largest distance from 1 of the L2 norm of what the graph returns"),
+    "norm": (".1e", "largest deviation of the L2 norm of the graph's vectors from 1"),
     "overlap@10": (
         ".3f",
-        "mean part of the checkpoint's ten nearest documents that the graph finds",
+        "mean share of the checkpoint's ten nearest documents that the graph also finds",
     ),
-    "nDCG@10": (".4f", "mean over judged queries, by exact search"),
-    "nDCG@10 loss": ("+.4f", "what it is below the checkpoint's"),
-    "p50 ms": (".2f", "median time of one query by itself, tokenizing included"),
-    "queries/s": (".0f", "queries a second in batches of 32"),
+    "nDCG@10": (".4f", "mean over judged queries, with exact search"),
+    "nDCG@10 loss": ("+.4f", "nDCG@10 of the checkpoint minus that of the graph"),
+    "p50 ms": (".2f", "median latency of a single query, including tokenization"),
+    "queries/s": (".0f", "queries per second in batches of 32"),
 }
 _AT_LEAST = ("cosine", "overlap@10")
 _EXACT = {"cosine": 0.99999, "batch": 1e-4, "norm": 1e-4, "overlap@10": 0.99, "nDCG@10 loss": 0.002}
-# Components are some 1/sqrt(d), 0.03 to 0.05. Padding may move them by half precision's noise;
-# integers of fixed scales hardly move, those of a scale for the whole batch would.
+# Vector components are about 1/sqrt(d), 0.03 to 0.05. In a padded batch they may change by the
+# rounding of half precision. With int8 they hardly change, because activation scales are fixed.
 _HALF = {"cosine": 0.999, "batch": 5e-3, "norm": 2e-3, "overlap@10": 0.97, "nDCG@10 loss": 0.005}
 _INT8 = {"cosine": 0.99, "batch": 1e-3, "norm": 1e-4, "overlap@10": 0.85, "nDCG@10 loss": 0.02}
 
-# Acceptance thresholds by precision; TensorRT's own engine computes in half precision.
+# Acceptance thresholds by precision; a TensorRT engine computes in half precision.
 THRESHOLDS: Mapping[str, Mapping[str, float]] = {
     "fp32": _EXACT,
     "fp16": _HALF,
@@ -43,12 +43,16 @@ THRESHOLDS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One precision: what it was measured on, and the name of its weights' file.
+    """Result of exporting one precision.
 
     Attributes:
-        megabytes: Size of its weights [10⁶ bytes].
-        values: What was measured, by the names of `_VALUES`; empty if it did not run.
-        reason: Why it did not run or, of one that did, why TensorRT built no engine; or "".
+        precision: The precision.
+        provider: Execution provider of the measurements.
+        weights: Name of the file of weights.
+        weights_sha256: Checksum of this file.
+        megabytes: Size of the weights [10⁶ bytes].
+        values: Measured values by the names of `_VALUES`; empty if the graph does not run.
+        reason: Why the graph does not run, or why no TensorRT engine was built; or "".
     """
 
     precision: Precision
@@ -61,7 +65,7 @@ class Row:
 
     @property
     def failures(self) -> list[str]:
-        """What misses its threshold, in words; NaN always does."""
+        """Descriptions of the values that miss their thresholds; NaN always does."""
         if not self.values:
             return [f"does not run: {self.reason}"]
         on_engine = self.provider == "tensorrt"
@@ -82,10 +86,10 @@ def _relation(name: str) -> str:
 
 
 def as_markdown(name: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
-    """Returns the table under the pair's name, with lines on how it was measured."""
+    """Returns the report of a pair as Markdown, with lines on how values were measured."""
     found = []
     for row in rows:
-        failed = f"**failed**: {'; '.join(row.failures)}; files removed" if row.failures else ""
+        failed = f"**failed**: {'; '.join(row.failures)}; files deleted" if row.failures else ""
         size = f"{row.megabytes:.1f}" if row.megabytes else ""
         values = [
             f"{row.values[value]:{form}}" if value in row.values else ""

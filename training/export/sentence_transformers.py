@@ -1,4 +1,4 @@
-"""A pair as one model of sentence-transformers: a Router with a route for each side."""
+"""Export of a pair as one sentence-transformers model: a Router with a route for each side."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from models.pairs import write_pair
 from training.export.checkpoint import check_vectors, write_checkpoint
 from training.files import read_json
 
-# Dequantised weights stand for graphs whose activations are 8-bit integers.
+# ONNX graphs may have 8-bit activations, which the exported model does not.
 _LEAST_COSINE = {"onnx": 0.99, "transformers": 0.9999}
 
 
@@ -24,19 +24,23 @@ def export_sentence_transformers(
 ) -> None:
     """Writes both sides of a pair as a model that sentence-transformers and mteb load.
 
-    The folder has `query/` and `document/`, each a model by itself (see `write_checkpoint`),
-    and beside them what makes one model of them: `encode_query` and `encode_document` take the
-    route, the prompt and the length of their side; `encode` is `encode_query`. `pair.toml`
-    names the same checkpoints for this project's commands.
+    The folder holds `query/` and `document/`, each a complete model (see `write_checkpoint`), and
+    a Router over both: `encode_query` and `encode_document` use the route, prompt and maximum
+    length of their side; `encode` is `encode_query`. `pair.toml` describes the same checkpoints
+    for this project's commands.
 
-    The pair is one of checkpoints, or of graphs of BERT, whose weights are dequantised; both must
-    encode `texts`, under the text rules, alike. The folder must be new.
+    Args:
+        pair: A pair of checkpoints, or of BERT graphs, whose weights are dequantised.
+        out: New folder.
+        texts: Normalised texts to compare the vectors of the model with those of the pair.
+        report: Called with each line of progress.
 
     Raises:
         PairError: If a side cannot be read.
-        CareError: If the vectors are not those of the pair, or the disk fails.
+        CareError: If the vectors differ from those of the pair, or the disk fails.
     """
-    with new_folder(out) as folder:
+    # sentence-transformers loads a Router from an absolute path only.
+    with new_folder(out.resolve()) as folder:
         written: dict[str, EncoderSpec] = {
             spec.role: write_checkpoint(spec, pair.folder, folder / spec.role, truncate=True)
             for spec in (pair.query, pair.document)
@@ -53,7 +57,7 @@ def export_sentence_transformers(
                 folder,
                 _LEAST_COSINE[spec.format],
             )
-            report(f"{spec.role} side: lowest cosine to the pair's {cosine:.6f}")
+            report(f"{spec.role} side: lowest cosine to the pair's vectors {cosine:.6f}")
         write_pair(pair.model_copy(update={**written}), folder / "pair.toml")
     report(f"wrote {out}")
 

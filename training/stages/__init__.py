@@ -1,1 +1,1 @@
-"""The kinds of stages: each class is a kind's keys in a recipe, its inputs, its key and its run."""
+"""Kinds of stages: each class defines a kind's keys in a recipe, its inputs, and how it runs."""

@@ -1,6 +1,6 @@
-"""What all stages share: keys of a recipe, a checksum of what a result depends on, and a run.
+"""Base classes of stages: their keys in a recipe, the inputs of their checksum, and their run.
 
-A module of stages imports torch when a stage runs: recipes are checked without it.
+Modules of stages import torch when a stage runs, so that recipes can be checked without it.
 """
 
 import dataclasses
@@ -34,19 +34,25 @@ from training.schema import (
 if TYPE_CHECKING:
     from training.encoder import EncoderCheckpoint
 
-# Raised when stages come to compute something else from the same settings.
+# Part of all keys; increase it when stages compute other results from the same settings.
 _VERSION = 2
-# Settings that change no result; the seed is an input by itself.
+# Settings that do not affect the result; the seed is a separate input.
 _NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed"}
 
 
 @dataclass
 class Context:
-    """What a stage works with besides its settings.
+    """State of a run that stages read and update.
 
-    `cache` holds the vectors of frozen encoders, for all stages and runs. `encoders` are those so
-    far, by side; by the names of stages so far there are `folders` of results, `teachers` that
-    computed vectors, and files of `mined` triples.
+    Attributes:
+        seed: Seed of the run.
+        cache: Folder with vectors of frozen encoders, shared by stages and runs.
+        dev: The recipe's entry for the development set.
+        dev_set: The development set, once it has been read.
+        encoders: Latest checkpoint of each side.
+        folders: Results of finished stages, by name.
+        teachers: Finished stages that computed vectors, by name.
+        mined: Files of mined triples, by the name of the stage.
     """
 
     seed: int
@@ -60,16 +66,20 @@ class Context:
 
     @cached_property
     def held_out(self) -> frozenset[str]:
-        """Queries that must not be trained on."""
+        """Queries of the development set, which must not be trained on."""
         return frozenset(self.dev_set.queries.values() if self.dev_set else ())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage leaves behind in its folder: encoders by side, and how they were trained.
+    """Result of a stage.
 
-    `pair` says which side encodes queries and which documents in the pair that it made, if any;
-    `history` has losses and measures over steps, `counts` examples, texts and what was left out.
+    Attributes:
+        encoders: The trained encoders by side.
+        pair: The sides that encode queries and documents in the trained pair; empty if there is
+            no pair.
+        history: Losses and dev metrics over steps.
+        counts: Numbers of examples, texts and dropped records.
     """
 
     encoders: "dict[Role, EncoderCheckpoint]"
@@ -81,8 +91,12 @@ class Outcome:
 class Stage(Settings, ABC):
     """A stage of a recipe; each kind is a subclass.
 
-    Its name is unique in the recipe, or "" for the kind; `data` is what it reads. The `side` that
-    some kinds have is the encoder that they train or use, for queries and documents alike.
+    Kinds with a key `side` train or use this encoder for queries and documents alike.
+
+    Attributes:
+        kind: The kind.
+        name: Name of the stage, unique in the recipe; "" uses the kind as name.
+        data: Data entries to read.
     """
 
     kind: str
@@ -91,17 +105,17 @@ class Stage(Settings, ABC):
 
     @property
     def label(self) -> str:
-        """The stage's name: its own, or else its kind."""
+        """The stage's name or, without one, its kind."""
         return self.name or self.kind
 
     def error(self, key: str, reason: str, code: str, **fields: Any) -> TrainingError:
-        """Returns the error of one of the stage's keys."""
+        """Returns an error about a key of the stage."""
         place = f"stages.{self.label}.{key}".removesuffix(".")
         return TrainingError.at(place, reason, code, **fields)
 
     @property
     def roles(self) -> dict[Role, Role]:
-        """Which side encodes queries and which documents: that of `side`, or each its own."""
+        """The sides that encode queries and documents: `side` for both, or one for each."""
         side: Role | None = getattr(self, "side", None)
         return {"query": side or "query", "document": side or "document"}
 
@@ -111,37 +125,41 @@ class Stage(Settings, ABC):
 
     @abstractmethod
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Does the stage's work in its folder; continues what an interrupted run left there."""
+        """Runs the stage in its folder; resumes an interrupted run."""
 
     def entries(self, context: Context) -> list[DataEntry]:
-        """Returns the data that are read."""
+        """Returns the data entries to read."""
         return self.data
 
     def files(self, context: Context) -> list[Path]:
-        """Returns the files of the data that are read."""
+        """Returns the files of the data entries."""
         return [p for entry in self.entries(context) for p in entry_files(entry, context.mined)]
 
     def run_seed(self, context: Context) -> int:
-        """Returns the seed of all that is drawn."""
+        """Returns the seed of the stage."""
         return context.seed
 
     def publish(self, context: Context, folder: Path) -> None:
-        """Adds what later stages may name of a finished stage."""
+        """Registers the finished stage for later stages that refer to it by name."""
         context.folders[self.label] = folder
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
-        """Checks that there are the encoders, stages and files that the stage needs.
+        """Checks that the encoders, earlier stages and files that the stage needs exist.
 
-        `context` names the stages ahead of it, none of which has run.
+        `context` holds the names of the earlier stages, none of which has run.
+
+        Raises:
+            TrainingError: If an encoder or an earlier stage is missing.
+            DataError: If a file cannot be read.
         """
         for side in self.sides():
             if side not in sides:
-                reason = f"stage '{self.label}' needs this encoder"
+                reason = f"the recipe lacks this encoder, which stage '{self.label}' needs"
                 raise TrainingError.at(side, reason, "missing_encoder")
         checksums([path for path in self.files(context) if path not in context.mined.values()])
 
     def inputs(self, context: Context) -> dict[str, Any]:
-        """Returns all that the result depends on; the paths of data are not."""
+        """Returns everything that the result depends on, as JSON; paths of data are excluded."""
         settings = self.model_dump(mode="json", exclude=_NO_INPUTS)
         settings["data"] = [entry.model_dump(mode="json") for entry in self.entries(context)]
         for entry in settings["data"]:
@@ -156,43 +174,44 @@ class Stage(Settings, ABC):
 
 
 class TrainingStage(Stage):
-    """A stage that trains; defaults are those of CARE (arXiv 2604.10937)."""
+    """A stage that trains; the defaults are those of CARE (arXiv 2604.10937)."""
 
-    seed: Seed | None = None  # in place of the run's: runs with several seeds share the stage
-    learning_rate: float = Field(1e-4, gt=0)  # of AdamW, falling linearly to zero
-    warmup: float = Field(0.05, ge=0, lt=1)  # part of the steps, in which the rate rises
-    batch: Positive = 640  # examples of a step, on all devices together
-    # Texts that are encoded at a time; None for all of a batch. With it the activations are
-    # recomputed for the gradients (GradCache, arXiv 2101.06983).
+    seed: Seed | None = None  # replaces the run's seed, so that runs with other seeds share it
+    learning_rate: float = Field(1e-4, gt=0)  # peak rate of AdamW, with linear decay to zero
+    warmup: float = Field(0.05, ge=0, lt=1)  # share of the steps with linear warm-up
+    batch: Positive = 640  # examples per step on all devices together
+    # Texts encoded at a time; None for the whole batch. With mini-batches, activations are
+    # recomputed in the backward pass (GradCache, arXiv 2101.06983).
     mini_batch: Positive | None = None
     epochs: Positive = 1  # passes over the data
-    max_steps: Positive | None = None  # the most, or None
+    max_steps: Positive | None = None  # maximum number of steps
     weight_decay: float = Field(0.0, ge=0)  # of AdamW
-    max_grad_norm: float = Field(1.0, gt=0)  # to which gradients are clipped
-    precision: Precision = "fp32"  # of the arithmetic; weights keep their type
-    gradient_checkpointing: bool = False  # whether layers recompute their activations
+    max_grad_norm: float = Field(1.0, gt=0)  # gradients are clipped to this norm
+    precision: Precision = "fp32"  # of the computation; weights keep their dtype
+    gradient_checkpointing: bool = False  # whether layers recompute activations
     dropout: float | None = Field(None, ge=0, lt=1)  # None keeps the checkpoint's
     group_by_length: bool = True  # whether a batch holds texts of similar length
     checkpoint_every: Positive = 500  # steps
     log_every: Positive = 10  # steps
-    # More arguments of transformers.TrainingArguments: `fsdp`, `deepspeed`, …
+    # Further arguments of transformers.TrainingArguments, for example `fsdp` and `deepspeed`.
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     def run_seed(self, context: Context) -> int:
-        """Returns the seed of all that is drawn."""
+        """Returns the seed of the stage: its own or that of the run."""
         return context.seed if self.seed is None else self.seed
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
-        """Checks the names in `trainer` too."""
+        """Also checks the argument names in `trainer`."""
         super().check(context, sides)
         from transformers import TrainingArguments
 
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         if unknown := sorted(self.trainer.keys() - known):
-            raise self.error(f"trainer.{unknown[0]}", "unknown key", "unknown_key")
+            reason = "unknown key: not an argument of transformers.TrainingArguments"
+            raise self.error(f"trainer.{unknown[0]}", reason, "unknown_key")
 
     def inputs(self, context: Context) -> dict[str, Any]:
-        """Returns all that the result depends on, seed and measurements among it."""
+        """Returns everything that the result depends on, including seed and development set."""
         inputs = super().inputs(context) | {"seed": self.run_seed(context)}
         if context.dev:
             inputs["measured"] = context.dev.model_dump(mode="json", exclude={"beir"})
@@ -201,7 +220,11 @@ class TrainingStage(Stage):
 
 
 def checksums(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of each file, in order; one that cannot be read is a DataError."""
+    """Returns the SHA-256 of each file, in order.
+
+    Raises:
+        DataError: If a file cannot be read.
+    """
     found = []
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""Supervised contrastive training of one encoder, and of a pair (Stage II)."""
+"""Supervised contrastive training of one encoder or of a pair (Stage II)."""
 
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,14 @@ from training.stages.base import Context, Outcome, TrainingStage
 
 
 class Contrastive(TrainingStage):
-    """Supervised InfoNCE of one encoder on both sides."""
+    """Supervised InfoNCE for one encoder of both queries and documents."""
 
     kind: Literal["contrastive"]
     side: Role = "query"
     temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)  # hard ones of each example, drawn in each epoch
-    # Nested Matryoshka dimensions (arXiv 2205.13147) over which the loss is averaged; none for
-    # the encoder's dimension alone.
+    negatives: int = Field(1, ge=0)  # hard negatives per example, sampled in each epoch
+    # Nested Matryoshka dimensions (arXiv 2205.13147) over which the loss is averaged; empty for
+    # the encoder's dimension only.
     dimensions: list[Positive] = Field(default_factory=list)
     epochs: Positive = 2
 
@@ -30,28 +30,28 @@ class Contrastive(TrainingStage):
 
         native = context.encoders[self.side].native_dimension
         if beyond := [d for d in self.dimensions if d > native]:
-            reason = f"{beyond[0]} is more than the {native} of the encoder"
+            reason = f"{beyond[0]} exceeds the encoder's {native} dimensions"
             raise self.error("dimensions", reason, "dimension_too_large")
         loss = partial(contrast, temperature=self.temperature, dimensions=self.dimensions)
         return fit_pairs(self, context, folder, loss, negatives=self.negatives)
 
 
 class Joint(TrainingStage):
-    """Stage II: query and document encoder are trained together, by InfoNCE alone."""
+    """Stage II of CARE: trains query and document encoder jointly by InfoNCE."""
 
     kind: Literal["joint"]
-    # The sides that are trained; the other is frozen.
+    # Sides to train; the other side is frozen.
     train: list[Role] = Field(default=["query", "document"], min_length=1)
     temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)  # hard ones of each example, drawn in each epoch
-    # Whether all documents of the data are in each batch, in place of those of its examples:
-    # where the document encoder is frozen, their vectors cost nothing.
+    negatives: int = Field(1, ge=0)  # hard negatives per example, sampled in each epoch
+    # Whether each batch holds all documents of the data instead of those of its examples. The
+    # document encoder must be frozen: its vectors are computed only once.
     all_documents: bool = False
 
     @model_validator(mode="after")
-    def _has_vectors_of_all_documents(self) -> Self:
+    def _check_all_documents(self) -> Self:
         if self.all_documents and "document" in self.train:
-            raise ValueError("all_documents: only where the document encoder is not trained")
+            raise ValueError("all_documents: needs a frozen document encoder; set train: [query]")
         return self
 
     def run(self, context: Context, folder: Path) -> Outcome:

@@ -1,4 +1,4 @@
-"""What stages that train have in common: encoders and batches in, checkpoints and measures out."""
+"""Shared steps of training stages: load encoders, make batches, train, evaluate and save."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 from core.encoders import Role
 from core.types import FloatArray, RowArray
 from evaluation.metrics import score
-from training.batches import Batch, Corpus, PairCollator, Plan
+from training.batches import Batch, BatchPlan, Corpus, PairCollator
 from training.data import read_examples
 from training.distributed import processes
 from training.encoder import Encoder, EncoderCheckpoint, Tokens, encode, tokenize
@@ -21,7 +21,7 @@ from training.vectors import TeacherVectors, frozen_vectors
 
 
 def load(stage: TrainingStage, context: Context, *sides: Role) -> dict[Role, Encoder]:
-    """Loads encoders to train them."""
+    """Loads trainable encoders by side."""
     settings = stage.model_dump(include={"dropout", "gradient_checkpointing"})
     return {side: Encoder(context.encoders[side], trainable=True, **settings) for side in sides}
 
@@ -38,14 +38,28 @@ def fit_pairs(
     teacher: TeacherVectors | None = None,
     learned: float | None = None,
 ) -> Outcome:
-    """Trains the sides in `train`, or all; texts of one that is not trained are encoded once.
+    """Trains on pairs of queries and positives.
 
-    The loss and `learned`, a temperature, are those of `Objective`, the others of `PairCollator`.
+    Args:
+        stage: The stage.
+        context: State of the run.
+        folder: Folder of the stage.
+        loss: See `Objective`.
+        train: Sides to train; by default all. A frozen side's texts are encoded once.
+        negatives: See `PairCollator`.
+        all_documents: See `PairCollator`.
+        teacher: See `PairCollator`.
+        learned: Initial value of a learned temperature, or None.
+
+    Raises:
+        TrainingError: If query and document vectors have different dimensions, or there are no
+            examples.
     """
     roles = stage.roles
     query, document = (context.encoders[side].dimension for side in roles.values())
     if query != document:
-        reason = f"query has {query} dimensions, document {document}: set one's dimension"
+        reason = f"query has {query} dimensions, document has {document}: set the key dimension of "
+        reason += "the larger encoder"
         raise stage.error("", reason, "dimension_mismatch", query=query, document=document)
     encoders = load(stage, context, *(train or stage.sides()))
     examples, dropped = read_examples(stage.data, context.held_out, context.mined)
@@ -73,13 +87,18 @@ def fit(
     lengths: RowArray,
     counts: dict[str, int],
 ) -> Outcome:
-    """Trains, measures and saves.
+    """Trains the encoders of an objective, evaluates the pair on the development set, and saves.
 
-    The objective's encoders are trained, and its roles are the pair that comes out, which is
-    measured. `collate` makes the tensors of a batch; `lengths`, int64 [examples], are tokens of
-    each example; `counts` says what was read.
+    Args:
+        stage: The stage.
+        context: State of the run.
+        folder: Folder of the stage.
+        objective: Trained encoders and loss; its roles define the resulting pair.
+        collate: Makes the tensors of a batch.
+        lengths: int64 [examples], tokens of each example.
+        counts: Numbers of examples, texts and dropped records, for the result.
     """
-    plan = Plan(
+    plan = BatchPlan(
         len(lengths),
         stage.epochs,
         max(1, stage.batch // processes().num_processes),
@@ -108,7 +127,7 @@ def _tokens_or_vectors(
     trained: Collection[Role],
     batch: int = 32,
 ) -> Tokens | FloatArray:
-    """Returns tokens of texts if their encoder is trained, or else their vectors."""
+    """Returns the tokens of texts if their encoder is trained, otherwise their vectors."""
     side, cache, precision = stage.roles[role], context.cache, stage.precision
     encoder = context.encoders[side]
     if side in trained:
@@ -119,7 +138,7 @@ def _tokens_or_vectors(
 def _measurement(
     stage: TrainingStage, context: Context, objective: Objective
 ) -> Callable[[], dict[str, float]] | None:
-    """Returns what computes the means of `evaluation.metrics` of the pair, if that is asked for."""
+    """Returns a function that computes dev metrics; None without a dev set or a pair."""
     dev, dev_set, trained = context.dev, context.dev_set, objective.trained
     if dev is None or dev_set is None or not objective.roles:
         return None
@@ -141,7 +160,7 @@ def _measurement(
 def _weights_of(
     encoder: Encoder, objective: Objective, state: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor] | None:
-    """Returns the part of gathered weights that belongs to an encoder's model."""
+    """Returns the weights of an encoder's model from the gathered weights of the objective."""
     if state is None:
         return None
     (name,) = (name for name, module in objective.named_modules() if module is encoder.model)

@@ -19,43 +19,43 @@ from training.stages.base import Context, Outcome, Stage
 
 
 class Mine(Stage):
-    """Hard negatives: documents that the encoder ranks high and nobody judged relevant.
+    """Mines hard negatives: documents that an encoder ranks high and that are not positives.
 
-    `data` names queries and their positives; the documents of these entries are searched.
+    `data` provides the queries with their positives, and the documents to search.
     """
 
     kind: Literal["mine"]
     side: Role = "document"
-    first: Positive = 10  # the first rank that is taken, from 1, positives not counted
-    last: Positive = 100  # the last rank that is taken
-    negatives: Positive = 7  # the most of a query
-    # A negative's score is at most this part of the lowest score of a positive.
+    first: Positive = 10  # first rank of a negative, counted from 1 without positives
+    last: Positive = 100  # last rank of a negative
+    negatives: Positive = 7  # maximum number per query
+    # Maximum score of a negative, relative to the lowest score of a positive.
     margin: float = Field(0.95, gt=0)
     precision: Precision = "fp32"
     batch: Positive = 32  # texts encoded at a time
 
     @model_validator(mode="after")
-    def _has_a_window(self) -> Self:
+    def _check_ranks(self) -> Self:
         if self.last < self.first:
-            raise ValueError(f"last ({self.last}) is before first ({self.first})")
+            raise ValueError(f"last ({self.last}) must not be less than first ({self.first})")
         return self
 
     def publish(self, context: Context, folder: Path) -> None:
-        """Adds the triples, which later stages may read."""
+        """Also registers the file of triples."""
         super().publish(context, folder)
         context.mined[self.label] = folder / TRIPLES
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Writes triples as JSONL; a query without a negative is among them."""
+        """Writes triples as JSONL, including queries without a negative."""
         from training.batches import Corpus
         from training.distributed import processes
         from training.vectors import frozen_vectors
 
         examples, dropped = read_examples(self.data, context.held_out, context.mined)
         corpus = Corpus.of(examples)
-        # The documents of the examples come first: rows of the corpus are rows here.
-        others = read_corpus(self.data, context.mined)
-        documents = list(dict.fromkeys((*corpus.documents, *others)))
+        # Documents of the examples come first, so that rows of `corpus` are rows of `documents`.
+        searched = read_corpus(self.data, context.mined)
+        documents = list(dict.fromkeys((*corpus.documents, *searched)))
         settings = self.model_dump(include={"batch", "precision"})
         cache, encoder = context.cache, context.encoders[self.side]
         queries = frozen_vectors(cache, encoder, "query", corpus.queries, **settings)
@@ -73,16 +73,19 @@ class Mine(Stage):
 def mine(
     queries: FloatArray, documents: FloatArray, positives: Sequence[Sequence[int]], stage: Mine
 ) -> Iterator[list[int]]:
-    """Yields rows of the hard negatives of each query, found by exact search, the hardest first.
+    """Yields the rows of each query's hard negatives, by exact search, hardest first.
 
-    Both vectors, float32 [n, d] and [m, d], have unit norm; `positives` are rows of the relevant
-    documents of each query, which have no rank.
+    Args:
+        queries: float32 [n, d], unit norm.
+        documents: float32 [m, d], unit norm.
+        positives: Rows of each query's relevant documents, which are removed from the ranking.
+        stage: Ranks, margin and maximum number of negatives.
     """
     depth = min(stage.last + max(map(len, positives)), len(documents))
     all_scores, all_rows = exact_search(queries, documents, depth)
     for query, scores, rows, known in zip(queries, all_scores, all_rows, positives, strict=True):
         lowest = (documents[list(known)] @ query).min()
-        # A part of a negative score would be a higher one.
+        # For a negative score, margin · lowest would be above lowest.
         limit = lowest - (1 - stage.margin) * abs(lowest)
         ranked = np.flatnonzero(~np.isin(rows, known))[stage.first - 1 : stage.last]
         yield rows[ranked[scores[ranked] <= limit]][: stage.negatives].tolist()

@@ -1,4 +1,4 @@
-"""Pretraining of one encoder on texts and on unlabelled pairs."""
+"""Pretraining of one encoder on single texts or on unlabelled pairs."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -12,25 +12,26 @@ from training.stages.base import Context, Outcome, TrainingStage
 
 
 class RetroMae(TrainingStage):
-    """RetroMAE (arXiv 2205.12035): an encoder's vector lets a weak decoder rebuild the text."""
+    """RetroMAE (arXiv 2205.12035): a weak decoder reconstructs the text from its vector."""
 
     kind: Literal["retromae"]
     side: Role = "query"
-    encoder_mask: float = Field(0.3, gt=0, lt=1)  # part of the tokens that the encoder gets masked
-    decoder_mask: float = Field(0.5, gt=0, lt=1)  # part that each token of the decoder cannot see
+    encoder_mask: float = Field(0.3, gt=0, lt=1)  # share of tokens masked in the encoder's input
+    decoder_mask: float = Field(0.5, gt=0, lt=1)  # share hidden from each position of the decoder
     learning_rate: float = Field(2e-4, gt=0)
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384
     epochs: Positive = 3
 
     @model_validator(mode="after")
-    def _has_no_mini_batch(self) -> Self:
+    def _reject_mini_batch(self) -> Self:
         if self.mini_batch is not None:
-            raise ValueError("mini_batch: set trainer.gradient_accumulation_steps instead")
+            reason = "not supported by retromae; use trainer.gradient_accumulation_steps"
+            raise ValueError(f"mini_batch: {reason}")
         return self
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains on plain texts: prompts belong to what is trained later."""
+        """Trains on texts without prompts."""
         from training.encoder import tokenize
         from training.retromae import RetroMaeCollator, RetroMaeObjective
         from training.stages.fitting import fit, load
@@ -46,7 +47,7 @@ class RetroMae(TrainingStage):
 
 
 class Unsupervised(TrainingStage):
-    """InfoNCE on pairs of title and content, with a temperature that is learned from its value."""
+    """InfoNCE on pairs of title and content; `temperature` is the initial, learned temperature."""
 
     kind: Literal["unsupervised"]
     side: Role = "query"

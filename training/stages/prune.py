@@ -1,4 +1,4 @@
-"""A new encoder from layers of a trained one."""
+"""Pruning of a trained encoder to some of its layers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,39 +12,39 @@ from training.stages.base import Context, Outcome, Stage
 
 
 class PruneLayers(Stage):
-    """An encoder pruned from one that an earlier stage has trained.
+    """Replaces an encoder by a pruned copy of an encoder that earlier stages trained.
 
-    KALE and Wang and Lyu begin with layers of the trained document encoder (arXiv 2304.01016,
-    2306.11550); a linear layer behind a trained query encoder is what HotelMatch-LLM puts
-    between a small and a large encoder (ACL 2025, long paper 30).
-
-    No data are read. `layers` and `projection` are as for an encoder's initial checkpoint.
+    KALE (arXiv 2304.01016) and Wang and Lyu (arXiv 2306.11550) initialise the query encoder with
+    layers of the trained document encoder. HotelMatch-LLM (ACL 2025, long paper 30) adds a linear
+    layer after the small query encoder. `layers` and `projection` are those of an encoder's
+    initial checkpoint. The stage reads no data.
     """
 
     kind: Literal["prune_layers"]
     data: list[DataEntry] = Field(default=[], max_length=0)
-    side: Role = "query"  # that comes out; prompts, pooling and length stay as they were
-    source: Role = "document"  # that it is pruned from
+    side: Role = "query"  # side to replace; its prompts, pooling and max_length are kept
+    source: Role = "document"  # side to prune
     layers: Layers | None = None
     projection: Positive | None = None
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Self:
+    def _check_changes(self) -> Self:
         if self.layers is None and self.projection is None:
-            raise ValueError("name layers or projection")
+            raise ValueError("set layers or projection")
         return self
 
     def sides(self) -> Sequence[Role]:
-        """Returns the side that comes out and the one that it is pruned from."""
+        """Returns the side to replace and the side to prune."""
         return sorted({self.side, self.source})
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Writes the encoder."""
+        """Writes the pruned encoder."""
         from training.init import prepare
 
         source, before = context.encoders[self.source], context.encoders[self.side]
         if source.adapter:
-            raise self.error("source", f"{self.source} has an adapter", "has_adapter")
+            reason = f"the {self.source} encoder has an adapter; merge it before pruning"
+            raise self.error("source", reason, "has_adapter")
         init = EncoderInit(
             **before.init.model_dump(exclude={"start", "pair", "revision", "layers", "projection"}),
             start=str(source.folder),

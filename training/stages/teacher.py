@@ -1,4 +1,4 @@
-"""A teacher's vectors, and the stages that learn them: alignment (Stage I) and distillation."""
+"""Teacher vectors, and the stages that learn from them: alignment (Stage I) and distillation."""
 
 from collections.abc import Collection
 from functools import partial
@@ -16,22 +16,22 @@ from training.stages.base import Context, Outcome, Stage, TrainingStage, checksu
 
 
 class Teacher(Stage):
-    """Vectors of texts, computed once by the frozen encoder and stored as shards."""
+    """Encodes texts once with a frozen encoder and stores the vectors as shards."""
 
     kind: Literal["teacher"]
     side: Role = "document"
-    prompts: Prompts | None = None  # in place of the encoder's own
+    prompts: Prompts | None = None  # replace the encoder's prompts
     precision: Precision = "fp32"
     batch: Positive = 32  # texts encoded at a time
-    shard: Positive = 65_536  # rows
+    shard: Positive = 65_536  # rows per shard
 
     def publish(self, context: Context, folder: Path) -> None:
-        """Adds the vectors, which later stages may learn."""
+        """Also registers the stage as a teacher."""
         super().publish(context, folder)
         context.teachers[self.label] = self
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Encodes the texts; continues after the last whole shard."""
+        """Encodes the texts; resumes after the last complete shard."""
         from training.distributed import processes
         from training.vectors import compute
 
@@ -44,16 +44,16 @@ class Teacher(Stage):
         return Outcome({}, counts={"texts": len(texts), "held_out": dropped})
 
 
-class _ReadsTeacher(TrainingStage):
-    """Reads the vectors of the stage named `teacher`, or of the last one before this."""
+class _StageWithTeacher(TrainingStage):
+    """A stage that reads the vectors of the stage `teacher`, by default the latest teacher."""
 
     teacher: str = ""
 
     def _teacher_stage(self, context: Context) -> Stage:
         name = self.teacher or next(reversed(list(context.teachers)), "")
         if name not in context.teachers:
-            named = f"'{name}'" if name else "of kind teacher"
-            reason = f"no stage {named} computed vectors before this one"
+            named = f" named '{name}'" if name else ""
+            reason = f"no earlier stage of kind teacher{named}"
             raise self.error("teacher", reason, "missing_stage", stage=name)
         return context.teachers[name]
 
@@ -61,7 +61,7 @@ class _ReadsTeacher(TrainingStage):
         return context.folders[self._teacher_stage(context).label]
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
-        """Checks the teacher too."""
+        """Also checks that the teacher stage exists."""
         super().check(context, sides)
         self._vectors_folder(context)
 
@@ -69,39 +69,39 @@ class _ReadsTeacher(TrainingStage):
         return str(read_json(self._vectors_folder(context) / RESULT)["key"])
 
     def inputs(self, context: Context) -> dict[str, Any]:
-        """Returns all that the result depends on, the teacher's vectors among it."""
+        """Returns everything that the result depends on, including the teacher's vectors."""
         inputs = super().inputs(context) | {"vectors": self._vectors_key(context)}
         del inputs["stage"]["teacher"]
         return inputs
 
 
-class Align(_ReadsTeacher):
-    """Stage I: the query encoder learns the vectors that the frozen document encoder gives.
+class Align(_StageWithTeacher):
+    """Stage I of CARE: aligns the query encoder with the frozen document encoder's vectors.
 
     Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
-    `kl` alone it is KALE's alignment (arXiv 2304.01016), with `mse` alone that of Wang and Lyu
-    (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
+    `kl` only, this is the alignment of KALE (arXiv 2304.01016); with `mse` only, that of Wang and
+    Lyu (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
     """
 
     kind: Literal["align"]
-    data: list[DataEntry] = Field(default_factory=list)  # of the teacher's texts; empty for all
-    vectors: str | None = None  # in place of a teacher stage: a folder of its vectors
-    contrastive: float = Field(1.0, ge=0)  # weight λ₁ of the InfoNCE
-    mse: float = Field(1.0, ge=0)  # weight λ₂ of the squared distance, summed over dimensions
+    data: list[DataEntry] = Field(default_factory=list)  # empty for all texts of the teacher
+    vectors: str | None = None  # folder of vectors to read instead of a teacher stage's
+    contrastive: float = Field(1.0, ge=0)  # weight λ₁ of InfoNCE
+    mse: float = Field(1.0, ge=0)  # weight λ₂ of the squared L2 distance
     kl: float = Field(0.0, ge=0)  # weight of the KL divergence of the softmax over dimensions
-    temperature: float = Field(0.02, gt=0)  # of the InfoNCE and of that softmax
+    temperature: float = Field(0.02, gt=0)  # of InfoNCE and of that softmax
     batch: Positive = 2_560
 
     @model_validator(mode="after")
-    def _has_a_loss(self) -> Self:
+    def _check_weights(self) -> Self:
         if not self.contrastive and not self.mse and not self.kl:
-            raise ValueError("contrastive, mse and kl are all 0: there is no loss")
+            raise ValueError("contrastive, mse and kl are all 0; set at least one weight")
         if self.vectors and not self.data:
-            raise ValueError("vectors: name their texts as data")
+            raise ValueError("vectors: set data to the texts of these vectors")
         return self
 
     def entries(self, context: Context) -> list[DataEntry]:
-        """Returns the data that are read: the teacher's, if none are named."""
+        """Returns the data entries to read, by default those of the teacher."""
         return self.data or self._teacher_stage(context).data
 
     def _vectors_folder(self, context: Context) -> Path:
@@ -109,12 +109,12 @@ class Align(_ReadsTeacher):
 
     def _vectors_key(self, context: Context) -> str:
         if self.vectors:
-            # The journal holds checksums of all shards.
+            # The journal holds the checksums of all shards.
             return checksums([Path(self.vectors) / JOURNAL])[0]
         return super()._vectors_key(context)
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains the query encoder; it learns to read every text as it will read queries."""
+        """Trains the query encoder; every text gets the query prompt."""
         from training.batches import align_batch
         from training.encoder import tokenize
         from training.objectives import Objective, align
@@ -134,25 +134,25 @@ class Align(_ReadsTeacher):
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)
 
 
-class Distill(_ReadsTeacher):
-    """Distillation: KL divergence from a teacher's scores, and InfoNCE."""
+class Distill(_StageWithTeacher):
+    """Distillation: KL divergence from a teacher's scores plus InfoNCE."""
 
     kind: Literal["distill"]
-    side: Role | None = "query"  # trained on both sides; None for query and document encoder
-    kl: float = Field(1.0, ge=0)  # weight of the divergence
-    contrastive: float = Field(1.0, ge=0)  # weight of the InfoNCE
+    side: Role | None = "query"  # encoder of both sides; None trains query and document encoder
+    kl: float = Field(1.0, ge=0)  # weight of the KL divergence
+    contrastive: float = Field(1.0, ge=0)  # weight of InfoNCE
     temperature: float = Field(0.02, gt=0)  # of the student's scores, in both losses
     teacher_temperature: float = Field(0.02, gt=0)
-    negatives: int = Field(1, ge=0)  # hard ones of each example
+    negatives: int = Field(1, ge=0)  # hard negatives per example, sampled in each epoch
 
     @model_validator(mode="after")
-    def _has_a_loss(self) -> Self:
+    def _check_weights(self) -> Self:
         if not self.kl and not self.contrastive:
-            raise ValueError("kl and contrastive are both 0: there is no loss")
+            raise ValueError("kl and contrastive are both 0; set at least one weight")
         return self
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains on examples whose texts have vectors of the teacher."""
+        """Trains on examples; the teacher must have encoded all of their texts."""
         from training.objectives import distill
         from training.stages.fitting import fit_pairs
         from training.vectors import TeacherVectors

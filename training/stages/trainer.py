@@ -1,4 +1,4 @@
-"""One stage's training loop: transformers' Trainer, with checkpoints of what is trained alone."""
+"""Training loop of a stage: transformers' Trainer with checkpoints of the trained weights only."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from core.files import sync
-from training.batches import Batch, Item, Plan
+from training.batches import Batch, BatchPlan, Item
 from training.distributed import processes
 from training.errors import TrainingError
 from training.stages.base import Context, TrainingStage
@@ -29,10 +29,16 @@ _COMPLETE = "complete"
 
 
 class StageTrainer(Trainer):
-    """Trains an objective over a plan of batches; resumes from a checkpoint to the same result.
+    """Trains an objective; a run resumed from a checkpoint has the same result.
 
-    Checkpoints and TensorBoard logs go into `folder`. `collate` makes the tensors of a batch, and
-    `measure`, if any, measures the encoders.
+    Args:
+        stage: The stage.
+        context: State of the run.
+        folder: Folder for checkpoints and TensorBoard logs.
+        objective: Trained encoders and loss.
+        plan: The batches.
+        collate: Makes the tensors of a batch.
+        measure: Computes dev metrics, or None.
     """
 
     def __init__(
@@ -41,11 +47,11 @@ class StageTrainer(Trainer):
         context: Context,
         folder: Path,
         objective: nn.Module,
-        plan: Plan,
+        plan: BatchPlan,
         collate: Callable[[Sequence[Item]], Batch],
         measure: Callable[[], dict[str, float]] | None,
     ) -> None:
-        # The environment is the only way that this version reads.
+        # This version of transformers reads the folder from the environment only.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
         self._stage = stage
         self._folder = folder / CHECKPOINTS
@@ -60,23 +66,25 @@ class StageTrainer(Trainer):
             eval_dataset=plan if measure else None,
         )
         if self.sharded:
-            # An encoder cannot be read by itself: nothing is measured.
+            # No process holds a whole encoder, so dev metrics cannot be computed.
             self._measure = None
             self.args.eval_strategy, self.args.eval_on_start = IntervalStrategy.NO, False
 
     def fit(self) -> None:
-        """Trains from the last whole checkpoint, or from the start.
+        """Trains from the last complete checkpoint or from the start.
 
-        It is a TrainingError if loss or weights are not finite.
+        Raises:
+            TrainingError: If the loss or the weights are not finite, or a checkpoint is damaged
+                or cannot be written.
         """
         checkpoint = last_checkpoint(self._folder)
         if checkpoint and _step(checkpoint) >= self.args.max_steps and not self.sharded:
-            # The library would train one more step.
+            # The Trainer would run one more step.
             self._load_from_checkpoint(str(checkpoint))
             self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         else:
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        # No loss is computed of what the last step left.
+        # The loss is computed before each step, so it does not cover the last update.
         weights = () if self.sharded else self._objective.parameters()
         if not all(value.isfinite().all() for value in weights):
             raise self._not_finite("weights are not finite", self.state.global_step)
@@ -86,11 +94,11 @@ class StageTrainer(Trainer):
 
     @property
     def sharded(self) -> bool:
-        """Whether no process holds all weights."""
+        """Whether the weights are sharded over processes."""
         return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
     def whole_state(self) -> Any:
-        """Returns the weights, gathered from all processes, or None if each holds them."""
+        """Returns the weights gathered from all processes; None if they are not sharded."""
         return self.accelerator.get_state_dict(self.model_wrapped) if self.sharded else None
 
     def _not_finite(self, reason: str, step: int) -> TrainingError:
@@ -98,13 +106,13 @@ class StageTrainer(Trainer):
         return self._stage.error("", reason, "not_finite", step=step)
 
     def get_train_dataloader(self) -> Any:
-        """Returns the batches of the plan, shared out among processes."""
+        """Returns a loader of the plan's batches, distributed over processes."""
         plan, gpu = self._plan, torch.cuda.is_available()
         loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=gpu)
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Any:
-        """Returns the loss of a batch; its parts are averaged into the next log."""
+        """Returns the loss of a batch; means of its parts are added to the next log entry."""
         losses = model(**inputs)
         loss = losses["loss"]
         if not torch.isfinite(loss):
@@ -116,7 +124,7 @@ class StageTrainer(Trainer):
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of the loss's parts since the last log, over all processes."""
+        """Adds means of the loss's parts since the last log entry, over all processes."""
         if "loss" in logs:
             parts = self.accelerator.reduce(self._parts, reduction="mean")
             logs |= {n: float(value) / self._part_steps for n, value in parts.items()}
@@ -124,11 +132,11 @@ class StageTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Measures the encoders."""
+        """Computes dev metrics and logs them."""
         assert self._measure
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)
-        # Takes note that this step has been measured.
+        # Callbacks record that this step has been evaluated.
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -146,9 +154,11 @@ class StageTrainer(Trainer):
         try:
             state = load_file(folder / _WEIGHTS)
         except (OSError, SafetensorError) as error:
-            raise TrainingError.at(folder, "is damaged: delete it", "bad_checkpoint") from error
+            reason = "the checkpoint is damaged: delete it and resume from the one before"
+            raise TrainingError.at(folder, reason, "bad_checkpoint") from error
         if set(state) != _trained(self._objective):
-            raise TrainingError.at(folder, "is of another model: delete it", "other_model")
+            reason = "the checkpoint belongs to another model: delete it"
+            raise TrainingError.at(folder, reason, "other_model")
         self._objective.load_state_dict(state, strict=False)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -176,18 +186,18 @@ def _trained(objective: nn.Module) -> set[str]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Returns the last whole checkpoint; what is not whole is deleted."""
-    whole = []
+    """Returns the last complete checkpoint, and deletes incomplete ones."""
+    complete = []
     for path in folder.glob("checkpoint-*"):
         if (path / _COMPLETE).is_file():
-            whole.append(path)
+            complete.append(path)
         elif processes().is_main_process:
             shutil.rmtree(path)
-    return max(whole, key=_step, default=None)
+    return max(complete, key=_step, default=None)
 
 
 def _arguments(
-    stage: TrainingStage, context: Context, folder: Path, plan: Plan, *, measured: bool
+    stage: TrainingStage, context: Context, folder: Path, plan: BatchPlan, *, measured: bool
 ) -> TrainingArguments:
     dev = context.dev if measured else None
     world = processes().num_processes
@@ -196,7 +206,8 @@ def _arguments(
     steps = steps if stage.max_steps is None else min(stage.max_steps, steps)
     gpu = torch.cuda.is_available()
     if stage.precision == "fp16" and not gpu:
-        raise stage.error("precision", "fp16 needs a GPU: use bf16 or fp32 here", "needs_gpu")
+        reason = "fp16 needs a GPU: use bf16 or fp32 on this machine"
+        raise stage.error("precision", reason, "needs_gpu")
     arguments = {
         "output_dir": str(folder),
         "max_steps": steps,
@@ -217,11 +228,11 @@ def _arguments(
         "eval_steps": dev and dev.every,
         "eval_on_start": bool(dev and dev.start),
         "report_to": ["tensorboard"],
-        # By default there are none where the library's own messages are silenced.
+        # The default disables progress bars if the library's logging is silenced.
         "disable_tqdm": False,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": False,
-        # A batch is made whole on each process: none is cut up or sent around.
+        # Each process makes whole batches; they are neither split nor sent to other processes.
         "accelerator_config": {"split_batches": False, "dispatch_batches": False},
     }
     try:
@@ -229,6 +240,6 @@ def _arguments(
     except (TypeError, ValueError, ImportError) as error:
         raise stage.error("trainer", str(error), "invalid_value") from error
     if world == 1:
-        # Batches here hold examples that belong together: no DataParallel on many GPUs.
+        # DataParallel would split a batch over GPUs and lose its in-batch negatives.
         made._n_gpu = min(made.n_gpu, 1)
     return made

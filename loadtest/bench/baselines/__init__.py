@@ -1,1 +1,1 @@
-"""Other systems that `make bench` measures, each in an environment of its own."""
+"""Other systems that `make bench` measures, each in a separate environment."""

@@ -1,4 +1,4 @@
-"""What the compared applications share: the index, the documents, the request and its answer."""
+"""Shared parts of the compared applications: index, documents, request and response."""
 
 import json
 import os
@@ -16,14 +16,14 @@ with Path(os.environ["BENCH_DOCUMENTS"]).open(encoding="utf-8") as lines:
 
 
 class Search(BaseModel):
-    """A question."""
+    """Body of a request."""
 
     query: str
     top_k: int = 10
 
 
 def search(vectors: Any, top_k: int) -> dict[str, Any]:
-    """Searches with one vector, float32 [1, dimension]."""
+    """Searches with one vector, float32 [1, dimension], and returns the response."""
     scores, rows = index.search(np.asarray(vectors), top_k)
     return {
         "hits": [

@@ -1,7 +1,7 @@
-"""infinity's engine, which batches what arrives together, behind FastAPI and beside FAISS.
+"""Search application of FastAPI, FAISS and infinity's engine, which batches concurrent requests.
 
-The engine runs in the application's own process: its HTTP server would add a second hop, and a
-vector as JSON, to each search.
+The engine runs in the application's process: with infinity's HTTP server each search would need
+a second request, with the vector as JSON.
 """
 
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 from starlette.concurrency import run_in_threadpool
 
-# Of a local model, infinity finds the ONNX file only where it runs in its folder.
+# infinity finds the ONNX file of a local model only in the working directory.
 engine = AsyncEmbeddingEngine.from_args(
     EngineArgs(
         model_name_or_path=".",
@@ -23,7 +23,7 @@ engine = AsyncEmbeddingEngine.from_args(
         device="cpu",
         pooling_method="mean",
         trust_remote_code=False,
-        # The graph is fused already, and optimising it again fails on fused operators.
+        # The graph is already fused; optimising it again fails.
         onnx_disable_optimize=True,
     )
 )
@@ -31,7 +31,7 @@ engine = AsyncEmbeddingEngine.from_args(
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    """Runs the engine as long as the application."""
+    """Starts the engine with the application and stops it with it."""
     async with engine:
         yield
 
@@ -41,13 +41,13 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/search")
 async def search(body: Search) -> dict[str, Any]:
-    """Finds passages."""
+    """Returns the hits of a query."""
     vectors, _ = await engine.embed(sentences=[prompt + body.query])
     return await run_in_threadpool(find, np.stack(vectors), body.top_k)
 
 
 @app.post("/encode")
 async def encode(body: Search) -> list[float]:
-    """Returns the question's vector, to compare systems by."""
+    """Returns the vector of a query, to compare the systems' vectors."""
     vectors, _ = await engine.embed(sentences=[prompt + body.query])
     return [float(element) for element in vectors[0]]

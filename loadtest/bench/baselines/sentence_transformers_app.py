@@ -1,4 +1,7 @@
-"""What most people write: FastAPI, sentence-transformers and FAISS; runs in the model's folder."""
+"""A typical search application of FastAPI, sentence-transformers and FAISS.
+
+It runs in the folder of the model.
+"""
 
 from typing import Any
 
@@ -13,13 +16,13 @@ model = SentenceTransformer(".", device="cpu")
 
 @app.post("/search")
 def search(body: Search) -> dict[str, Any]:
-    """Finds passages."""
+    """Returns the hits of a query."""
     vectors = model.encode([prompt + body.query], normalize_embeddings=True)
     return find(vectors, body.top_k)
 
 
 @app.post("/encode")
 def encode(body: Search) -> list[float]:
-    """Returns the question's vector, to compare systems by."""
+    """Returns the vector of a query, to compare the systems' vectors."""
     vector: list[float] = model.encode([prompt + body.query], normalize_embeddings=True)[0].tolist()
     return vector

@@ -9,7 +9,7 @@ from tests.engines.distributed.milvus_server import MilvusServer, run_milvus
 
 @pytest.fixture(scope="session")
 def shared_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
-    """One for all tests that leave it running."""
+    """A Milvus that is shared by all tests that do not stop it."""
     with run_milvus(tmp_path_factory.mktemp("milvus") / "data") as server:
         yield server
 
@@ -25,7 +25,7 @@ def milvus(shared_milvus: MilvusServer) -> Iterator[MilvusServer]:
 
 @pytest.fixture
 def own_milvus(tmp_path: Path) -> Iterator[MilvusServer]:
-    """A Milvus that the test may kill."""
+    """A Milvus that the test can kill."""
     with run_milvus(tmp_path / "milvus") as server:
         yield server
 

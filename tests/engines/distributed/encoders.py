@@ -1,4 +1,4 @@
-"""An encoder that actors of Ray load, and that comes to grief at a chosen text."""
+"""An encoder for Ray actors that fails at a chosen text."""
 
 import json
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from uuid import uuid4
 
 from core.encoders import Encoding
-from core.errors import TextRefusedError
+from core.errors import TextRejectedError
 from tests.encoders import BigramEncoder
 
 Trouble = Callable[[Path, int], None]
 
 
 class LoggingEncoder(BigramEncoder):
-    """Leaves a file for each call of `encode`: its process and its texts.
+    """Writes a file for each call of `encode` with its process and texts.
 
     Args:
-        log: The folder of those files.
-        trouble: Called with `log` and the place in the batch when a text holds `at`.
-        at: A part of one text.
+        log: Folder of these files.
+        trouble: Called with `log` and the position in the batch if a text contains `at`.
+        at: Substring of one text.
     """
 
     def __init__(self, log: Path, trouble: Trouble | None = None, at: str = "") -> None:
@@ -43,7 +43,7 @@ class LoggingEncoder(BigramEncoder):
 
 
 def wait_for_another(log: Path, position: int) -> None:
-    """Lets no actor do all the work while others start."""
+    """Waits, so that one actor does not encode everything while others start."""
     deadline = time.monotonic() + 120
     while len(processes_of(log)) < 2:
         assert time.monotonic() < deadline
@@ -62,8 +62,8 @@ def die_once(log: Path, position: int) -> None:
         die(log, position)
 
 
-def refuse(log: Path, position: int) -> None:
-    raise TextRefusedError("the text is refused", position)
+def reject(log: Path, position: int) -> None:
+    raise TextRejectedError("the text is rejected", position)
 
 
 def fail(log: Path, position: int) -> None:
@@ -76,12 +76,12 @@ def kill_driver(log: Path, position: int) -> None:
 
 
 def texts_of(log: Path) -> list[str]:
-    """The texts of all calls."""
+    """Returns the texts of all calls."""
     return [text for call in _calls(log) for text in call[1:]]
 
 
 def processes_of(log: Path) -> set[int]:
-    """The processes of all calls."""
+    """Returns the processes of all calls."""
     return {call[0] for call in _calls(log)}
 
 

@@ -1,6 +1,6 @@
-"""`python -m tests.engines.distributed.killed_milvus_build FOLDER URI`: a build that dies half-way.
+"""`python -m tests.engines.distributed.killed_milvus_build FOLDER URI`: a killed build.
 
-It is killed as the kernel does it once Milvus has taken some of the vectors.
+It receives SIGKILL after some of the vectors are inserted into Milvus.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.indexer.builds import build_options
 
 
 class DyingClient(MilvusClient):
-    """Takes one batch and kills its own process at the next."""
+    """Inserts one batch and kills its own process at the next one."""
 
     taken = 0
 

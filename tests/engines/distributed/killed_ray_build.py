@@ -1,4 +1,4 @@
-"""`python -m …distributed.killed_ray_build FOLDER LOG TEXT`: dies when TEXT is encoded."""
+"""`python -m …distributed.killed_ray_build FOLDER LOG TEXT`: killed when TEXT is encoded."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from tests.indexer.builds import BATCH_SIZE, build_options
 if __name__ == "__main__":
     folder, log = Path(sys.argv[1]), Path(sys.argv[2])
     (log / "driver").write_text(str(os.getpid()))
-    # An actor that starts late must not hold the others' shards back until the end.
+    # An actor that starts late must not delay the shards of the others until the end.
     ray_executor._AHEAD = 1
     executor = RayExecutor(
         partial(LoggingEncoder, log, kill_driver, sys.argv[3]), BATCH_SIZE, actors=2

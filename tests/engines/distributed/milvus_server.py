@@ -1,4 +1,4 @@
-"""milvus-lite in a process of its own, which speaks what Milvus speaks."""
+"""milvus-lite in a separate process, with the protocol of Milvus."""
 
 import signal
 import socket
@@ -15,10 +15,10 @@ from stores.registry import MilvusAddress, VectorStores
 
 
 class MilvusServer:
-    """A Milvus on the loopback interface that keeps its port and data from start to start.
+    """A Milvus on the loopback interface that keeps its port and data over restarts.
 
     Args:
-        folder: Where it keeps its data.
+        folder: Folder of its data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,11 +34,11 @@ class MilvusServer:
 
     @property
     def stores(self) -> VectorStores:
-        """Stores that are connected to it."""
+        """Stores that are connected to the server."""
         return VectorStores(MilvusAddress(self.uri))
 
     def start(self) -> None:
-        """Starts it and returns when it takes connections."""
+        """Starts the server and waits until it accepts connections."""
         command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--data-dir", str(self._folder)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -54,7 +54,7 @@ class MilvusServer:
 
     @contextmanager
     def client(self) -> Iterator[MilvusClient]:
-        """A plain client beside the one under test."""
+        """A separate client for the test."""
         client = MilvusClient(self.uri, timeout=20, dedicated=True)
         try:
             yield client
@@ -62,15 +62,15 @@ class MilvusServer:
             client.close()
 
     def hang(self) -> None:
-        """Stops it without ending it: connections stay, answers do not come."""
+        """Suspends the process: connections stay open without responses."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Resumes the process."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it at once, hung or not."""
+        """Kills the process, suspended or not."""
         if self._process:
             self._process.kill()
             self._process.wait(timeout=20)
@@ -83,7 +83,7 @@ class MilvusServer:
 
 @contextmanager
 def run_milvus(folder: Path) -> Iterator[MilvusServer]:
-    """Starts a Milvus and ends it."""
+    """Runs a Milvus for the duration of the block."""
     server = MilvusServer(folder)
     try:
         server.start()

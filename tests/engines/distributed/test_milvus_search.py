@@ -1,4 +1,4 @@
-"""The service over Milvus answers as it does over files of FAISS."""
+"""The service gives the same hits with Milvus as with FAISS files."""
 
 import random
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ Hit = dict[str, Any]
 
 
 def records(count: int) -> list[dict[str, Any]]:
-    """Documents of one to nine sentences with values of every kind that can be filtered by."""
+    """Documents of one to nine sentences with filter values of all types."""
     chance = random.Random(1)
     return [
         {
@@ -78,7 +78,7 @@ def questions(number: int) -> list[dict[str, Any]]:
 
 
 class Both:
-    """The same documents served from files and from Milvus."""
+    """The same documents in FAISS files and in Milvus."""
 
     def __init__(self, files: TestClient, milvus: TestClient) -> None:
         self.files, self.milvus = files, milvus
@@ -98,14 +98,14 @@ def both(
 
 
 def by_score(hits: list[Hit], collapse: bool) -> list[dict[str, Hit]]:
-    """Hits whose scores are equal but for their last bits, which of two stores may differ."""
+    """Compares hits; scores of the two stores may differ in the last bits."""
     found: list[dict[str, Hit]] = []
     last = 2.0
     for hit in hits:
         if last - hit["score"] > 1e-6:
             found.append({})
         last = hit["score"]
-        # Of a document whose best chunks are equal, either may be found.
+        # If the best chunks of a document have equal scores, either may be found.
         parent = hit.get("parent") if collapse else None
         hidden = {"score", "rank"} | ({"id", "text", "chunk"} if parent else set())
         key = parent or hit["id"]
@@ -121,12 +121,12 @@ def assert_same(ours: list[Hit], expected: list[Hit], top_k: int, collapse: bool
     for _, tied in groupby(ours, key=lambda hit: hit["score"]):
         ids = [hit["id"] for hit in tied]
         assert ids == sorted(ids, reverse=True)
-    # Which of the last equals come back is not laid down.
+    # Which of several last hits with equal scores are returned is undefined.
     end = -1 if len(expected) == top_k else None
     assert by_score(ours, collapse)[:end] == by_score(expected, collapse)[:end]
 
 
-def test_both_stores_find_the_same(both: Both) -> None:
+def test_both_stores_give_the_same_hits(both: Both) -> None:
     found = 0
     for question in questions(60):
         answers = [client.post("/search", json=question) for client in (both.files, both.milvus)]
@@ -137,7 +137,7 @@ def test_both_stores_find_the_same(both: Both) -> None:
     assert found > 500
 
 
-def test_both_stores_describe_and_refuse_alike(both: Both) -> None:
+def test_both_stores_give_the_same_description_and_errors(both: Both) -> None:
     described = [client.get("/index").json() for client in (both.files, both.milvus)]
     for description in described:
         del description["version"], description["created_at"]
@@ -175,7 +175,7 @@ def test_a_filter_loses_no_hits(
             np.testing.assert_allclose(scores, vectors @ query, atol=2e-6)
 
 
-def test_more_than_milvus_returns_is_compared_here(
+def test_more_hits_than_milvus_returns_are_compared_in_this_process(
     tmp_path: Path,
     build_version: Builder,
     milvus: MilvusServer,
@@ -196,7 +196,7 @@ def test_more_than_milvus_returns_is_compared_here(
     assert set(ours[1][1]) <= set(rows)
 
 
-def test_values_that_no_document_has_find_nothing(
+def test_values_without_documents_give_no_hits(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
@@ -211,7 +211,7 @@ def publish(build_version: Builder, milvus: MilvusServer, count: int = 60) -> In
     return build_version(records(count), store="milvus", stores=milvus.stores)
 
 
-def test_a_collection_of_other_vectors_is_refused(
+def test_a_collection_of_other_vectors_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
     folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
@@ -229,7 +229,7 @@ def test_a_collection_of_other_vectors_is_refused(
         load(tmp_path, milvus)
 
 
-def test_an_alias_to_a_version_that_is_not_here_is_refused(
+def test_an_alias_to_an_unknown_version_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
     folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
@@ -255,7 +255,7 @@ def test_a_reload_follows_the_alias(
         assert client.post("/index/reload").status_code == 503
 
 
-def test_the_stores_are_not_mistaken_for_each_other(
+def test_a_version_of_the_other_store_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
     publish(build_version, milvus)

@@ -1,4 +1,4 @@
-"""The real service over Milvus: answers, switches, and a Milvus that dies under it."""
+"""The real service with Milvus: searches, reloads, and failures of Milvus."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def ask(address: str, path: str, body: Any = None) -> tuple[int, Any, float]:
         return error.code, json.load(error), time.monotonic() - started
 
 
-def test_a_service_process_answers_alike_and_switches_under_queries(
+def test_a_service_process_gives_the_same_hits_and_reloads_under_load(
     tmp_path: Path, milvus: MilvusServer
 ) -> None:
     pair = load_pair("care-mini")
@@ -88,7 +88,7 @@ def test_a_service_process_answers_alike_and_switches_under_queries(
 
 
 class Asking:
-    """Asks on and on from a thread of its own; notes statuses and the order of versions."""
+    """Sends queries continuously from a thread; records statuses and the order of versions."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -107,7 +107,7 @@ class Asking:
         self._thread.join()
 
     def wait_for(self, version: str) -> None:
-        """Returns after some answers of a version."""
+        """Waits for some responses from a version."""
         wanted = self._answers + 20
         while self._answers < wanted or self.versions[-1] != version:
             assert self._thread.is_alive()
@@ -154,7 +154,7 @@ def wait_until_found(client: TestClient) -> None:
 
 
 def ask_at_once(client: TestClient, queries: int) -> list[tuple[int, str | None]]:
-    """Asks different queries from as many threads."""
+    """Sends different queries, each from its own thread."""
     answers: list[tuple[int, str | None]] = []
     threads = [
         threading.Thread(target=lambda i=i: answers.append(search(client, i)))
@@ -168,11 +168,11 @@ def ask_at_once(client: TestClient, queries: int) -> list[tuple[int, str | None]
 
 
 @pytest.mark.parametrize("end", ["kill", "hang"])
-def test_a_dead_milvus_is_503_until_it_is_back(served: Served, end: str) -> None:
+def test_requests_get_503_while_milvus_is_down(served: Served, end: str) -> None:
     client, milvus = served.client, served.milvus
     assert search(client)[0] == 200
     getattr(milvus, end)()
-    # None waits for its deadline of ten seconds, which would be 504.
+    # No request waits for its deadline of ten seconds, which would give 504.
     assert ask_at_once(client, 24) == [(503, UNAVAILABLE)] * 24
     assert search(client) == (503, UNAVAILABLE)
     assert client.get("/health/ready").status_code == 503
@@ -188,7 +188,7 @@ def test_a_dead_milvus_is_503_until_it_is_back(served: Served, end: str) -> None
     assert client.get("/health/ready").status_code == 200
 
 
-def test_calls_under_way_when_milvus_dies_are_503(served: Served) -> None:
+def test_requests_in_flight_get_503_when_milvus_is_killed(served: Served) -> None:
     client, milvus = served.client, served.milvus
     assert search(client)[0] == 200
     milvus.hang()
@@ -200,7 +200,7 @@ def test_calls_under_way_when_milvus_dies_are_503(served: Served) -> None:
     wait_until_found(client)
 
 
-def test_cached_hits_outlive_milvus(
+def test_cached_hits_are_returned_while_milvus_is_down(
     tmp_path: Path, build_version: Builder, own_milvus: MilvusServer
 ) -> None:
     build_version(make_records(60), store="milvus", stores=own_milvus.stores)
@@ -213,7 +213,7 @@ def test_cached_hits_outlive_milvus(
         assert (after["hits"], after["cached"]) == (before, True)
 
 
-def test_a_service_does_not_start_without_its_milvus(
+def test_a_service_does_not_start_without_milvus(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dead = {"STORE": "milvus", "MILVUS_URI": "http://127.0.0.1:1", "MILVUS_TIMEOUT_MS": "300"}

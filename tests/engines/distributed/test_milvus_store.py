@@ -1,4 +1,4 @@
-"""The life of versions whose vectors are in Milvus."""
+"""Life cycle of versions with vectors in Milvus."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.filters import FilterReader
 from core.versions import current_version, index_folder, list_versions, read_manifest
-from indexer.__main__ import main
 from indexer.build import BuildOptions, build, up_to_date
-from indexer.update import Changes, active_manifest, kept_factory, update
+from indexer.update import Changes, active_manifest, requested_factory, update
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.milvus.names import alias_name, collection_name
 from stores.milvus.store import MilvusStore
@@ -53,7 +53,7 @@ def collections(milvus: MilvusServer) -> set[str]:
         return set(client.list_collections())
 
 
-def test_a_version_keeps_its_vectors_in_a_collection(
+def test_the_vectors_of_a_version_are_in_a_collection(
     options: BuildOptions, milvus: MilvusServer
 ) -> None:
     version = publish(options)
@@ -72,7 +72,7 @@ def test_a_version_keeps_its_vectors_in_a_collection(
     )
 
 
-def test_its_vectors_are_those_that_the_encoder_made(options: BuildOptions) -> None:
+def test_stored_vectors_equal_those_of_the_encoder(options: BuildOptions) -> None:
     folder = folder_of(options, publish(options))
     records = make_records(60)
     rows = np.array([59, 0, 7, 7])
@@ -80,11 +80,11 @@ def test_its_vectors_are_those_that_the_encoder_made(options: BuildOptions) -> N
     expected = BigramEncoder("document").encode(texts).vectors
     manifest = read_manifest(folder)
     filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-    vectors = options.stores.of(folder).open(folder, manifest, filters)
+    vectors = options.stores.for_version(folder).open(folder, manifest, filters)
     assert np.array_equal(vectors.take(rows), expected)
 
 
-def test_a_graph_is_searched_as_widely_as_recall_asks(options: BuildOptions) -> None:
+def test_the_beam_of_a_graph_is_chosen_by_recall(options: BuildOptions) -> None:
     wide = replace(options, factory="HNSW8", recall=0.95)
     write_jsonl(Path(options.corpus), make_records(1500))
     manifest, _ = build(wide, *ENCODERS)
@@ -94,7 +94,7 @@ def test_a_graph_is_searched_as_widely_as_recall_asks(options: BuildOptions) -> 
         build(replace(wide, recall=1.1), *ENCODERS)
 
 
-def test_switch_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusServer) -> None:
+def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusServer) -> None:
     first, second = publish(options), publish(options)
     assert aliased(milvus) == collection_name("test", second)
     assert rollback(options.indexes, "test", options.stores) == first
@@ -104,7 +104,7 @@ def test_switch_and_rollback_move_the_alias(options: BuildOptions, milvus: Milvu
     assert aliased(milvus) == collection_name("test", second)
 
 
-def test_a_pruned_version_takes_its_collection_with_it(
+def test_the_collection_of_a_pruned_version_is_dropped(
     options: BuildOptions, milvus: MilvusServer
 ) -> None:
     first, second, third = (publish(options) for _ in range(3))
@@ -114,7 +114,7 @@ def test_a_pruned_version_takes_its_collection_with_it(
     assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
 
 
-def test_what_an_alias_leads_to_is_not_pruned(options: BuildOptions, milvus: MilvusServer) -> None:
+def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: MilvusServer) -> None:
     first, second = publish(options), publish(options)
     with milvus.client() as client:
         client.alter_alias(collection_name("test", first), alias_name("test"))
@@ -136,7 +136,7 @@ def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
     assert current_version(options.indexes, "test") == second
 
 
-def test_a_killed_build_leaves_the_alias_and_is_tidied_up(
+def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
     options: BuildOptions, milvus: MilvusServer, tmp_path: Path
 ) -> None:
     first = publish(options)
@@ -153,7 +153,7 @@ def test_a_killed_build_leaves_the_alias_and_is_tidied_up(
     assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
 
 
-def test_prune_tidies_up_after_a_killed_build(
+def test_prune_removes_a_killed_build(
     options: BuildOptions, milvus: MilvusServer, tmp_path: Path
 ) -> None:
     first = publish(options)
@@ -164,9 +164,7 @@ def test_prune_tidies_up_after_a_killed_build(
     assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
 
 
-def test_a_build_that_fails_leaves_no_collection(
-    options: BuildOptions, milvus: MilvusServer
-) -> None:
+def test_a_failed_build_leaves_no_collection(options: BuildOptions, milvus: MilvusServer) -> None:
     with raises(IndexVersionError, "recall_not_reached"):
         build(replace(options, factory="HNSW4", recall=1.5), *ENCODERS)
     assert collections(milvus) == set()
@@ -193,8 +191,8 @@ def test_an_update_reuses_the_vectors_of_the_collection(
     delete = tmp_path / "ids.txt"
     delete.write_text("d0005\n", encoding="utf-8")
     base = active_manifest(options.indexes, "test", options.stores)
-    assert kept_factory(base) == factory
-    options = replace(options, corpus="", factory=kept_factory(base), recall=0.5)
+    assert requested_factory(base) == factory
+    options = replace(options, corpus="", factory=requested_factory(base), recall=0.5)
     encoder = BigramEncoder("document")
     updated = update(options, Changes(str(add), delete), base, encoder, BigramEncoder("query"))
     assert updated
@@ -220,7 +218,7 @@ def test_an_index_moves_between_the_stores_without_encoding(
     assert list_versions(options.indexes, "test") == [second, third]
 
 
-def test_a_collection_that_changed_or_is_gone_is_found_out(
+def test_a_changed_or_missing_collection_is_an_error(
     options: BuildOptions, milvus: MilvusServer
 ) -> None:
     version = publish(options)
@@ -237,7 +235,7 @@ def test_a_collection_that_changed_or_is_gone_is_found_out(
         verify_version(folder_of(options, version), options.stores)
 
 
-def test_a_milvus_that_does_not_answer_is_one_sentence(options: BuildOptions) -> None:
+def test_a_milvus_that_does_not_respond_is_an_error(options: BuildOptions) -> None:
     with raises(CareError, "store_unavailable", request="connect"):
         MilvusStore("http://127.0.0.1:1", "", 1)
     with raises(CareError, "store_unavailable", request="connect"):
@@ -255,7 +253,7 @@ def test_the_commands(
     place = ["--index", "test", "--indexes", str(tmp_path / "indexes")]
     made = [*place, "--builds", str(tmp_path / "builds")]
     uri = ["--milvus-uri", milvus.uri]
-    built = ["build", "--corpus", str(corpus), *made, "--store", "milvus", *uri]
+    built = ["index", str(corpus), *made, "--store", "milvus", *uri]
     assert main(built) == 0
     assert "index   Flat in Milvus, 20 × 384" in capsys.readouterr().out
     assert main([*built, "--reuse"]) == 0
@@ -267,17 +265,17 @@ def test_the_commands(
     folder = tmp_path / "indexes" / "test" / versions[1]
     assert read_manifest(folder).store == "milvus"
     assert json.loads((folder / "manifest.json").read_text("utf-8"))["count"] == 21
-    assert main(["list", *place]) == 0
+    assert main(["versions", "list", *place]) == 0
     assert capsys.readouterr().out.count("Flat in Milvus") == 2
     monkeypatch.setenv("CARE_MILVUS_URI", milvus.uri)
     for command, version in (("rollback", 0), ("activate", 1)):
         named = ["--version", versions[1]] if command == "activate" else []
-        assert main([command, *place, *named]) == 0
+        assert main(["versions", command, *place, *named]) == 0
         assert aliased(milvus) == collection_name("test", versions[version])
-    assert main(["verify", *place]) == 0
-    assert main(["prune", *place, "--keep", "1"]) == 0
+    assert main(["versions", "verify", *place]) == 0
+    assert main(["versions", "prune", *place, "--keep", "1"]) == 0
     assert collections(milvus) == {collection_name("test", versions[1])}
     monkeypatch.delenv("CARE_MILVUS_URI")
     capsys.readouterr()
-    assert main(["verify", *place]) == 1
+    assert main(["versions", "verify", *place]) == 1
     assert error_code(capsys.readouterr().err) == "milvus_address_missing"

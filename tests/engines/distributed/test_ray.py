@@ -1,4 +1,4 @@
-"""Builds whose texts a local Ray with two actors encodes, beside the same builds without it."""
+"""Builds on a local Ray cluster with two actors, compared with builds without Ray."""
 
 import shutil
 import signal
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import ray
 
+from care.cli.main import main
 from core.encoders import Encoder
 from core.errors import CareError, PairError, ProviderError
 from core.manifest import IndexManifest
-from core.shards import whole_shards
+from core.shards import complete_shards
 from core.text import document_text
 from core.versions import current_version, read_manifest
-from indexer.__main__ import main
 from indexer.build import BuildOptions, build
 from indexer.ray_executor import LOCAL, RayExecutor, RemoteEncoder, _init, connected
 from indexer.update import Changes, active_manifest, update
@@ -33,7 +33,7 @@ from tests.engines.distributed.encoders import (
     die_once,
     fail,
     processes_of,
-    refuse,
+    reject,
     texts_of,
     wait_for_another,
 )
@@ -48,10 +48,10 @@ ACTORS = 2
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """One Ray for all tests of this process."""
+    """A Ray cluster for all tests of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # By default workers give way to whatever else the machine does.
+        # By default workers run with a lower priority.
         patch.setenv("RAY_worker_niceness", "0")
         with connected(LOCAL, ACTORS):
             yield
@@ -74,7 +74,7 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The index that the local engine builds."""
+    """The index that the local executor builds."""
     folder = tmp_path_factory.mktemp("local")
     write_jsonl(folder / "corpus.jsonl", make_records(COUNT))
     return contents(run(build_options(folder, folder / "corpus.jsonl")))
@@ -103,7 +103,7 @@ def ray_options(
 
 
 def contents(manifest: IndexManifest) -> dict[str, Any]:
-    """All that does not depend on when a version was made; checksums of its files are among it."""
+    """Returns everything that does not depend on the time of the build, with file checksums."""
     when = {"version", "parent", "created_at", "build_seconds", "libraries"}
     return manifest.model_dump(exclude=when)
 
@@ -114,16 +114,16 @@ def test_two_actors_build_the_same_index(work: Path, log: Path, expected: dict[s
     assert len(texts_of(log)) == len(set(texts_of(log))) == COUNT
 
 
-def test_an_actor_that_is_killed_changes_nothing(
+def test_a_killed_actor_does_not_change_the_index(
     work: Path, log: Path, expected: dict[str, Any]
 ) -> None:
     assert contents(run(ray_options(work, log, die_once, at=50))) == expected
     assert (log / "died").exists()
-    # What the dead one had begun, another did.
+    # Another actor encoded the shard of the killed one.
     assert texts_of(log).count(text_of(50)) == 2
 
 
-def test_a_shard_that_kills_every_worker_ends_the_build(
+def test_a_shard_that_crashes_every_actor_stops_the_build(
     work: Path, log: Path, expected: dict[str, Any]
 ) -> None:
     with raises(CareError, "workers_died", shard=3):
@@ -132,7 +132,7 @@ def test_a_shard_that_kills_every_worker_ends_the_build(
     assert contents(run(ray_options(work, log))) == expected
 
 
-def test_a_build_whose_driver_is_killed_is_resumed_by_either_engine(
+def test_a_build_with_a_killed_driver_is_resumed_by_either_executor(
     work: Path, log: Path, tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     command = [sys.executable, "-m", "tests.engines.distributed.killed_ray_build"]
@@ -142,7 +142,7 @@ def test_a_build_whose_driver_is_killed_is_resumed_by_either_engine(
     shutil.copytree(work, tmp_path / "copy")
 
     folder = only_folder(work / "builds" / "test")
-    made = {record.shard for record in whole_shards(folder)}
+    made = {record.shard for record in complete_shards(folder)}
     assert 0 < len(made) < SHARDS
     again = tmp_path / "again"
     again.mkdir()
@@ -154,7 +154,7 @@ def test_a_build_whose_driver_is_killed_is_resumed_by_either_engine(
     assert contents(run(build_options(copy, copy / "corpus.jsonl"))) == expected
 
 
-def test_a_build_that_the_local_engine_began_is_resumed(
+def test_a_build_of_the_local_executor_is_resumed(
     work: Path, log: Path, expected: dict[str, Any]
 ) -> None:
     began = LoggingEncoder(log, fail, "第50号")
@@ -172,7 +172,7 @@ def refused_by(options: BuildOptions, encoder: Encoder) -> tuple[dict[str, Any],
     return contents(manifest), dict(encoded.reasons)
 
 
-def test_a_refused_text_is_left_out_as_by_the_local_engine(
+def test_a_failed_text_is_excluded_as_by_the_local_executor(
     work: Path, log: Path, tmp_path: Path
 ) -> None:
     alone = tmp_path / "alone"
@@ -180,18 +180,18 @@ def test_a_refused_text_is_left_out_as_by_the_local_engine(
     shutil.copy(work / "corpus.jsonl", alone)
     local = refused_by(
         build_options(alone, alone / "corpus.jsonl", max_reject_rate=0.1),
-        LoggingEncoder(log, refuse, "第50号"),
+        LoggingEncoder(log, reject, "第50号"),
     )
     distributed = refused_by(
-        replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.1),
+        replace(ray_options(work, log, reject, at=50), max_reject_rate=0.1),
         RemoteEncoder(make_spec("document")),
     )
     assert local == distributed
-    assert local[1] == {"d0050": "the text is refused"}
+    assert local[1] == {"d0050": "the text is rejected"}
 
 
-def test_too_many_refused_texts_are_an_error(work: Path, log: Path) -> None:
-    options = replace(ray_options(work, log, refuse, at=50), max_reject_rate=0.0)
+def test_too_many_failed_texts_are_an_error(work: Path, log: Path) -> None:
+    options = replace(ray_options(work, log, reject, at=50), max_reject_rate=0.0)
     with raises(CareError, "too_many_failures", id="d0050", allowed=0):
         run(options)
 
@@ -212,7 +212,7 @@ def test_an_encoder_that_cannot_be_loaded_is_an_error(work: Path) -> None:
 
 
 class Unreadable(BigramEncoder):
-    """What the machine of an actor cannot load, as where the project is not installed."""
+    """Cannot be loaded by an actor, as if the project were not installed there."""
 
     def __reduce__(self) -> Any:
         return missing_encoder, ()
@@ -228,7 +228,9 @@ def test_an_actor_that_cannot_start_is_an_error(work: Path) -> None:
         run(build_options(work, work / "corpus.jsonl", executor=executor))
 
 
-def test_an_update_reuses_vectors_and_makes_the_same(work: Path, tmp_path: Path, log: Path) -> None:
+def test_an_update_reuses_vectors_with_the_same_result(
+    work: Path, tmp_path: Path, log: Path
+) -> None:
     records = make_records(COUNT)
     changed = [record | {"text": f"新：{record['text']}"} for record in records[5:60:11]]
     new = write_jsonl(tmp_path / "new.jsonl", [*changed, *make_records(COUNT + 40)[COUNT:]])
@@ -249,11 +251,11 @@ def test_an_update_reuses_vectors_and_makes_the_same(work: Path, tmp_path: Path,
     assert len(texts_of(log)) == 40 + len(changed)
 
 
-def test_the_command_encodes_with_care_mini_on_a_ray_of_its_own(tmp_path: Path) -> None:
+def test_the_command_encodes_with_care_mini_on_a_local_ray_cluster(tmp_path: Path) -> None:
     lines = (ROOT / "data" / "sample" / "corpus.jsonl").read_text("utf-8").splitlines()[:40]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(lines), encoding="utf-8")
-    arguments = ["build", "--corpus", str(corpus), "--shard-size", "8", "--threads", "1"]
+    arguments = ["index", str(corpus), "--shard-size", "8", "--threads", "1"]
     arguments += ["--indexes", str(tmp_path / "indexes")]
     on_ray = ["--ray-actors", str(ACTORS)]
     made = []
@@ -264,14 +266,14 @@ def test_the_command_encodes_with_care_mini_on_a_ray_of_its_own(tmp_path: Path) 
             assert main(command) == 0
         else:
             done = subprocess.run(
-                [sys.executable, "-m", "indexer", *command, *on_ray],
+                [sys.executable, "-m", "care", *command, *on_ray],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
                 check=False,
             )
             assert done.returncode == 0, done.stderr
-            # The summary stands alone on standard output.
+            # Standard output has only the summary.
             words = [line[:7].strip() for line in done.stdout.splitlines()]
             assert words == ["corpus", "encode", "index", "total", "active"], done.stdout
         indexes = tmp_path / "indexes"
@@ -296,7 +298,7 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_node_that_never_comes_up_is_started_again(
+def test_a_node_that_does_not_start_is_retried(
     monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     tries: list[str] = []

@@ -5,7 +5,7 @@ import pytest
 
 from tests.checkpoints import write_qwen3
 
-# Engines are processes of their own: they inherit this. One core each, and as little memory.
+# Inherited by the processes of engines: one core each, and little memory.
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters, by peft."""
+"""LoRA adapters with peft."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.errors import raises
     ("kind", "task"),
     [(AutoModel, "FEATURE_EXTRACTION"), (AutoModel, None), (AutoModelForCausalLM, "CAUSAL_LM")],
 )
-def test_an_adapter_changes_vectors_as_peft_does(
+def test_an_adapter_changes_vectors_like_peft(
     qwen3: Path, tmp_path: Path, kind: Any, task: str | None
 ) -> None:
     adapted = write_adapter(qwen3, tmp_path / "lora", kind, task).get_base_model()
@@ -36,7 +36,7 @@ def test_an_adapter_changes_vectors_as_peft_does(
     assert (vectors * plain.encode(TEXTS).vectors).sum(axis=1).max() < 0.99
 
 
-def test_an_adapter_of_another_model_is_refused(qwen3: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_an_error(qwen3: Path, tmp_path: Path) -> None:
     write_adapter(qwen3, tmp_path, AutoModelForCausalLM, "FEATURE_EXTRACTION")
     with raises(PairError, "other_adapter"):
         TransformersEncoder(checkpoint_spec(qwen3, adapter=str(tmp_path)), Path(), device="cpu")
@@ -45,7 +45,9 @@ def test_an_adapter_of_another_model_is_refused(qwen3: Path, tmp_path: Path) -> 
         TransformersEncoder(checkpoint_spec(qwen3, adapter=str(tmp_path)), Path(), device="cpu")
 
 
-def test_vllm_reads_no_adapter_and_is_not_chosen_for_one(qwen3: Path, tmp_path: Path) -> None:
+def test_vllm_does_not_support_adapters_and_is_not_chosen_for_one(
+    qwen3: Path, tmp_path: Path
+) -> None:
     write_adapter(qwen3, tmp_path, AutoModel, None)
     spec = checkpoint_spec(qwen3, adapter=str(tmp_path))
     with raises(PairError, "unsupported_adapter"):

@@ -1,4 +1,4 @@
-"""A whole build with vLLM, and the service over it."""
+"""A build with vLLM, and the service with its index."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ COUNT = 40
 
 
 class _QueryGraph(torch.nn.Module):
-    """What the service runs of a decoder: its last token's vector, of unit norm."""
+    """A decoder for the service: last-token pooling and normalisation."""
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _QueryGraph(torch.nn.Module):
 
 @pytest.fixture
 def query(qwen3: Path, tmp_path: Path) -> EncoderSpec:
-    """The checkpoint as a graph: the online side of a symmetric pair."""
+    """Exports the checkpoint as the query encoder of a symmetric pair."""
     ids = torch.ones((2, 7), dtype=torch.int64)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
@@ -88,7 +88,7 @@ def search(address: str, text: str) -> list[dict[str, Any]]:
     return hits
 
 
-def test_an_index_that_vllm_encoded_is_searched(
+def test_an_index_encoded_by_vllm_is_searched(
     qwen3: Path, query: EncoderSpec, tmp_path: Path
 ) -> None:
     records = [record | {"title": ""} for record in make_records(COUNT)]
@@ -97,12 +97,12 @@ def test_an_index_that_vllm_encoded_is_searched(
     document = checkpoint_spec(qwen3, dimension=DIMENSION)
     pair = write_pair(tmp_path / "tiny.toml", query, document)
     indexes = tmp_path / "indexes"
-    command = [sys.executable, "-m", "indexer", "build", "--backend", "vllm"]
-    command += ["--corpus", str(corpus), "--index", "tiny", "--pair", str(pair)]
+    command = [sys.executable, "-m", "care", "index", str(corpus), "--backend", "vllm"]
+    command += ["--index", "tiny", "--pair", str(pair)]
     command += ["--indexes", str(indexes), "--builds", str(tmp_path / "builds")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # The summary stands alone on standard output.
+    # Standard output has only the summary.
     assert [line[:7].strip() for line in done.stdout.splitlines()] == [
         "corpus",
         "",  # one text was cut: chunks are suggested

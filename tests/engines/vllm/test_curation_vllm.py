@@ -1,4 +1,4 @@
-"""Judges of `curation` on vLLM's own server: noise as grades, but valid JSON."""
+"""Judges of `curation` on the server of vLLM: random grades, but valid JSON."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.engines.vllm.test_openai_server import START_SECONDS, free_port
 MODEL = "tiny-chat"
 KEY = "sk-test"
 LENGTH = 4096
-# A model without sense would fill its answer with blanks.
+# A random model would otherwise fill its response with white space.
 STRUCTURED = {"backend": "xgrammar", "disable_any_whitespace": True}
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
@@ -31,7 +31,7 @@ DOCUMENTS = {f"d{i}": f"第{i}段：高血压患者应当测量血压。" for i 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of vLLM's server over a tiny chat model."""
+    """The address of a vLLM server with a tiny chat model."""
     folder = write_qwen3(tmp_path_factory.mktemp("chat"), ends_texts=False)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config["max_position_embeddings"] = LENGTH
@@ -73,7 +73,7 @@ def _healthy(address: str) -> bool:
         return False
 
 
-def test_grades_fit_the_schema_and_are_not_asked_for_twice(
+def test_grades_match_the_schema_and_are_not_requested_twice(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)

@@ -1,4 +1,4 @@
-"""An engine of vLLM that dies in the middle of a build."""
+"""A vLLM engine that is killed during a build."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ COUNT = 40
 
 
 class Disturbed(VllmEncoder):
-    """Its engine is killed once, as by the kernel, at work on the third batch."""
+    """Its engine receives SIGKILL once, during the third batch."""
 
     batches = 0
 
@@ -39,7 +39,7 @@ def kill_engine() -> None:
     os.kill(engine.pid or 0, signal.SIGKILL)
 
 
-def test_a_build_whose_engine_is_killed_equals_an_undisturbed_one(
+def test_a_build_with_a_killed_engine_equals_an_uninterrupted_one(
     qwen3: Path, tmp_path: Path
 ) -> None:
     spec = checkpoint_spec(qwen3)
@@ -66,7 +66,7 @@ def test_a_build_whose_engine_is_killed_equals_an_undisturbed_one(
     assert disturbed.files[documents] == undisturbed.files[documents]
 
 
-def test_an_engine_that_ended_is_started_again_by_the_next_call(qwen3: Path) -> None:
+def test_a_stopped_engine_is_restarted_by_the_next_call(qwen3: Path) -> None:
     encoder = VllmEncoder(checkpoint_spec(qwen3), Path())
     try:
         expected = encoder.encode(TEXTS).vectors
@@ -74,7 +74,7 @@ def test_an_engine_that_ended_is_started_again_by_the_next_call(qwen3: Path) -> 
         with raises(ProviderError, "engine_died"):
             encoder.encode(TEXTS)
         np.testing.assert_allclose(encoder.encode(TEXTS).vectors, expected, atol=1e-5)
-        # vLLM refuses to embed no tokens; the process lives, and is replaced all the same.
+        # vLLM rejects an empty prompt; the process keeps running but is replaced.
         (before,) = multiprocessing.active_children()
         with raises(ProviderError, "engine_failed"):
             encoder.encode_tokens([Tokens([], truncated=False)])

@@ -1,4 +1,4 @@
-"""vLLM's real engine on a document side that was exported, LoRA layers merged."""
+"""vLLM with an exported document encoder with merged LoRA layers."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.checkpoints import LONG, TEXTS, checkpoint_spec, write_adapter, write
 from training.export.checkpoint import export_document_side
 
 
-def test_vllm_reads_a_merged_document_side(tmp_path: Path) -> None:
+def test_vllm_reads_a_merged_document_encoder(tmp_path: Path) -> None:
     base = write_qwen3(tmp_path / "base", ends_texts=False)
     write_adapter(base, tmp_path / "lora", AutoModel, "FEATURE_EXTRACTION")
     query = load_pair("care-mini").query
@@ -22,7 +22,7 @@ def test_vllm_reads_a_merged_document_side(tmp_path: Path) -> None:
     expected = TransformersEncoder(spec, tmp_path, device="cpu").encode(texts).vectors
     merged, cosine = export_document_side(pair, "merged", tmp_path / "merged", texts)
     assert cosine >= 0.9999
-    # A reader of its own ends texts likewise.
+    # Other tokenizer libraries append the same end token.
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("头痛").input_ids[-1] == 1
     encoder = VllmEncoder(merged, Path())
     try:

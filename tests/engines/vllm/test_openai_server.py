@@ -1,4 +1,4 @@
-"""The encoder of `models/encoders/openai.py` against vLLM's own server."""
+"""The encoder of `models/encoders/openai.py` with the server of vLLM."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from core.encoders import EncoderSpec
-from core.errors import EmbeddingServerError, TextRefusedError, VectorError
+from core.errors import EmbeddingServerError, TextRejectedError, VectorError
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 from models.encoders.openai import OpenAIEncoder
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def url(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of vLLM's server over the tiny checkpoint."""
+    """The address of a vLLM server with the tiny checkpoint."""
     port = free_port()
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     command = [
@@ -79,7 +79,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", address: str, log: P
 
 @pytest.fixture(scope="module")
 def spec(qwen3: Path) -> EncoderSpec:
-    """A spec of the checkpoint that keeps half of its dimensions."""
+    """A spec of the checkpoint with half of its dimensions."""
     native = json.loads((qwen3 / "config.json").read_text("utf-8"))["hidden_size"]
     changes = {
         "model": MODEL,
@@ -97,7 +97,7 @@ def connect(spec: EncoderSpec, url: str, **options: Any) -> OpenAIEncoder:
 
 
 def reference(folder: Path, spec: EncoderSpec, texts: list[str]) -> tuple[FloatArray, int]:
-    """Vectors by transformers, each text alone, and the number of tokens of all."""
+    """Vectors by transformers, one text per batch, and the total number of tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     ids = [tokenizer(spec.prompt + text)["input_ids"] for text in texts]
@@ -106,7 +106,7 @@ def reference(folder: Path, spec: EncoderSpec, texts: list[str]) -> tuple[FloatA
     return truncate_normalize(np.stack(states), spec.dimension), sum(map(len, ids))
 
 
-def test_vectors_are_those_of_transformers(qwen3: Path, spec: EncoderSpec, url: str) -> None:
+def test_vectors_equal_those_of_transformers(qwen3: Path, spec: EncoderSpec, url: str) -> None:
     encoding = connect(spec, url, request_texts=4).encode(TEXTS)
     vectors, tokens = reference(qwen3, spec, TEXTS)
     cosines = (encoding.vectors * vectors).sum(axis=1)
@@ -114,27 +114,29 @@ def test_vectors_are_those_of_transformers(qwen3: Path, spec: EncoderSpec, url: 
     assert encoding.token_counts.sum() == tokens
 
 
-def test_the_text_that_is_too_long_is_found(spec: EncoderSpec, url: str) -> None:
+def test_a_text_that_is_too_long_is_isolated(spec: EncoderSpec, url: str) -> None:
     texts = [*TEXTS[:13], "血压升高" * MAX_LENGTH, *TEXTS[13:]]
-    with raises(TextRefusedError, "text_refused", position=13):
+    with raises(TextRejectedError, "text_refused", position=13):
         connect(spec, url).encode(texts)
 
 
-def test_the_server_cuts_long_texts_when_asked_to(spec: EncoderSpec, url: str) -> None:
+def test_the_server_truncates_long_texts_on_request(spec: EncoderSpec, url: str) -> None:
     encoder = connect(spec, url, truncate=True)
     encoding = encoder.encode([TEXTS[0], "血压升高" * MAX_LENGTH])
     assert encoding.token_counts[1] == MAX_LENGTH
     np.testing.assert_allclose(encoding.vectors[0], encoder.encode(TEXTS[:1]).vectors[0], atol=1e-4)
 
 
-def test_a_wrong_key_and_an_unknown_model_are_told_apart(spec: EncoderSpec, url: str) -> None:
+def test_a_wrong_key_and_an_unknown_model_have_different_errors(
+    spec: EncoderSpec, url: str
+) -> None:
     with raises(EmbeddingServerError, "embedding_server_status", status=401):
         connect(spec, url, api_key="sk-other")
     with raises(EmbeddingServerError, "embedding_server_status", status=404):
         connect(spec, url, model="other")
 
 
-def test_a_model_of_another_size_is_found_out(spec: EncoderSpec, url: str) -> None:
+def test_a_model_of_another_size_is_an_error(spec: EncoderSpec, url: str) -> None:
     wider = spec.model_copy(update={"native_dimension": 2 * spec.native_dimension})
     with raises(VectorError, "other_dimension", expected=wider.native_dimension):
         connect(wider, url)

@@ -1,4 +1,4 @@
-"""vLLM's real engine against transformers, on the same weights."""
+"""vLLM compared with transformers, with the same weights."""
 
 import multiprocessing
 import os
@@ -54,7 +54,7 @@ def cosines(a: FloatArray, b: FloatArray) -> FloatArray:
     return product
 
 
-def test_vectors_are_those_of_transformers(vllm: VllmEncoder, expected: FloatArray) -> None:
+def test_vectors_equal_those_of_transformers(vllm: VllmEncoder, expected: FloatArray) -> None:
     encoding = vllm.encode(ALL)
     assert encoding.vectors.dtype == np.float32
     assert cosines(encoding.vectors, expected).min() >= SAME
@@ -63,7 +63,7 @@ def test_vectors_are_those_of_transformers(vllm: VllmEncoder, expected: FloatArr
     assert np.sort(expected @ expected.T)[:, -2].max() < 0.95
 
 
-def test_tokens_are_those_of_transformers_and_a_cut_text_keeps_its_end(
+def test_tokens_equal_those_of_transformers_and_truncation_keeps_the_end_token(
     vllm: VllmEncoder, qwen3: Path
 ) -> None:
     other = TransformersEncoder(vllm.spec, Path(), device="cpu").encode(ALL)
@@ -75,14 +75,14 @@ def test_tokens_are_those_of_transformers_and_a_cut_text_keeps_its_end(
     assert vllm.tokenize([LONG])[0].ids[-1] == 0
 
 
-def test_documents_are_cut_at_the_tokens_that_are_read(vllm: VllmEncoder) -> None:
+def test_chunks_are_split_at_tokens_of_the_encoder(vllm: VllmEncoder) -> None:
     text = LONG + "😀龘" * 20
-    chunks = Chunker(vllm, Chunking(tokens=MAX_LENGTH)).cut(Document("d", text))
+    chunks = Chunker(vllm, Chunking(tokens=MAX_LENGTH)).split(Document("d", text))
     other = Chunker(
         TransformersEncoder(vllm.spec, Path(), device="cpu"), Chunking(tokens=MAX_LENGTH)
     )
     assert isinstance(chunks, list)
-    assert chunks == other.cut(Document("d", text))
+    assert chunks == other.split(Document("d", text))
     assert "".join(chunk.text for chunk in chunks) == text
     encoding = vllm.encode([chunk.text for chunk in chunks])
     assert not encoding.truncated.any()
@@ -98,7 +98,7 @@ def test_a_text_has_the_same_vector_alone_and_in_any_batch(
     assert cosines(many, np.tile(expected[::-1], (20, 1))).min() >= SAME
 
 
-def test_engines_share_a_batch_and_one_that_ends_is_named(
+def test_engines_share_a_batch_and_a_crashed_engine_is_an_error(
     qwen3: Path, expected: FloatArray
 ) -> None:
     before = set(multiprocessing.active_children())
@@ -130,7 +130,7 @@ def test_the_mean_of_an_encoder_with_a_dense_module(tmp_path: Path) -> None:
     assert cosines(vectors, expected).min() >= SAME
 
 
-def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
+def test_attention_of_gte_qwen2_is_bidirectional(tmp_path: Path) -> None:
     spec = checkpoint_spec(write_gte_qwen2(tmp_path), config={"is_causal": False})
     encoder = VllmEncoder(spec, Path())
     try:
@@ -145,20 +145,20 @@ def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
     assert cosines(vectors, other).min() < 0.9
 
 
-def test_a_gte_that_must_be_read_as_another_model_is_left_to_transformers(tmp_path: Path) -> None:
+def test_a_gte_model_with_another_model_type_runs_in_transformers(tmp_path: Path) -> None:
     spec = checkpoint_spec(write_gte(tmp_path), "cls", config=GTE_CONFIG)
     with raises(PairError, "unsupported_model_type", model_type="gte"):
         VllmEncoder(spec, Path())
     assert resolve_backend(spec, "auto") == "transformers"
 
 
-def test_what_vllm_refuses_is_said_in_one_sentence(qwen3: Path) -> None:
+def test_an_error_of_vllm_is_one_line(qwen3: Path) -> None:
     with raises(ProviderError, "engine_not_started") as caught:
         VllmEncoder(checkpoint_spec(qwen3, max_length=4096), Path())
     assert "\n" not in str(caught.value)
 
 
-def test_engines_end_when_the_command_is_killed(qwen3: Path) -> None:
+def test_engines_stop_when_the_command_is_killed(qwen3: Path) -> None:
     script = f"""
 import multiprocessing, time
 from pathlib import Path
@@ -184,7 +184,7 @@ if __name__ == "__main__":
     raise AssertionError("the engine goes on without its command")
 
 
-def test_gpus_are_dealt_out_among_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_assigned_from_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [_devices(replica, 2) for replica in range(2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-6")

@@ -46,7 +46,7 @@ def write_data(root: Path) -> Path:
 
 
 class CharacterEncoder:
-    """Counts characters, hashed; remembers what it was asked."""
+    """Counts hashed characters; records the texts that it encodes."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         self.spec = spec

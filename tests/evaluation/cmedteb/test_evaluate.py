@@ -86,7 +86,7 @@ def test_no_text_is_encoded_twice(
     assert sum(len(encoder.texts) for encoder in encoders.made) == 25
 
 
-def test_instructions_reach_prompts_that_have_a_place_for_them(pair: Pair) -> None:
+def test_instructions_replace_those_of_prompts(pair: Pair) -> None:
     told = pair.query.model_copy(update={"prompt": "Instruct: old\nQuery:"})
     assert with_instruction(told, r"find \1").prompt == "Instruct: find \\1\nQuery:"
     assert with_instruction(told, "").prompt == told.prompt
@@ -96,7 +96,7 @@ def test_instructions_reach_prompts_that_have_a_place_for_them(pair: Pair) -> No
 @pytest.mark.parametrize(
     ("prompt", "instruction"), [("find", "find"), ({"query": "find"}, "find"), (None, "old")]
 )
-def test_tasks_of_mteb_itself_say_their_instruction_in_several_ways(
+def test_mteb_tasks_have_instructions_of_several_types(
     tmp_path: Path, pair: Pair, encoders: Encoders, prompt: object, instruction: str
 ) -> None:
     query = pair.query.model_copy(update={"prompt": "Instruct: old\nQuery:"})
@@ -107,7 +107,7 @@ def test_tasks_of_mteb_itself_say_their_instruction_in_several_ways(
     assert encoders.made[0].spec.prompt == f"Instruct: {instruction}\nQuery:"
 
 
-def test_bm25_ranks_and_reranks_but_has_no_answer_to_sts(data: Path, tmp_path: Path) -> None:
+def test_bm25_retrieves_and_reranks_and_does_not_support_sts(data: Path, tmp_path: Path) -> None:
     found = find_tasks(str(data), "test")
     out = tmp_path / "out"
     scores = {
@@ -123,7 +123,7 @@ def test_bm25_ranks_and_reranks_but_has_no_answer_to_sts(data: Path, tmp_path: P
     assert scores["retrieval"] is not None and scores["retrieval"].value > 0.6
 
 
-def test_an_id_that_no_run_can_hold_leaves_no_score(data: Path, tmp_path: Path) -> None:
+def test_an_id_with_white_space_writes_no_score(data: Path, tmp_path: Path) -> None:
     for name in ("corpus.jsonl", "qrels/test.tsv"):
         path = data / "retrieval" / name
         path.write_text(path.read_text("utf-8").replace("d19", "d 19"), "utf-8")
@@ -139,7 +139,7 @@ def test_judgements_without_a_relevant_document(data: Path, tmp_path: Path) -> N
         evaluate_task(Bm25Model(), task("retrieval"), retrieval_data(data), tmp_path / "out")
 
 
-def test_a_system_that_finds_all_pairs_alike_has_no_correlation(
+def test_equal_similarities_are_an_error(
     data: Path, tmp_path: Path, pair: Pair, encoders: Encoders
 ) -> None:
     same = [{"text1": "a", "text2": "a", "label": at % 2} for at in range(len(TOPICS))]

@@ -20,12 +20,12 @@ DATA = RankingData(
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     write_score(tmp_path, score("bm25", 1 / 3, items={"q": 1.0, "r": 0.0, "s": 0.0}))
-    # r finds what is not judged, s nothing at all.
+    # r retrieves documents without judgements, s retrieves none.
     write_run(tmp_path / "bm25" / "retrieval.trec", {"q": {"d": 1.5}, "r": {"d": 0.5}}, "bm25")
     return tmp_path
 
 
-def test_the_report_of_odd_data(out: Path) -> None:
+def test_the_report_of_incomplete_data(out: Path) -> None:
     html = html_report(out, {task("retrieval"): lambda: DATA}, failures=5)
     assert html.count("<details>") == 2 and html.count("<svg") == 1
     assert "&lt;b&gt;其他&lt;/b&gt;" in html

@@ -38,7 +38,7 @@ def test_a_score_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_score(tmp_path / "a" / "retrieval.json")
 
 
-def test_the_best_systems_come_first_and_before_them_those_with_all_tasks(tmp_path: Path) -> None:
+def test_systems_are_sorted_by_tasks_then_by_mean(tmp_path: Path) -> None:
     for item in (
         score("b", 0.3),
         score("b", 0.3, "rerank"),

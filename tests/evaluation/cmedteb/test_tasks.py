@@ -30,7 +30,7 @@ def write_beir(folder: Path, qrels: str = "q1\td1\t1\n") -> Path:
     return folder
 
 
-def test_a_beir_folder_is_read_under_the_text_rules(tmp_path: Path) -> None:
+def test_texts_of_a_beir_folder_are_normalised(tmp_path: Path) -> None:
     data = read_retrieval(write_beir(tmp_path), "test")
     assert data.corpus == {"d1": "骨折\n固定 患肢", "d2": "少盐"}
     assert data.queries == {"q1": "骨折 怎么办"}
@@ -49,12 +49,14 @@ def test_files_by_split_are_read_too(tmp_path: Path) -> None:
     ("qrels", "code", "id_"),
     [("q9\td1\t1\n", "unknown_query", "q9"), ("q1\td9\t1\n", "unknown_document", "d9")],
 )
-def test_judgements_of_what_is_not_there(tmp_path: Path, qrels: str, code: str, id_: str) -> None:
+def test_judgements_of_unknown_queries_and_documents(
+    tmp_path: Path, qrels: str, code: str, id_: str
+) -> None:
     with raises(DataError, code=code, id=id_, path=tmp_path / "qrels" / "test.tsv"):
         read_retrieval(write_beir(tmp_path, qrels), "test")
 
 
-def test_data_that_judge_nothing(tmp_path: Path) -> None:
+def test_a_file_without_judgements(tmp_path: Path) -> None:
     with raises(DataError, code="no_judgements", path=tmp_path / "qrels" / "test.tsv"):
         read_retrieval(write_beir(tmp_path, ""), "test")
     path = write_lines(tmp_path / "rerank.jsonl", [])
@@ -123,7 +125,7 @@ def test_a_wrong_line_of_sts_is_named(tmp_path: Path, change: dict[str, Any], fi
         read_sts(write_lines(tmp_path / "sts.jsonl", [record]))
 
 
-def test_a_folder_holds_the_tasks_whose_files_are_there(tmp_path: Path) -> None:
+def test_tasks_are_found_by_their_files(tmp_path: Path) -> None:
     write_beir(tmp_path / "retrieval")
     write_lines(tmp_path / "rerank" / "test.jsonl", [])
     write_lines(tmp_path / "sts.jsonl", [])
@@ -148,7 +150,7 @@ def test_an_empty_folder_and_an_unknown_task(tmp_path: Path) -> None:
         task("no")
 
 
-def test_the_hub_has_the_tasks_with_data_sets_of_their_own() -> None:
+def test_tasks_on_the_hub() -> None:
     names = [known.name for known in find_tasks("hub", "test")]
     assert names == ["cmedqa-v1", "cmedqa-v2", "cmedqa-retrieval", "medical-retrieval"]
     assert len(find_tasks("hub", "test", "someone/CMedTEB")) == 7

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from indexer.build import BuildOptions, build
-from loadtest.bench.processes import Options
+from loadtest.bench.options import ServiceOptions
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 from tests.conftest import make_records, write_jsonl
@@ -17,7 +17,7 @@ SUMMARY |= {"p50_ms": 1.5, "p90_ms": 2.5, "p99_ms": 3.5, "max_ms": 9.0}
 
 @pytest.fixture
 def wrk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the place of wrk, which prints a summary."""
+    """A script that replaces wrk and prints a summary."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -28,8 +28,8 @@ def wrk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
-    """A small index of the embedded pair, and questions."""
+def options(tmp_path_factory: pytest.TempPathFactory) -> ServiceOptions:
+    """Options for a small index of `care-mini`, and questions."""
     folder = tmp_path_factory.mktemp("bench")
     pair = load_pair("care-mini")
     corpus = write_jsonl(folder / "corpus.jsonl", make_records(20))
@@ -37,7 +37,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     places = {"indexes": folder / "indexes", "builds": folder / "builds"}
     settings = BuildOptions(str(corpus), "test", **places, factory="HNSW8", progress=False)
     build(settings, *(OnnxEncoder(spec, pair.folder, 1) for spec in (pair.document, pair.query)))
-    return Options(
+    return ServiceOptions(
         indexes=places["indexes"],
         index="test",
         queries=queries,

@@ -1,4 +1,4 @@
-"""A system to compare with: the project's own encoder, behind the baselines' interface."""
+"""A system to compare with: this project's encoder with the interface of the baselines."""
 
 import os
 from pathlib import Path
@@ -18,6 +18,6 @@ app = FastAPI()
 
 @app.post("/encode")
 def encode(body: dict[str, Any]) -> list[float]:
-    # A model folder of this name holds another model.
+    # In a folder of this name, returns vectors of another text, as another model would.
     text = "另一个问题" if Path.cwd().name == "other" else normalize_text(body["query"])
     return [float(x) for x in encoder.encode([text]).vectors[0]]

@@ -1,4 +1,4 @@
-"""The benchmark of builds: its encoder, its corpus, its phases."""
+"""The benchmark of builds: null encoder, corpus and phases."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,12 @@ from indexer.build import build
 from indexer.corpus import read_corpus
 from indexer.encoding import PipelinedEncoder
 from loadtest.bench import results
-from loadtest.bench.build import NullEncoder, Options, run, write_corpus
+from loadtest.bench.build import NullEncoder, run, write_corpus
+from loadtest.bench.options import BuildBenchOptions
 from tests.indexer.builds import build_options
 
 
-def test_the_null_encoder_tells_texts_apart_and_needs_no_weights() -> None:
+def test_the_null_encoder_gives_different_texts_different_vectors() -> None:
     encoder = NullEncoder()
     assert isinstance(encoder, PipelinedEncoder)
     vectors = encoder.encode(["一", "二", "一"]).vectors
@@ -23,7 +24,7 @@ def test_the_null_encoder_tells_texts_apart_and_needs_no_weights() -> None:
     assert vectors[0] @ vectors[1] < 0.99
 
 
-def test_its_corpus_is_built_and_is_the_same_each_time(tmp_path: Path) -> None:
+def test_the_corpus_is_deterministic_and_can_be_indexed(tmp_path: Path) -> None:
     corpus, again = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write_corpus(corpus, 300)
     write_corpus(again, 300)
@@ -36,7 +37,9 @@ def test_its_corpus_is_built_and_is_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_build_is_measured_phase_by_phase(tmp_path: Path) -> None:
-    options = Options(documents=(400,), real_documents=0, cache=tmp_path / "cache", out=tmp_path)
+    options = BuildBenchOptions(
+        documents=[400], real_documents=0, cache=tmp_path / "cache", out=tmp_path
+    )
     run(options)
     (size,) = json.loads((tmp_path / results.BUILD_NAME).read_text())["sizes"]
     assert size["documents"] == 400

@@ -1,10 +1,9 @@
-"""Options of the benchmarks, servers and processes that are measured."""
+"""Options as JSON, and servers and processes that are measured."""
 
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 
@@ -13,9 +12,8 @@ from core.service_process import free_port, running_server
 from loadtest.bench.processes import (
     Server,
     anonymous_bytes,
-    in_process,
     options_json,
-    parse_options,
+    run_in_new_process,
     sampled,
 )
 from tests.errors import raises
@@ -35,26 +33,16 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 @dataclass(frozen=True)
 class Some:
-    sizes: Annotated[tuple[int, ...], "Sizes of the corpora."] = (1, 2)
-    share: Annotated[float | None, "5 % or so."] = None
-    cache_folder: Annotated[Path, "Where it lies."] = Path("builds")
-
-
-def test_fields_are_options_with_their_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_options(Some, []) == Some()
-    given = ["--sizes", "3", "4", "--share", "0.5", "--cache-folder", "here"]
-    assert parse_options(Some, given) == Some((3, 4), 0.5, Path("here"))
-    with pytest.raises(SystemExit):
-        parse_options(Some, ["--help"])
-    text = capsys.readouterr().out
-    assert all(help_ in text for help_ in ("Sizes of the corpora.", "5 % or so.", "Where it lies."))
+    sizes: tuple[int, ...] = (1, 2)
+    share: float | None = None
+    cache_folder: Path = Path("builds")
 
 
 def test_options_are_json() -> None:
     assert options_json(Some()) == {"sizes": (1, 2), "share": None, "cache_folder": "builds"}
 
 
-def test_folders_of_a_machine_are_not_written_into_results(tmp_path: Path) -> None:
+def test_absolute_paths_are_not_written_to_results(tmp_path: Path) -> None:
     assert options_json(Some(cache_folder=tmp_path / "builds"))["cache_folder"] == "builds"
 
 
@@ -79,6 +67,6 @@ def test_a_server_is_measured_until_the_block_ends() -> None:
 
 @pytest.mark.e2e
 def test_work_in_a_fresh_process_returns_or_raises() -> None:
-    assert in_process(os.getpid) != os.getpid()
+    assert run_in_new_process(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
-        in_process(divmod, 1, 0)
+        run_in_new_process(divmod, 1, 0)

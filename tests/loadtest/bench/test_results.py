@@ -1,4 +1,4 @@
-"""Figures, their environment, and the tables of result files."""
+"""Metrics with goals, their environment, and the tables of result files."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ OPTIONS = {"index": "sample", "pair": "care-mini", "rounds": 3, "seconds": 8}
 
 
 def _rows(text: str) -> list[list[str]]:
-    """Returns the cells of all rows of tables, heads among them."""
+    """Returns the cells of all rows of tables, including headings."""
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
 
@@ -38,13 +38,13 @@ def _rows(text: str) -> list[list[str]]:
         (1.0001, "<=", 1.0, False),
     ],
 )
-def test_a_figure_on_its_goal_meets_it(
+def test_a_value_equal_to_its_goal_meets_it(
     reached: float, relation: str, goal: float, met: bool
 ) -> None:
     assert figure("a", reached, relation, goal)["met"] is met  # type: ignore[arg-type]
 
 
-def test_medians_are_of_numbers_only() -> None:
+def test_medians_are_computed_of_numbers_only() -> None:
     rounds = [{"qps": 3.0, "http": {}}, {"qps": 1.0, "http": {}}, {"qps": 2.0, "http": {}}]
     assert medians(rounds) == {"qps": 2.0}
 
@@ -57,11 +57,11 @@ def test_the_environment_is_json_and_names_versions() -> None:
     assert other["numpy"] == found["versions"]["numpy"]
 
 
-def test_the_tables_are_those_of_the_result_files() -> None:
+def test_the_committed_tables_match_the_result_files() -> None:
     assert tables(RESULTS) == (RESULTS / results.TABLE_NAME).read_text(encoding="utf-8")
 
 
-def test_a_table_holds_every_figure_and_what_failed(tmp_path: Path) -> None:
+def test_a_table_holds_all_metrics_and_failures(tmp_path: Path) -> None:
     figures = [
         figure("throughput", 0.912, ">=", 0.88, note="91 of 100 | a pipe"),
         figure("latency", 1.5, "<=", 1.0, "ms"),
@@ -77,7 +77,7 @@ def test_a_table_holds_every_figure_and_what_failed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results" / "bench.json").read_text()) == result
 
 
-def test_tables_are_of_all_results_in_the_folder(tmp_path: Path) -> None:
+def test_tables_include_all_results_in_the_folder(tmp_path: Path) -> None:
     start = {
         "environment": ENVIRONMENT,
         "options": {"vectors": 1000, "dimension": 256, "links": 8},

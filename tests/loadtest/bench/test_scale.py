@@ -7,6 +7,7 @@ import pytest
 
 from loadtest.bench import scale
 from loadtest.bench.engines import engines, faiss_engine
+from loadtest.bench.options import ScaleOptions
 from loadtest.bench.results import scale_results
 from loadtest.bench.scale import defaults, frontier, plot
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
@@ -54,7 +55,7 @@ def test_too_few_dimensions_are_an_error() -> None:
         SyntheticVectors(100, 64)
 
 
-def test_queries_are_near_their_documents_and_not_equal_to_any(
+def test_queries_are_near_their_documents_but_not_equal(
     documents: np.ndarray, queries: np.ndarray, truth: np.ndarray
 ) -> None:
     nearest = np.einsum("qd,qd->q", queries, documents[truth[:, 0]])
@@ -64,7 +65,7 @@ def test_queries_are_near_their_documents_and_not_equal_to_any(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["HNSW32,SQ8", "IVF64,SQ8", "IVF64,RaBitQ,Refine(SQ8)", "Flat"])
-def test_recall_rises_with_effort_and_is_not_easy(
+def test_recall_rises_with_search_effort_and_is_not_trivial(
     factory: str, documents: np.ndarray, queries: np.ndarray, truth: np.ndarray, tmp_path: Path
 ) -> None:
     engine = faiss_engine(factory, construction=80)
@@ -77,7 +78,7 @@ def test_recall_rises_with_effort_and_is_not_easy(
         assert reached[0] < 0.95 < reached[-1]
 
 
-def test_product_codes_are_trained_for_no_search_by_hamming_distance(
+def test_product_quantisers_skip_polysemous_training(
     documents: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = []
@@ -97,7 +98,7 @@ def test_recall_counts_the_true_neighbours_found() -> None:
     assert scale.recall(np.array([[2, 1], [3, -1]]), truth) == 0.75
 
 
-def test_frontier_leaves_out_what_is_beaten() -> None:
+def test_frontier_drops_dominated_points() -> None:
     points = [
         {"recall": recall, "speed": speed}
         for recall, speed in [(0.9, 100), (0.8, 90), (0.95, 50), (0.99, 50), (0.7, 200)]
@@ -131,7 +132,7 @@ def test_defaults_rank_engines_by_speed_among_those_that_reach_the_recall() -> N
     assert found["0.99"][0]["build_seconds"] == 1.5
 
 
-def test_every_engine_has_a_name_of_its_own_and_a_sweep() -> None:
+def test_engines_have_unique_names_and_a_sweep() -> None:
     chosen = engines(1_000_000, 768, 32, 200)
     assert len({engine.name for engine in chosen}) == len(chosen)
     assert all(engine.sweep for engine in chosen)
@@ -140,14 +141,14 @@ def test_every_engine_has_a_name_of_its_own_and_a_sweep() -> None:
 
 @pytest.mark.e2e
 def test_a_run_writes_its_result_and_plot_and_reuses_its_builds(tmp_path: Path) -> None:
-    options = scale.Options(
+    options = ScaleOptions(
         vectors=2000,
         dimension=256,
         queries=20,
         threads=1,
         links=8,
         construction=20,
-        engines=("HNSW8,SQ8",),
+        engines=["HNSW8,SQ8"],
         cache=tmp_path / "cache",
         out=tmp_path / "out",
     )

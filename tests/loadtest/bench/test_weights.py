@@ -1,4 +1,4 @@
-"""Weights for the systems that the service is compared with."""
+"""Weights for the compared systems."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_graph_without_pooling_computes_the_same_vectors(pair: Pair) -> None:
     np.testing.assert_allclose(pooled, encoder.encode_tokens(tokens).vectors, atol=1e-5)
 
 
-def test_other_systems_get_weights_with_the_vectors_of_the_service(
+def test_weights_for_other_systems_give_the_vectors_of_the_service(
     tmp_path: Path, pair: Pair
 ) -> None:
     out = tmp_path / "weights"
@@ -58,7 +58,7 @@ def test_other_systems_get_weights_with_the_vectors_of_the_service(
         (states,) = session.run([HIDDEN_STATES], inputs)
         pooled = (states * tokens["attention_mask"][..., None]).sum(axis=1)
         found[name] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-    # The bench asks for 0.99.
+    # The benchmark requires 0.99.
     for name, vectors in found.items():
         cosine = (vectors * expected).sum(axis=1).min()
         assert cosine >= (0.99999 if name == ONNX_INT8 else 0.997), name

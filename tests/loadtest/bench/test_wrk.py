@@ -1,4 +1,4 @@
-"""Driving wrk, of which a script that prints its summary takes the place."""
+"""Running wrk, replaced by a script that prints its summary."""
 
 import json
 from pathlib import Path

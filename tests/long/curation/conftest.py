@@ -1,10 +1,10 @@
-"""Data and results of the experiments, named by environment variables.
+"""Settings of the experiments, from environment variables.
 
 DATA, SPLIT     a BEIR folder and a split of it (data/sample, test)
-QUERIES, DEPTH  questions that are sampled (200), documents of each (50)
-PAIR, THREADS   the pair that searches (care-mini), threads of its encoder (1)
-TEXTS           synthetic vectors of the test of scale (100,000)
-RESULTS         a folder for JSON and Markdown of the results (a temporary one)
+QUERIES, DEPTH  number of sampled questions (200) and of documents per question (50)
+PAIR, THREADS   the pair that searches (care-mini) and its encoder's threads (1)
+TEXTS           number of synthetic vectors in the test of scale (100,000)
+RESULTS         output folder for JSON and Markdown (a temporary folder)
 """
 
 import os
@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 
 @dataclass(frozen=True)
 class Settings:
-    """What an experiment works on; see the module."""
+    """Settings of an experiment; see the module's docstring."""
 
     data: Path
     output: Path
@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def provenance(files: Iterable[Path]) -> dict[str, Any]:
-    """What a result depends on: checksums of files and versions of libraries."""
+    """Returns what a result depends on: checksums of files and versions of libraries."""
     return {
         "sha256": {path.name: sha256_file(path) for path in files},
         "libraries": library_versions(),

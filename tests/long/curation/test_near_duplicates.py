@@ -1,7 +1,7 @@
 """Near-duplicates among the hard negatives of queries, before and after the diversity filter.
 
-The filter compares vectors. Here texts are near-duplicates by their characters, so that the
-measure is not the filter's own.
+The filter compares vectors. This measurement compares characters, so that it is independent of the
+filter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,19 +34,19 @@ from tests.long.curation.conftest import Settings, provenance
 
 SEEDS = 1000
 THRESHOLDS = (0.98, 0.96, 0.94, 0.92, 0.90)
-# Texts are alike if they share this part of the trigrams that either has.
+# Jaccard index of trigrams from which two texts are near-duplicates.
 _ALIKE = 0.4
 
 
 def trigrams(text: str) -> frozenset[str]:
-    """Returns the runs of three characters of a text, white space left out."""
+    """Returns the character trigrams of a text without white space."""
     text = "".join(normalize_text(text).split())
     return frozenset(text[at : at + 3] for at in range(max(1, len(text) - 2)))
 
 
-def alike(first: frozenset[str], second: frozenset[str]) -> bool:
-    """Whether the Jaccard index of two sets of trigrams reaches the limit."""
-    # The index is at most the smaller size over the larger: most pairs need no more.
+def near_duplicates(first: frozenset[str], second: frozenset[str]) -> bool:
+    """Returns whether the Jaccard index of two sets of trigrams reaches the limit."""
+    # The ratio of sizes is an upper bound of the index, which excludes most pairs quickly.
     small, large = sorted((len(first), len(second)))
     if small < _ALIKE * large:
         return False
@@ -59,7 +59,7 @@ def measure_diversity(
 ) -> dict[str, Any]:
     """Counts near-duplicates among hard negatives before and after the filter.
 
-    Hard negatives of a query are the `depth` best documents that are not marked relevant.
+    Hard negatives of a query are the `depth` best documents that are not judged relevant.
     Writes diversity.json and diversity.md.
     """
     paths = beir_paths(settings.data, settings.split)
@@ -120,7 +120,7 @@ def _count(
         hard = [row for row in found if documents[row].id not in qrels[query]][:depth]
         for row in hard:
             grams.setdefault(row, trigrams(documents[row].text))
-        close = [(a, b) for a, b in combinations(hard, 2) if alike(grams[a], grams[b])]
+        close = [(a, b) for a, b in combinations(hard, 2) if near_duplicates(grams[a], grams[b])]
         negatives += len(hard)
         pairs += len(close)
         touched += len({row for two in close for row in two})
@@ -140,18 +140,18 @@ def _count(
         ("高血压患者应当少盐", "高血压患者应当少盐", True),
         ("高血压患者应当少盐饮食", "高血压患者应当少油饮食", True),
         ("高血压患者应当少盐", "骨折以后要固定", False),
-        # 4 of 10 trigrams are common.
+        # 4 of 10 trigrams are shared.
         ("abcdefghi", "abcdefxyz", True),
         ("abcdefghij", "abcdefxyz", False),
     ],
 )
-def test_texts_are_alike_by_their_trigrams(first: str, second: str, expected: bool) -> None:
+def test_near_duplicates_are_detected_by_trigrams(first: str, second: str, expected: bool) -> None:
     sets = trigrams(first), trigrams(second)
-    assert alike(*sets) is expected
+    assert near_duplicates(*sets) is expected
     assert (len(sets[0] & sets[1]) >= 0.4 * len(sets[0] | sets[1])) is expected
 
 
-def test_the_filter_takes_duplicates_from_a_few_hard_negatives(
+def test_the_filter_removes_duplicates_from_hard_negatives(
     settings: Settings, tmp_path: Path
 ) -> None:
     subjects = (

@@ -28,16 +28,16 @@ from curation.diversity import (
 from tests.long.curation.conftest import Settings, provenance
 
 _BLOCK = 16_384
-# Texts of one subject: cosines within a subject lie around 0.8, and near 0 between subjects.
+# Vectors per subject: cosines are about 0.8 within a subject, and near 0 between subjects.
 _SUBJECT_SIZE = 4
 _SPREAD = 0.5
 
 
 def clustered_vectors(path: Path, count: int, dimension: int, seed: int) -> FloatArray:
-    """Writes unit vectors, float32 [count, dimension], that lie in small clusters.
+    """Writes unit vectors, float32 [count, dimension], in small random clusters.
 
-    A vector is its cluster's centre and noise of `_SPREAD` times its length; clusters are
-    drawn at random, of `_SUBJECT_SIZE` vectors in the mean.
+    A vector is the centre of its cluster plus noise of `_SPREAD` times its length. Clusters have
+    `_SUBJECT_SIZE` vectors on average.
     """
     vectors = open_memmap(path, "w+", np.float32, (count, dimension))
     for start in tqdm(range(0, count, _BLOCK), desc="vectors", unit=" blocks"):
@@ -112,7 +112,7 @@ def test_synthetic_vectors_lie_in_clusters(tmp_path: Path) -> None:
     assert cosines[near].mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_few_texts(tmp_path: Path) -> None:
+def test_scale_is_measured_on_few_texts(tmp_path: Path) -> None:
     report = measure_scale(tmp_path / "out", 8_000, 32, RULES["documents"], threads=1)
     assert report["index"] == "Flat"
     assert 5000 < report["kept"] < 8_000

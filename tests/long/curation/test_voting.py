@@ -1,7 +1,7 @@
-"""Precision and recall of the vote of one, two and three judges whose error rates are known.
+"""Precision and recall of votes of one, two and three judges with known error rates.
 
-The relevance judgements of a BEIR folder are the ground truth. Scripted judges invert it at
-given rates, and a benchmark is built with them from end to end, over HTTP.
+The relevance judgements of a BEIR folder are the ground truth. Scripted judges invert them at
+given rates, and a complete benchmark is built with these judges over HTTP.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ from tests.long.curation.conftest import Settings, provenance
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How often a judge is wrong.
+    """Error rates of a judge.
 
     Attributes:
-        false_negative: Share of the relevant pairs that it does not call relevant.
-        false_positive: Share of the other pairs that it calls relevant.
-        shared: Share of its errors that all judges make together, on the same pairs.
+        false_negative: Share of relevant pairs that the judge grades as not relevant.
+        false_positive: Share of other pairs that the judge grades as relevant.
+        shared: Share of errors that all judges make on the same pairs.
     """
 
     false_negative: float
@@ -59,13 +59,13 @@ _NAMES = ("first", "second", "third")
 
 
 def chance(*parts: str) -> float:
-    """Returns a number in [0, 1) that looks random and depends on `parts` alone."""
+    """Returns a pseudo-random number in [0, 1) that depends on `parts` only."""
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
 
 
 def scripted_grade(judge: str, relevant: bool, errors: Errors, query: str, passage: str) -> str:
-    """Returns a grade: of the right side unless the judge errs, which the texts alone decide."""
+    """Returns the grade of a judge, which is wrong for pseudo-random pairs at the error rates."""
     rate = errors.false_negative if relevant else errors.false_positive
     both = rate * errors.shared
     alone = (rate - both) / (1 - both)
@@ -75,7 +75,7 @@ def scripted_grade(judge: str, relevant: bool, errors: Errors, query: str, passa
 
 
 def expected_precision(prevalence: float, errors: Sequence[Errors]) -> float:
-    """Returns the precision of a unanimous vote of judges that err independently."""
+    """Returns the precision of a unanimous vote of judges with independent errors."""
     right, wrong = prevalence, 1 - prevalence
     for judge in errors:
         right *= 1 - judge.false_negative
@@ -86,7 +86,7 @@ def expected_precision(prevalence: float, errors: Sequence[Errors]) -> float:
 def measure_voting(
     settings: Settings, scenarios: Mapping[str, Sequence[Errors]] = SCENARIOS
 ) -> dict[str, Any]:
-    """Builds a benchmark with scripted judges for each scenario and measures votes of its judges.
+    """Builds a benchmark with scripted judges for each scenario and measures their votes.
 
     Writes the benchmarks, voting.json and voting.md.
     """
@@ -127,7 +127,7 @@ def measure_voting(
 
 
 def _truth(settings: Settings) -> frozenset[tuple[str, str]]:
-    """Returns the relevant pairs as texts, cleaned as the benchmark's are."""
+    """Returns the relevant pairs as texts, cleaned like those of the benchmark."""
     paths = beir_paths(settings.data, settings.split)
     queries, qrels = read_queries(paths.queries), read_qrels(paths.qrels)
     documents = {document.id: document for document in read_documents(paths.corpus)}
@@ -182,7 +182,7 @@ def _config(settings: Settings, folder: Path, url: str) -> BenchmarkConfig:
 def _votes(
     folder: Path, qrels: Mapping[str, Mapping[str, int]], judges: Mapping[str, Errors]
 ) -> list[dict[str, Any]]:
-    """Returns what the first judge alone, the first two, and all three make of the same pairs."""
+    """Returns the votes of the first judge, the first two, and all three on the same pairs."""
     pairs = [
         (
             Judgement(record["query-id"], record["corpus-id"], record["grades"]),
@@ -254,7 +254,7 @@ def _cell(value: Any) -> object:
 
 
 def rate(relevant: bool, errors: Errors, judge: str = "one") -> list[bool]:
-    """Whether a judge errs, for many pairs."""
+    """Returns whether a judge errs, for many pairs."""
     grades = (scripted_grade(judge, relevant, errors, "q", str(i)) for i in range(20_000))
     return [(grade in "SA") != relevant for grade in grades]
 
@@ -304,5 +304,5 @@ def test_voting(settings: Settings) -> None:
         assert low <= row["expected_precision"] <= high
     precision = [row["precision"] for row in independent]
     assert precision == sorted(precision)
-    # Errors that are shared survive any vote.
+    # Shared errors remain in every vote.
     assert shared[-1]["precision"] < precision[-1]

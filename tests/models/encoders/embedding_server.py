@@ -1,4 +1,4 @@
-"""A server of embeddings whose next answers a test scripts."""
+"""An embedding server with scripted responses."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ Answer = Callable[["Handler", dict[str, Any]], None]
 
 
 def native(text: str) -> FloatArray:
-    """The vector that the server computes for what it was sent."""
+    """Returns the vector that the server computes for an input."""
     generator = np.random.default_rng(zlib.crc32(text.encode()))
     return generator.standard_normal(NATIVE).astype(np.float32)
 
@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Gives each request the next of the scripted faults, and else its usual answer."""
+    """Responds with the scripted faults in order, and then normally."""
 
     daemon_threads = True
 
@@ -94,7 +94,7 @@ class FakeServer(ThreadingHTTPServer):
         self.released = threading.Event()
 
     def script(self, *faults: Answer) -> None:
-        """What the next requests meet; those before, the probe among them, are forgotten."""
+        """Sets the faults of the next requests and clears the record of earlier ones."""
         self.faults.extend(faults)
         self.requests.clear()
         self.times.clear()
@@ -111,7 +111,7 @@ def plain(handler: Handler, body: dict[str, Any]) -> None:
 
 def status(code: int, **headers: str) -> Answer:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
-        # A server may well quote what it was sent.
+        # A server can quote its input.
         handler.send(code, json.dumps({"error": body["input"]}).encode(), **headers)
 
     return answer
@@ -123,7 +123,7 @@ def hang(handler: Handler, body: dict[str, Any]) -> None:
 
 
 def trickle(handler: Handler, body: dict[str, Any]) -> None:
-    """Sends a byte now and then, so that no single read takes long."""
+    """Sends single bytes with pauses, so that each read is fast."""
     handler.send_response(200)
     handler.send_header("Content-Length", "1000")
     handler.end_headers()

@@ -22,7 +22,7 @@ class RecordingEncoder(BigramEncoder):
         return super().encode(texts)
 
 
-def test_row_i_is_text_i_and_batches_hold_texts_of_like_length() -> None:
+def test_rows_are_in_order_and_batches_have_texts_of_similar_length() -> None:
     encoder, counted = RecordingEncoder(), []
     vectors = encode_texts(encoder, TEXTS, 8, counted.append)
     np.testing.assert_array_equal(vectors, BigramEncoder().encode(TEXTS).vectors)
@@ -31,7 +31,7 @@ def test_row_i_is_text_i_and_batches_hold_texts_of_like_length() -> None:
     assert counted == [len(batch) for batch in encoder.batches] == [8] * 6 + [2]
 
 
-def test_no_text_is_no_vector(tmp_path: Path) -> None:
+def test_no_texts_give_an_empty_array(tmp_path: Path) -> None:
     assert encode_texts(BigramEncoder(), []).shape == (0, DIMENSION)
     assert encode_cached(BigramEncoder, make_spec(), [], tmp_path).shape == (0, DIMENSION)
 
@@ -40,7 +40,7 @@ def never() -> BigramEncoder:
     raise AssertionError("the encoder is loaded")
 
 
-def test_what_is_stored_is_not_encoded_again(
+def test_cached_shards_are_not_encoded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached, "SHARD", 16)
@@ -50,7 +50,7 @@ def test_what_is_stored_is_not_encoded_again(
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(encode_cached(never, spec, TEXTS, tmp_path), expected)
 
-    # A damaged shard is encoded again, and it alone.
+    # Only the damaged shard is encoded again.
     sorted(tmp_path.rglob("*.npy"))[1].write_bytes(b"cut off")
     encoder.texts_seen = 0
     again = encode_cached(lambda: encoder, spec, TEXTS, tmp_path)
@@ -58,7 +58,7 @@ def test_what_is_stored_is_not_encoded_again(
     assert encoder.texts_seen in (16, len(TEXTS) % 16)
 
 
-def test_vectors_of_another_spec_are_stored_apart(tmp_path: Path) -> None:
+def test_another_spec_has_a_separate_cache(tmp_path: Path) -> None:
     encode_cached(BigramEncoder, make_spec(), TEXTS, tmp_path)
     encoder = BigramEncoder()
     encode_cached(lambda: encoder, make_spec("document"), TEXTS, tmp_path)

@@ -26,14 +26,14 @@ def pair() -> Pair:
 
 
 def checkpoint_pair(pair: Pair, **changes: object) -> Pair:
-    """A pair whose document side is a checkpoint, of which no file is read."""
+    """A pair with a checkpoint as document encoder, whose files are not read."""
     files = ("weights_sha256", "tokenizer", "tokenizer_sha256")
     facts = pair.document.model_dump(exclude=set(files))
     document = EncoderSpec.model_validate(facts | {"format": "transformers"} | changes)
     return pair.model_copy(update={"document": document})
 
 
-def test_files_of_onnx_are_read_by_onnx_runtime_on_both_sides(pair: Pair) -> None:
+def test_onnx_files_run_in_onnx_runtime_for_queries_and_documents(pair: Pair) -> None:
     for encoder in (
         document_encoder(pair, EncoderOptions()),
         query_encoder(pair, EncoderOptions("onnx", threads=1)),
@@ -42,7 +42,7 @@ def test_files_of_onnx_are_read_by_onnx_runtime_on_both_sides(pair: Pair) -> Non
         assert isinstance(encoder, OnnxEncoder)
 
 
-def test_what_is_not_asked_for_is_chosen_by_the_spec(
+def test_the_default_backend_depends_on_the_spec(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = checkpoint_pair(pair).document
@@ -52,20 +52,20 @@ def test_what_is_not_asked_for_is_chosen_by_the_spec(
     assert resolve_backend(checkpoint, "vllm") == "vllm"
     monkeypatch.setitem(sys.modules, "vllm", factory)
     assert resolve_backend(checkpoint, "auto") == "vllm"
-    # vLLM reads neither adapters nor a checkpoint as another model.
+    # vLLM supports neither adapters nor another model_type.
     for changes in ({"adapter": "lora"}, {"config": {"model_type": "gte"}}):
         other = checkpoint_pair(pair, **changes).document
         assert resolve_backend(other, "auto") == "transformers"
 
 
-def test_a_backend_that_cannot_read_the_format_is_an_error(pair: Pair) -> None:
+def test_a_backend_that_does_not_support_the_format_is_an_error(pair: Pair) -> None:
     with raises(PairError, "backend_mismatch", backend="onnx", format="transformers"):
         document_encoder(checkpoint_pair(pair), EncoderOptions("onnx"))
     with raises(PairError, "backend_mismatch", backend="vllm", format="onnx"):
         document_encoder(pair, EncoderOptions("vllm"))
 
 
-def test_threads_come_from_the_quota_of_the_container(
+def test_the_number_of_threads_follows_the_quota_of_the_container(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[int] = []
@@ -86,7 +86,7 @@ def test_threads_come_from_the_quota_of_the_container(
     assert used == [2, 2, 2, 3]
 
 
-def test_a_server_needs_an_address(pair: Pair) -> None:
+def test_a_server_requires_an_address(pair: Pair) -> None:
     with raises(CareError, "missing_base_url"):
         document_encoder(pair, EncoderOptions("openai"))
 
@@ -100,7 +100,7 @@ def test_a_server_needs_an_address(pair: Pair) -> None:
         ("vllm", "vllm", "huggingface_hub", "pip install vllm"),
     ],
 )
-def test_a_missing_package_is_named_with_what_installs_it(
+def test_a_missing_package_is_named_with_its_install_command(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
     backend: str,

@@ -21,12 +21,12 @@ def write_rows(folder: Path, *kinds: str) -> None:
     (folder / "modules.json").write_text(json.dumps(rows))
 
 
-def test_a_checkpoint_without_modules_is_a_transformer_alone(checkpoint: Path) -> None:
+def test_a_checkpoint_without_modules_is_only_a_transformer(checkpoint: Path) -> None:
     assert read_modules(checkpoint, "cls") == (checkpoint, [])
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
-def test_what_is_written_is_read(checkpoint: Path, pooling: Pooling) -> None:
+def test_written_modules_are_read(checkpoint: Path, pooling: Pooling) -> None:
     (checkpoint / "2_Dense").mkdir()
     prompts = {"query": "问："}
     write_modules(checkpoint, pooling, max_length=48, prompts=prompts, dense=["2_Dense"])
@@ -46,7 +46,7 @@ def test_what_is_written_is_read(checkpoint: Path, pooling: Pooling) -> None:
         ({"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
     ],
 )
-def test_another_pooling_than_the_checkpoint_names_is_an_error(
+def test_another_pooling_than_that_of_the_checkpoint_is_an_error(
     checkpoint: Path, config: dict[str, Any], found: str
 ) -> None:
     write_modules(checkpoint, "mean", max_length=48, prompts={})

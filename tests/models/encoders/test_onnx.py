@@ -1,5 +1,8 @@
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,20 @@ def query_encoder(pair: Pair) -> OnnxEncoder:
     return OnnxEncoder(pair.query, pair.folder, threads=1)
 
 
+def test_onnx_runtime_has_no_telemetry(tmp_path: Path) -> None:
+    """Telemetry would leave a device id and a queue of events in the home folder."""
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    code = """
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import load_pair
+pair = load_pair("care-mini")
+OnnxEncoder(pair.query, pair.folder, threads=1).encode(["头痛"])
+"""
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_vectors_are_float32_of_unit_norm(query_encoder: OnnxEncoder) -> None:
     vectors = query_encoder.encode(TEXTS).vectors
     assert vectors.dtype == np.float32
@@ -45,37 +62,37 @@ def test_a_text_has_the_same_vector_alone_and_in_any_batch(query_encoder: OnnxEn
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_long_texts_are_cut_and_reported(query_encoder: OnnxEncoder) -> None:
+def test_long_texts_are_truncated_and_reported(query_encoder: OnnxEncoder) -> None:
     encoding = query_encoder.encode(["短", "很长的一段话。" * 500])
     assert encoding.truncated.tolist() == [False, True]
     assert encoding.token_counts[1] == query_encoder.spec.max_length
 
 
-def test_offsets_show_the_tokens_that_are_read(query_encoder: OnnxEncoder) -> None:
+def test_offsets_match_the_tokens(query_encoder: OnnxEncoder) -> None:
     for text in TEXTS:
         offsets = query_encoder.token_offsets(text)
         assert len(offsets) == query_encoder.encode([text]).token_counts[0]
     assert offsets[-1] == (len(text) - 1, len(text))
 
 
-def test_offsets_go_on_where_the_encoder_stops(query_encoder: OnnxEncoder) -> None:
+def test_offsets_cover_text_beyond_the_maximum_length(query_encoder: OnnxEncoder) -> None:
     sentence = "很长的一段话。"
     offsets = query_encoder.token_offsets(sentence * 500)
     ends = [end for start, end in offsets if end > start]
     assert len(offsets) > 4 * query_encoder.spec.max_length
     assert ends == sorted(ends)
     assert ends[-1] == 500 * len(sentence)
-    # The prompt, the two special tokens and what begins a word stand for no part of the text.
+    # The prompt, the two special tokens and the word prefix have empty spans.
     beside = len(query_encoder.token_offsets(""))
     assert beside <= len(offsets) - len(ends) <= beside + 1
 
 
-def test_a_paraphrase_is_nearer_than_another_subject(query_encoder: OnnxEncoder) -> None:
+def test_a_paraphrase_is_nearer_than_another_topic(query_encoder: OnnxEncoder) -> None:
     a, b, c = query_encoder.encode(["血压高吃什么药", "高血压用药", "骨折怎么固定"]).vectors
     assert a @ b > a @ c
 
 
-def test_both_sides_of_the_pair_share_a_space(pair: Pair, query_encoder: OnnxEncoder) -> None:
+def test_query_and_document_encoder_share_a_space(pair: Pair, query_encoder: OnnxEncoder) -> None:
     documents = OnnxEncoder(pair.document, pair.folder, threads=1)
     scores = query_encoder.encode(TEXTS).vectors @ documents.encode(TEXTS).vectors.T
     assert (scores.argmax(axis=1) == np.arange(len(TEXTS))).all()
@@ -112,7 +129,7 @@ def test_a_missing_or_changed_file_is_an_error(pair: Pair, tmp_path: Path, field
 
 @pytest.fixture
 def padded_encoder(pair: Pair) -> OnnxEncoder:
-    """Pads as for TensorRT, runs on the processor."""
+    """Pads as for TensorRT but runs on the processor."""
     encoder = OnnxEncoder(pair.query, pair.folder, threads=1)
     encoder.buckets = Buckets.up_to(4, pair.query.max_length)
     return encoder
@@ -132,7 +149,7 @@ def record_shapes(encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch) -> list
     return shapes
 
 
-def test_padding_to_a_bucket_changes_no_vector(
+def test_padding_to_a_bucket_does_not_change_vectors(
     query_encoder: OnnxEncoder, padded_encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = record_shapes(padded_encoder, monkeypatch)
@@ -154,7 +171,7 @@ def test_more_rows_than_the_largest_bucket_are_split(
     np.testing.assert_allclose(vectors, query_encoder.encode(texts).vectors, atol=1e-5)
 
 
-def test_without_buckets_a_batch_is_as_long_as_its_longest_text(
+def test_without_buckets_a_batch_is_padded_to_its_longest_text(
     query_encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = record_shapes(query_encoder, monkeypatch)
@@ -162,7 +179,7 @@ def test_without_buckets_a_batch_is_as_long_as_its_longest_text(
     assert shapes == [(len(TEXTS), counts.max())]
 
 
-def test_warm_up_runs_the_shapes_and_says_so(
+def test_warm_up_runs_and_logs_the_shapes(
     query_encoder: OnnxEncoder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -184,14 +201,14 @@ def test_a_provider_that_is_not_installed_is_an_error(
 
 
 def claim_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the GPU build were installed; a session still finds the processor alone."""
+    """Simulates an installed GPU build; a session still has only the processor."""
     names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: names)
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
-def test_a_session_that_silently_fell_back_is_an_error(
+def test_a_silent_fallback_of_a_session_is_an_error(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: ProviderName
 ) -> None:
     claim_gpu(monkeypatch)
@@ -202,7 +219,7 @@ def test_a_session_that_silently_fell_back_is_an_error(
     assert [path.name for path in tmp_path.iterdir()] == folders
 
 
-def test_a_provider_that_fails_is_not_replaced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_provider_is_not_replaced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def fail(_: ort.InferenceSession, providers: Any, *__: Any) -> None:
@@ -217,7 +234,7 @@ def test_a_provider_that_fails_is_not_replaced(pair: Pair, monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_graph_whose_products_stay_on_the_processor_is_an_error(
+def test_a_graph_with_matrix_products_on_the_processor_is_an_error(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim_gpu(monkeypatch)
@@ -227,7 +244,7 @@ def test_a_graph_whose_products_stay_on_the_processor_is_an_error(
     assert "MatMulIntegerToFloat" in caught.value.fields["operators"]
 
 
-def test_an_engine_folder_that_cannot_be_made_is_an_error(
+def test_an_engine_folder_that_cannot_be_created_is_an_error(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim_gpu(monkeypatch)
@@ -238,7 +255,7 @@ def test_an_engine_folder_that_cannot_be_made_is_an_error(
     assert str(tmp_path / "file") in str(caught.value)
 
 
-def test_a_checkpoint_is_no_graph(pair: Pair) -> None:
+def test_a_checkpoint_is_not_an_onnx_file(pair: Pair) -> None:
     spec = make_spec().model_copy(update={"format": "transformers"})
     with raises(PairError, "not_onnx", format="transformers"):
         OnnxEncoder(spec, pair.folder, threads=1)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from care.cli.main import main
 from core.encoders import Encoder
-from core.errors import CareError, EmbeddingServerError, TextRefusedError, VectorError
+from core.errors import CareError, EmbeddingServerError, TextRejectedError, VectorError
 from core.manifest import Chunking
 from core.retries import RetryPolicy
 from core.service_process import running_service
 from core.types import Document
-from indexer.__main__ import main
 from indexer.chunking import Chunker
 from models.encoders.factory import EncoderOptions, document_encoder
 from models.encoders.onnx import OnnxEncoder
@@ -56,12 +56,12 @@ def connect(server: FakeServer, **options: Any) -> OpenAIEncoder:
 
 
 def whole(error: BaseException) -> str:
-    """All that a traceback of the error would show."""
+    """Returns the full traceback of the error."""
     return "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize("form", ["base64", "float"])
-def test_native_vectors_are_cut_and_then_normalised(server: FakeServer, form: str) -> None:
+def test_native_vectors_are_truncated_then_normalised(server: FakeServer, form: str) -> None:
     server.answer = lambda handler, body: handler.send_items(items(body, form))
     encoding = connect(server).encode(TEXTS)
     assert encoding.vectors.dtype == np.float32
@@ -70,7 +70,7 @@ def test_native_vectors_are_cut_and_then_normalised(server: FakeServer, form: st
     assert encoding.truncated.tolist() == [False] * len(TEXTS)
 
 
-def test_a_request_names_the_model_and_holds_the_texts_behind_the_prompt(
+def test_a_request_has_the_model_and_the_texts_with_the_prompt(
     server: FakeServer,
 ) -> None:
     encoder = connect(server, concurrency=1)
@@ -90,13 +90,13 @@ def test_a_request_names_the_model_and_holds_the_texts_behind_the_prompt(
     assert server.requests[0]["truncate_prompt_tokens"] == SPEC.max_length
 
 
-def test_vectors_in_another_order_are_put_right(server: FakeServer) -> None:
+def test_vectors_in_another_order_are_sorted(server: FakeServer) -> None:
     server.answer = lambda handler, body: handler.send_items(items(body)[::-1])
     vectors = connect(server, concurrency=2).encode(TEXTS).vectors
     np.testing.assert_allclose(vectors, expected(TEXTS), atol=1e-6)
 
 
-def test_tokens_of_a_request_are_counted_evenly_over_its_texts(server: FakeServer) -> None:
+def test_tokens_of_a_request_are_distributed_over_its_texts(server: FakeServer) -> None:
     server.answer = lambda handler, body: handler.send_items(
         items(body), usage={"prompt_tokens": 23, "total_tokens": 23}
     )
@@ -105,11 +105,11 @@ def test_tokens_of_a_request_are_counted_evenly_over_its_texts(server: FakeServe
     assert counts.tolist() == [3, 3, 3, 2, 2, 2, 2, 2, 2, 2]
 
 
-def test_tokens_that_nobody_counted_are_0(server: FakeServer) -> None:
+def test_tokens_are_0_if_the_server_does_not_report_them(server: FakeServer) -> None:
     assert connect(server).encode(TEXTS).token_counts.tolist() == [0] * len(TEXTS)
 
 
-def test_many_texts_become_many_requests(server: FakeServer) -> None:
+def test_many_texts_are_split_into_requests(server: FakeServer) -> None:
     texts = [f"病历{i}" for i in range(1000)]
     encoder = connect(server, concurrency=4, request_texts=32)
     server.script()
@@ -118,7 +118,7 @@ def test_many_texts_become_many_requests(server: FakeServer) -> None:
     assert sum(len(body["input"]) for body in server.requests) == 1000
 
 
-def test_as_many_requests_as_asked_for_are_in_work_and_no_more(server: FakeServer) -> None:
+def test_the_number_of_concurrent_requests_is_limited(server: FakeServer) -> None:
     encoder = connect(server, concurrency=3, request_texts=2)
     together = threading.Barrier(3)
     in_work: list[int] = []
@@ -128,9 +128,9 @@ def test_as_many_requests_as_asked_for_are_in_work_and_no_more(server: FakeServe
         nonlocal highest
         in_work.append(1)
         highest = max(highest, len(in_work))
-        # Breaks, and with it the connection, if fewer than three ever come at once.
+        # The barrier breaks, and closes the connection, if fewer than three requests arrive.
         together.wait(10)
-        # A fourth would come now.
+        # A fourth request would arrive now.
         time.sleep(0.05)
         in_work.pop()
         plain(handler, body)
@@ -141,14 +141,14 @@ def test_as_many_requests_as_asked_for_are_in_work_and_no_more(server: FakeServe
     assert highest == 3
 
 
-def test_few_texts_are_shared_among_all_connections(server: FakeServer) -> None:
+def test_few_texts_are_distributed_over_all_connections(server: FakeServer) -> None:
     encoder = connect(server, concurrency=4)
     server.script()
     encoder.encode(TEXTS)
     assert sorted(len(body["input"]) for body in server.requests) == [1, 3, 3, 3]
 
 
-def test_threads_may_encode_at_once(server: FakeServer) -> None:
+def test_threads_may_encode_concurrently(server: FakeServer) -> None:
     encoder = connect(server)
     with ThreadPoolExecutor(3) as pool:
         for encoding in pool.map(encoder.encode, [TEXTS] * 6):
@@ -169,7 +169,7 @@ def test_threads_may_encode_at_once(server: FakeServer) -> None:
         [status(429), reset_in_body, status(500), hang],
     ],
 )
-def test_a_passing_fault_costs_a_repetition(server: FakeServer, faults: list[Answer]) -> None:
+def test_a_transient_failure_is_retried(server: FakeServer, faults: list[Answer]) -> None:
     encoder = connect(server, concurrency=1, timeout=0.5)
     server.script(*faults)
     np.testing.assert_allclose(encoder.encode(TEXTS).vectors, expected(TEXTS), atol=1e-6)
@@ -177,11 +177,9 @@ def test_a_passing_fault_costs_a_repetition(server: FakeServer, faults: list[Ans
 
 
 @pytest.mark.parametrize(("code", "date"), [(429, False), (503, True)])
-def test_a_server_that_asks_to_wait_is_waited_for(
-    server: FakeServer, code: int, date: bool
-) -> None:
+def test_a_requested_wait_is_respected(server: FakeServer, code: int, date: bool) -> None:
     encoder = connect(server, concurrency=1)
-    # A date has whole seconds: two seconds on, it is more than one away.
+    # Dates have a resolution of one second: two seconds ahead is more than one second away.
     value = formatdate(time.time() + 2, usegmt=True) if date else "1"
     server.script(status(code, Retry_After=value))
     encoder.encode(TEXTS)
@@ -189,7 +187,7 @@ def test_a_server_that_asks_to_wait_is_waited_for(
     assert second - first > 0.95
 
 
-def test_a_server_that_asks_to_wait_for_a_day_is_not(server: FakeServer) -> None:
+def test_a_requested_wait_of_a_day_is_an_error(server: FakeServer) -> None:
     encoder = connect(server, concurrency=1)
     server.script(status(429, Retry_After="86400"))
     with raises(EmbeddingServerError, "embedding_server_busy", seconds=86400.0):
@@ -202,12 +200,12 @@ def test_a_server_that_asks_to_wait_for_a_day_is_not(server: FakeServer) -> None
     [
         (status(500), "status 500"),
         (status(429, Retry_After="soon"), "status 429"),
-        (hang, "no answer in 0.2 s"),
+        (hang, "no response within 0.2 s"),
         (hang_up, "a broken connection"),
         (reset_in_body, "a broken connection"),
     ],
 )
-def test_repetitions_come_to_an_end(server: FakeServer, fault: Answer, reason: str) -> None:
+def test_the_number_of_retries_is_limited(server: FakeServer, fault: Answer, reason: str) -> None:
     retries = RetryPolicy(retries=2, backoff=0.01)
     encoder = connect(server, concurrency=1, retries=retries, timeout=0.2, api_key=KEY)
     server.script(*[fault] * 4)
@@ -220,7 +218,7 @@ def test_repetitions_come_to_an_end(server: FakeServer, fault: Answer, reason: s
     assert len(server.requests) == 3
 
 
-def test_nobody_waits_for_a_server_that_was_never_there() -> None:
+def test_a_server_that_was_never_reached_is_not_retried() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -232,14 +230,14 @@ def test_nobody_waits_for_a_server_that_was_never_there() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_a_server_that_answered_once_is_waited_for(server: FakeServer) -> None:
-    # As one does that is still loading its model.
+def test_a_server_that_responded_once_is_retried(server: FakeServer) -> None:
+    # Like a server that is still loading its model.
     server.script(status(503), hang_up, status(500))
     connect(server)
     assert len(server.requests) == 4
 
 
-def test_a_server_that_went_away_is_waited_for(server: FakeServer) -> None:
+def test_a_server_that_stopped_is_retried(server: FakeServer) -> None:
     encoder = connect(server, retries=RetryPolicy(retries=3, backoff=0.01))
     server.shutdown()
     server.server_close()
@@ -260,7 +258,7 @@ def test_a_server_that_went_away_is_waited_for(server: FakeServer) -> None:
         (422, {}, "embedding_server_rejects"),
     ],
 )
-def test_what_no_repetition_mends_is_said_at_once(
+def test_permanent_failures_are_not_retried(
     server: FakeServer, status_code: int, options: dict[str, Any], code: str
 ) -> None:
     server.answer = status(status_code, Location="/elsewhere")
@@ -271,7 +269,7 @@ def test_what_no_repetition_mends_is_said_at_once(
     assert len(server.requests) == 1
 
 
-def test_the_first_failure_ends_the_other_requests(server: FakeServer) -> None:
+def test_the_first_failure_cancels_the_other_requests(server: FakeServer) -> None:
     encoder = connect(server, concurrency=2, request_texts=1)
     server.script()
     server.answer = status(404)
@@ -282,7 +280,7 @@ def test_the_first_failure_ends_the_other_requests(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("code", [400, 413, 422])
 @pytest.mark.parametrize("position", [0, 137, 299])
-def test_the_one_text_that_a_server_rejects_is_found(
+def test_the_text_that_a_server_rejects_is_isolated(
     server: FakeServer, code: int, position: int
 ) -> None:
     texts = [f"病历{i}" for i in range(300)]
@@ -294,14 +292,14 @@ def test_the_one_text_that_a_server_rejects_is_found(
     encoder = connect(server, concurrency=3, request_texts=32)
     server.script()
     server.answer = answer
-    with pytest.raises(TextRefusedError) as caught:
+    with pytest.raises(TextRejectedError) as caught:
         encoder.encode(texts)
     assert caught.value.position == position
     assert texts[position] not in whole(caught.value)
     assert [body["input"] for body in server.requests].count([poison]) == 1
 
 
-def test_a_server_that_takes_fewer_texts_gets_fewer(server: FakeServer) -> None:
+def test_requests_are_split_for_a_server_with_a_lower_limit(server: FakeServer) -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         (status(413) if len(body["input"]) > 4 else plain)(handler, body)
 
@@ -312,7 +310,7 @@ def test_a_server_that_takes_fewer_texts_gets_fewer(server: FakeServer) -> None:
 
 
 def edited(edit: Callable[[list[dict[str, Any]]], Any], form: str = "base64") -> Answer:
-    """Answers with what `edit` makes of the right items."""
+    """Responds with the correct items modified by `edit`."""
     return lambda handler, body: handler.send_items(edit(items(body, form)))
 
 
@@ -390,7 +388,7 @@ def with_value(value: float, form: str) -> Answer:
         ),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_one_sentence(
+def test_an_invalid_response_is_an_error(
     server: FakeServer, answer: Answer, code: str, fields: dict[str, Any]
 ) -> None:
     encoder = connect(server, concurrency=1)
@@ -402,13 +400,13 @@ def test_an_answer_that_cannot_be_used_is_one_sentence(
     assert len(server.requests) == 1
 
 
-def test_another_model_is_found_out_at_start(server: FakeServer) -> None:
+def test_another_model_is_an_error_at_start(server: FakeServer) -> None:
     server.answer = lambda handler, body: handler.send_items([item(0, np.ones(32, np.float32))])
     with raises(VectorError, "other_dimension", found=[32], expected=64):
         connect(server)
 
 
-def test_the_key_is_sent_and_never_shown(
+def test_the_key_is_sent_but_not_shown(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -424,7 +422,7 @@ def test_the_key_is_sent_and_never_shown(
 
 
 @pytest.mark.parametrize("key", ["sk-very secret", "sk-very-secret\n", "密-secret"])
-def test_a_key_that_no_header_can_hold_is_not_shown(server: FakeServer, key: str) -> None:
+def test_an_invalid_key_is_not_shown(server: FakeServer, key: str) -> None:
     with raises(EmbeddingServerError, "bad_api_key") as caught:
         connect(server, api_key=key)
     assert "secret" not in whole(caught.value)
@@ -442,7 +440,7 @@ def test_a_key_that_no_header_can_hold_is_not_shown(server: FakeServer, key: str
         ("/models/qwen", "/models/qwen/v1/embeddings"),
     ],
 )
-def test_an_address_may_end_in_the_protocols_version(
+def test_an_address_may_end_with_the_protocol_version(
     server: FakeServer, end: str, path: str
 ) -> None:
     OpenAIEncoder(SPEC, server.url + end)
@@ -453,7 +451,7 @@ def test_an_address_may_end_in_the_protocols_version(
     "url",
     ["", "host:8000", "ftp://host", "http://", "http://me:secret@host", "http://host?key=secret"],
 )
-def test_an_address_that_cannot_be_used_is_not_shown(url: str) -> None:
+def test_an_invalid_address_is_not_shown(url: str) -> None:
     with raises(EmbeddingServerError, "bad_base_url") as caught:
         OpenAIEncoder(SPEC, url)
     assert "secret" not in str(caught.value)
@@ -462,12 +460,12 @@ def test_an_address_that_cannot_be_used_is_not_shown(url: str) -> None:
 def command(folder: Path, *arguments: str) -> list[str]:
     corpus = write_jsonl(folder / "corpus.jsonl", make_records(20))
     places = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
-    return ["build", "--corpus", str(corpus), *places, *arguments]
+    return ["index", str(corpus), *places, *arguments]
 
 
 def test_an_index_is_built_through_the_projects_own_service(tmp_path: Path) -> None:
     pair = load_pair("care-mini")
-    # The service encodes with the query side, behind its prompt: here that is the document side.
+    # The service uses the query encoder and its prompt; here both encoders are the same.
     text = (REGISTRY / "care-mini.toml").read_text("utf-8")
     text = text.replace('"../care-mini/', f'"{REGISTRY.parent}/care-mini/')
     mirror = tmp_path / "mirror.toml"
@@ -488,7 +486,7 @@ def test_an_index_is_built_through_the_projects_own_service(tmp_path: Path) -> N
 
 
 def server_encoder(server: FakeServer, **changes: Any) -> Encoder:
-    """The indexer's encoder of care-mini's document side, but for some facts of its spec."""
+    """The document encoder of care-mini in the indexer, with a modified spec."""
     pair = load_pair("care-mini")
     document = pair.document.model_copy(
         update={"dimension": 16, "native_dimension": NATIVE} | changes
@@ -512,12 +510,12 @@ def test_a_command_fails_before_it_reads_the_corpus(server: FakeServer, tmp_path
     assert not (tmp_path / "builds").exists()
 
 
-def test_documents_are_cut_by_the_tokenizer_of_the_pair(server: FakeServer) -> None:
+def test_documents_are_split_by_the_tokenizer_of_the_pair(server: FakeServer) -> None:
     pair = load_pair("care-mini")
     local = OnnxEncoder(pair.document, pair.folder, threads=1)
     document = Document("d", "血压升高，建议复查。" * 30, "病历")
     chunks = [
-        Chunker(encoder, Chunking(tokens=50)).cut(document)
+        Chunker(encoder, Chunking(tokens=50)).split(document)
         for encoder in (local, server_encoder(server))
     ]
     assert isinstance(chunks[0], list)
@@ -525,13 +523,13 @@ def test_documents_are_cut_by_the_tokenizer_of_the_pair(server: FakeServer) -> N
     assert chunks[1] == chunks[0]
 
 
-def test_a_tokenizer_is_missed_only_if_documents_are_cut(server: FakeServer) -> None:
+def test_a_tokenizer_is_required_only_for_chunks(server: FakeServer) -> None:
     encoder = server_encoder(server, tokenizer="away.json")
     assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 16)
     with pytest.raises(CareError, match=r"away\.json"):
         Chunker(encoder, Chunking(tokens=50))
 
 
-def test_errors_are_the_users() -> None:
-    assert issubclass(TextRefusedError, EmbeddingServerError)
+def test_errors_are_care_errors() -> None:
+    assert issubclass(TextRejectedError, EmbeddingServerError)
     assert issubclass(EmbeddingServerError, CareError)

@@ -8,10 +8,10 @@ from models.encoders.providers import (
     ProviderName,
     ProviderOptions,
     check_available,
-    check_products,
+    check_matrix_products,
     engine_folder,
     execution_providers,
-    not_started,
+    start_error,
     warm_up_shapes,
 )
 from tests.encoders import make_spec
@@ -25,7 +25,7 @@ CPU, CUDA, TENSORRT = (
 SPEC = make_spec().model_copy(update={"max_length": 512, "weights_sha256": "ab" * 32})
 
 
-def test_buckets_are_powers_of_two_ended_by_the_maxima() -> None:
+def test_buckets_are_powers_of_two_up_to_the_maxima() -> None:
     assert Buckets.up_to(8, 512) == Buckets((1, 2, 4, 8), (16, 32, 64, 128, 256, 512))
     assert Buckets.up_to(12, 100) == Buckets((1, 2, 4, 8, 12), (16, 32, 64, 100))
     assert Buckets.up_to(1, 10) == Buckets((1,), (10,))
@@ -42,7 +42,7 @@ def test_buckets_are_powers_of_two_ended_by_the_maxima() -> None:
         ((8, 512), (8, 512)),
     ],
 )
-def test_a_batch_takes_the_smallest_bucket_that_holds_it(
+def test_a_batch_is_padded_to_the_smallest_bucket_that_fits(
     needed: tuple[int, int], padded: tuple[int, int]
 ) -> None:
     assert Buckets.up_to(8, 512).fit(*needed) == padded
@@ -54,17 +54,17 @@ def test_only_tensorrt_pads_to_buckets(name: ProviderName) -> None:
     assert ProviderOptions("tensorrt", max_batch=8).buckets(512) == Buckets.up_to(8, 512)
 
 
-def test_the_processor_takes_no_options() -> None:
+def test_the_processor_has_no_options() -> None:
     assert execution_providers(ProviderOptions(), SPEC) == [(CPU, {})]
 
 
-def test_cuda_runs_on_the_device_asked_for() -> None:
+def test_cuda_uses_the_requested_device() -> None:
     providers = execution_providers(ProviderOptions("cuda", device=3), SPEC)
     assert [name for name, _ in providers] == [CUDA, CPU]
     assert providers[0][1]["device_id"] == "3"
 
 
-def test_tensorrt_is_told_every_shape_and_where_its_engine_lies() -> None:
+def test_tensorrt_options_have_all_shapes_and_the_engine_folder() -> None:
     options = ProviderOptions("tensorrt", device=1, cache=Path("engines"), max_batch=8)
     providers = execution_providers(options, SPEC)
     assert [name for name, _ in providers] == [TENSORRT, CUDA, CPU]
@@ -84,7 +84,7 @@ def test_tensorrt_is_told_every_shape_and_where_its_engine_lies() -> None:
     }
 
 
-def test_tensorrt_computes_in_full_precision_if_asked_to() -> None:
+def test_tensorrt_can_compute_in_full_precision() -> None:
     options = execution_providers(ProviderOptions("tensorrt", fp16=False), SPEC)[0][1]
     assert options["trt_fp16_enable"] == "False"
 
@@ -117,7 +117,7 @@ def test_every_padded_shape_is_inside_tensorrts_profile(max_length: int) -> None
             assert low[1] <= padded[1] <= high[1]
 
 
-def test_warm_up_runs_what_each_provider_needs() -> None:
+def test_warm_up_shapes_depend_on_the_provider() -> None:
     assert warm_up_shapes(ProviderOptions(), 512) == [(1, 16)]
     expected = [(1, 16), (4, 16), (1, 32), (4, 32), (1, 48), (4, 48)]
     for name in ("cuda", "tensorrt"):
@@ -135,24 +135,24 @@ def test_a_provider_that_is_not_installed_is_an_error_with_the_command(
     assert install in str(caught.value)
 
 
-def test_a_provider_that_is_installed_passes() -> None:
+def test_an_installed_provider_is_accepted() -> None:
     check_available(ProviderOptions("cuda"), [TENSORRT, CUDA, CPU], "1.31.1")
     check_available(ProviderOptions(), [CPU], "1.31.1")
 
 
-def test_the_reason_of_a_failed_start_is_put_on_one_line() -> None:
-    error = not_started(ProviderOptions("cuda", device=2), "1.31.1", "no driver\n\nsee the log\n")
+def test_the_reason_of_a_failed_start_is_one_line() -> None:
+    error = start_error(ProviderOptions("cuda", device=2), "1.31.1", "no driver\n\nsee the log\n")
     assert (error.code, error.fields["device"]) == ("provider_not_started", 2)
     assert "no driver see the log" in str(error)
 
 
-def test_products_that_another_provider_computes_are_an_error() -> None:
+def test_matrix_products_of_another_provider_are_an_error() -> None:
     weights = Path("query.onnx")
     placed = [(CUDA, "MatMul"), (CPU, "Shape"), (CPU, "Gather")]
-    check_products(ProviderOptions("cuda"), weights, placed)
+    check_matrix_products(ProviderOptions("cuda"), weights, placed)
     mixed = [*placed, (CPU, "MatMulIntegerToFloat"), (CPU, "MatMulIntegerToFloat")]
     elsewhere = ["MatMulIntegerToFloat"]
     with raises(ProviderError, "unsupported_operators", path=weights, operators=elsewhere):
-        check_products(ProviderOptions("cuda"), weights, mixed)
+        check_matrix_products(ProviderOptions("cuda"), weights, mixed)
     with raises(ProviderError, "unsupported_operators", operators=["MatMul"]):
-        check_products(ProviderOptions("tensorrt"), weights, placed)
+        check_matrix_products(ProviderOptions("tensorrt"), weights, placed)

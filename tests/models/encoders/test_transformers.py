@@ -59,12 +59,12 @@ def load(folder: Path, pooling: Pooling = "last_token", **changes: Any) -> Trans
 
 
 def all_ids(folder: Path, text: str) -> list[int]:
-    """The tokens of a text, as the file of the checkpoint says and nothing else."""
+    """Returns the tokens of a text by the tokenizer file of the checkpoint."""
     ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     return ids
 
 
-def test_last_token_is_the_vector_of_the_end_of_text(qwen3: Path) -> None:
+def test_last_token_pooling_uses_the_end_of_text_token(qwen3: Path) -> None:
     model = AutoModel.from_pretrained(qwen3)
     expected = [unit(token_states(model, all_ids(qwen3, text))[-1]) for text in TEXTS]
     encoding = load(qwen3).encode(TEXTS)
@@ -93,8 +93,8 @@ def test_a_text_has_the_same_vector_alone_and_in_any_batch(qwen3: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_texts", [True, False])
-def test_a_long_text_is_cut_before_its_end_of_text(tmp_path: Path, ends_texts: bool) -> None:
-    """A tokenizer that ends no text is given its end-of-text token."""
+def test_truncation_keeps_the_end_of_text_token(tmp_path: Path, ends_texts: bool) -> None:
+    """The end-of-text token is appended if the tokenizer does not add it."""
     folder = write_qwen3(tmp_path, ends_texts=ends_texts)
     end = 0 if ends_texts else 1
     plain = all_ids(folder, LONG)[: MAX_LENGTH - 1]
@@ -110,7 +110,7 @@ def test_a_long_text_is_cut_before_its_end_of_text(tmp_path: Path, ends_texts: b
     np.testing.assert_allclose(encoding.vectors[1], expected, atol=1e-5)
 
 
-def test_a_special_token_in_a_text_means_its_letters(qwen3: Path) -> None:
+def test_a_special_token_in_a_text_is_plain_text(qwen3: Path) -> None:
     (tokens,) = checkpoint_tokenizer(checkpoint_spec(qwen3), qwen3)(["<|endoftext|>"])
     assert tokens.ids.count(0) == 1
     assert len(tokens.ids) > 2
@@ -120,7 +120,7 @@ SHARED = "头痛😀龘，Aspirin 100 mg <|endoftext|>" + LONG
 
 
 @pytest.mark.parametrize("write", [write_qwen3, partial(write_qwen3, ends_texts=False), write_bert])
-def test_offsets_show_the_tokens_of_a_text_however_long(tmp_path: Path, write: Any) -> None:
+def test_offsets_cover_texts_of_any_length(tmp_path: Path, write: Any) -> None:
     folder = write(tmp_path)
     pooling: Pooling = "mean" if write is write_bert else "last_token"
     prompt = "文档："
@@ -133,12 +133,12 @@ def test_offsets_show_the_tokens_of_a_text_however_long(tmp_path: Path, write: A
         spans = [(start, end) for start, end in offsets if start < end]
         beside = checkpoint_tokenizer(longer, folder)([""])[0]
         assert len(spans) == len(offsets) - len(beside.ids)
-        # Each character is in a token, and no token goes beyond those around it.
+        # Each character is in a token, and tokens do not overlap.
         assert {at for span in spans for at in range(*span)} == set(range(len(text)))
         assert spans == sorted(spans)
 
 
-def test_bytes_of_a_character_all_have_it(qwen3: Path) -> None:
+def test_tokens_of_the_bytes_of_a_character_have_its_span(qwen3: Path) -> None:
     offsets = checkpoint_tokenizer(checkpoint_spec(qwen3), qwen3).token_offsets("龘痛")
     assert offsets.count((0, 1)) > 1
     starts = token_starts(offsets)
@@ -147,20 +147,20 @@ def test_bytes_of_a_character_all_have_it(qwen3: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_texts", [True, False])
-def test_chunks_of_a_decoder_fit_and_are_the_whole_text(tmp_path: Path, ends_texts: bool) -> None:
+def test_chunks_of_a_decoder_fit_and_cover_the_text(tmp_path: Path, ends_texts: bool) -> None:
     folder = write_qwen3(tmp_path, ends_texts=ends_texts)
     encoder = load(folder, prompt="文档：")
     text = SHARED + "龘" * 40
-    chunks = Chunker(encoder, Chunking(tokens=MAX_LENGTH)).cut(Document("d", text, "病历"))
+    chunks = Chunker(encoder, Chunking(tokens=MAX_LENGTH)).split(Document("d", text, "病历"))
     assert isinstance(chunks, list)
     assert "".join(chunk.text for chunk in chunks) == text
     encoding = encoder.encode([document_text(chunk.title, chunk.text) for chunk in chunks])
     assert not encoding.truncated.any()
-    # All but the last are about as long as they may be.
+    # All but the last are nearly as long as the limit.
     assert encoding.token_counts[:-1].mean() > 0.8 * MAX_LENGTH
 
 
-def test_the_prompt_stands_before_each_text(qwen3: Path) -> None:
+def test_the_prompt_is_prepended_to_each_text(qwen3: Path) -> None:
     prompted = load(qwen3, prompt="检索：").encode(TEXTS).vectors
     expected = load(qwen3).encode([f"检索：{text}" for text in TEXTS]).vectors
     np.testing.assert_array_equal(prompted, expected)
@@ -189,14 +189,14 @@ def test_a_dense_module_follows_the_pooling(tmp_path: Path, activation: str) -> 
     assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 32)
 
 
-def test_a_transformer_may_lie_in_a_folder_of_its_own(tmp_path: Path, bert: Path) -> None:
+def test_a_transformer_may_be_in_a_subfolder(tmp_path: Path, bert: Path) -> None:
     shutil.copytree(bert, tmp_path / "0_Transformer")
     write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Normalize", "2_Normalize"))
     expected = load(bert, "mean").encode(TEXTS).vectors
     np.testing.assert_array_equal(load(tmp_path, "mean").encode(TEXTS).vectors, expected)
 
 
-def test_weights_lie_relative_to_the_pair(qwen3: Path) -> None:
+def test_paths_of_weights_are_relative_to_the_pair(qwen3: Path) -> None:
     spec = checkpoint_spec(qwen3, weights=qwen3.name)
     encoder = TransformersEncoder(spec, qwen3.parent, device="cpu")
     np.testing.assert_array_equal(encoder.encode(TEXTS).vectors, load(qwen3).encode(TEXTS).vectors)
@@ -241,7 +241,7 @@ def lose_the_end_of_text(folder: Path) -> None:
         (lambda _: None, {"native_dimension": 2560}, "other_dimension"),
     ],
 )
-def test_what_is_not_as_described_is_an_error(
+def test_a_checkpoint_that_does_not_match_the_spec_is_an_error(
     qwen3: Path, tmp_path: Path, damage: Any, changes: dict[str, Any], code: str
 ) -> None:
     folder = shutil.copytree(qwen3, tmp_path / "qwen3")
@@ -257,7 +257,7 @@ def test_what_is_not_as_described_is_an_error(
         ("adapter", {"adapter": "tiny/qwen3-lora"}, "tiny/qwen3-lora"),
     ],
 )
-def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(
+def test_a_failed_download_is_an_error(
     qwen3: Path,
     monkeypatch: pytest.MonkeyPatch,
     field: str,
@@ -270,7 +270,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_that_memory_cannot_hold_is_said_in_one_sentence(
+def test_a_batch_that_exceeds_gpu_memory_is_an_error(
     qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = load(qwen3)
@@ -313,16 +313,16 @@ def test_tokens_are_counted_without_the_weights(
 
 
 @pytest.mark.parametrize("name", ["auto", "transformers"])
-def test_the_indexer_takes_transformers_for_a_checkpoint(qwen3: Path, name: str) -> None:
+def test_the_indexer_uses_transformers_for_a_checkpoint(qwen3: Path, name: str) -> None:
     encoder: Encoder = document_encoder(checkpoint_pair(qwen3), EncoderOptions(name))
     assert isinstance(encoder, TransformersEncoder)
     assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), WIDTH)
 
 
-def test_documents_of_a_server_are_cut_by_the_tokenizer_of_the_checkpoint(
+def test_documents_for_a_server_are_split_by_the_tokenizer_of_the_checkpoint(
     qwen3: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights, which the server has, are not asked for; the tokenizer is if texts are cut."""
+    """Weights are not downloaded; the tokenizer is downloaded if texts are split."""
     delivered: list[Any] = []
 
     def download(model: str, *, allow_patterns: Any, **_: Any) -> str:
@@ -335,29 +335,27 @@ def test_documents_of_a_server_are_cut_by_the_tokenizer_of_the_checkpoint(
     assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 16)
     assert delivered == []
     document, chunking = Document("d", LONG), Chunking(tokens=MAX_LENGTH)
-    expected = Chunker(load(qwen3), chunking).cut(document)
-    assert Chunker(encoder, chunking).cut(document) == expected
+    expected = Chunker(load(qwen3), chunking).split(document)
+    assert Chunker(encoder, chunking).split(document) == expected
     assert delivered == [["*.json", "*.txt", "*.model", "*.jinja"]]
 
 
-def test_an_adapter_needs_peft(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_requires_peft(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with raises(ProviderError, "missing_package", package="peft"):
         load(qwen3, adapter=str(qwen3))
 
 
-def test_vllm_is_named_where_it_is_not_installed(
-    qwen3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_is_named_if_it_is_not_installed(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with raises(ProviderError, "missing_package", package="vllm"):
         document_encoder(checkpoint_pair(qwen3), EncoderOptions("vllm"))
 
 
-def test_the_indexer_needs_no_torch_for_files_of_onnx() -> None:
+def test_the_indexer_needs_no_torch_for_onnx_files() -> None:
     script = """
 import sys
-from indexer.__main__ import main
+import care.indexing
 from models.encoders.factory import EncoderOptions, document_encoder
 from models.pairs import load_pair
 document_encoder(load_pair("care-mini"), EncoderOptions())

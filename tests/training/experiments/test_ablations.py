@@ -1,4 +1,4 @@
-"""The recipes of the ablations, and a tiny run of some of them."""
+"""The recipes of the ablations, and runs of some of them with tiny encoders."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from training.stages.base import TrainingStage
 
 pytestmark = pytest.mark.train
 
-# What may differ in a stage that a recipe shares with the base: what it learns, and from what.
+# Keys that may differ in a stage that a recipe shares with the base: losses and data.
 LEARNED = {"contrastive", "mse", "kl", "temperature", "data", "prompts"}
 
 
@@ -31,7 +31,7 @@ def stages(name: str) -> dict[str, dict[str, Any]]:
 
 
 def changed(name: str) -> dict[str, set[str]]:
-    """The keys that differ from the base in the stages that both have."""
+    """Returns the keys that differ from the base in common stages."""
     base = stages(CARE)
     return {
         label: {key for key, value in stage.items() if value != base[label][key]}
@@ -40,7 +40,7 @@ def changed(name: str) -> dict[str, set[str]]:
     }
 
 
-def test_there_is_one_recipe_for_each_row() -> None:
+def test_each_row_of_the_table_has_a_recipe() -> None:
     found = {load_recipe(path).name for path in RECIPES.glob("*.yaml")}
     assert found == set(ORDER) and len(ORDER) == 17
     assert len({recipe(name).description for name in ORDER}) == 17
@@ -52,8 +52,8 @@ def test_no_two_recipes_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_a_recipe_differs_from_the_base_in_what_it_says(name: str) -> None:
-    """Encoders, effort and the order of stages are those of the base; nothing is measured."""
+def test_a_recipe_differs_from_the_base_in_allowed_keys_only(name: str) -> None:
+    """Encoders, training effort and order of stages are those of the base; there is no dev set."""
     base, other = recipe(CARE), recipe(name)
     assert other.query in (base.query, None) and other.document in (base.document, None)
     assert other.dev is None
@@ -63,7 +63,7 @@ def test_a_recipe_differs_from_the_base_in_what_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_a_new_stage_trains_no_longer_than_its_like(name: str) -> None:
+def test_a_new_stage_trains_no_longer_than_the_stage_it_replaces(name: str) -> None:
     fine_tuning = stages(CARE)["query-fine-tuning"]
     for stage in recipe(name).stages:
         if stage.label not in stages(CARE) and isinstance(stage, TrainingStage):
@@ -73,7 +73,7 @@ def test_a_new_stage_trains_no_longer_than_its_like(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_leaves_stages_out_or_changes_one_thing(name: str) -> None:
+def test_an_ablation_removes_stages_or_changes_one_stage(name: str) -> None:
     left_out = stages(CARE).keys() - stages(name).keys()
     assert stages(name).keys() <= stages(CARE).keys()
     differences = [*changed(name).values()]
@@ -81,7 +81,7 @@ def test_an_ablation_leaves_stages_out_or_changes_one_thing(name: str) -> None:
     assert [len(keys) for keys in differences] in ([], [1])
 
 
-def test_baselines_of_post_training_alignment_learn_by_other_losses() -> None:
+def test_alignment_baselines_use_their_own_losses() -> None:
     names = ("kale", "wang-lyu", "scalingnote")
     weights = {
         name: tuple(stages(name)["alignment"][loss] for loss in ("contrastive", "mse", "kl"))
@@ -94,7 +94,7 @@ def test_baselines_of_post_training_alignment_learn_by_other_losses() -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Each text answers the one before; the same for both splits, questions by other words."""
+    """The answer to each text is the next one; the splits have different wordings of questions."""
     folder = tmp_path / "data"
     folder.mkdir()
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
@@ -110,7 +110,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recipes(tmp_path: Path, bert: Path) -> Path:
-    """The real recipes on a base whose encoders are tiny and whose data are all taken."""
+    """The real recipes with tiny encoders, which read all data."""
     folder = tmp_path / "recipes"
     folder.mkdir()
     for path in RECIPES.glob("*.yaml"):
@@ -121,7 +121,7 @@ def recipes(tmp_path: Path, bert: Path) -> Path:
 
 
 def _shrink(value: Any, start: str) -> None:
-    """Takes all data, small batches and a layer or the width of the tiny encoder."""
+    """Removes restrictions of data, and reduces batches, layers and widths for a tiny encoder."""
     for entry in value.values() if isinstance(value, dict) else value:
         if isinstance(entry, dict | list):
             _shrink(entry, start)
@@ -145,16 +145,16 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
     assert all(set(seeds) == {0, 1} for seeds in scores.values())
     assert all(len(found[NDCG]) == len(TEXTS) for s in scores.values() for found in s.values())
     text = table.read_text(encoding="utf-8")
-    # Two rows of two seeds, and a sentence on their order.
+    # Two rows of two seeds, and one ordering.
     assert (text.count("| 2 |"), text.count("\n- ")) == (2, 1)
-    # What recipes share is made once: the large encoder's own stage for all seeds.
+    # Shared stages run once: that of the large encoder for all seeds.
     assert len(list((out / "stages").glob("document-fine-tuning-*"))) == 1
     assert len(list((out / "stages").glob("query-fine-tuning-*"))) == 2
-    # A second call makes nothing anew and says the same.
+    # A second call reuses all stages and writes the same table.
     lines.clear()
     assert run_ablations(data, out, 2, only, lines.append, recipes).read_text("utf-8") == text
     assert sum(": reused " in line for line in lines) == 2 * (7 + 4)
-    # Scores of other data stay out of the table: any file of the folder makes it another.
+    # The table excludes scores of other data; every file of the folder is part of the data's key.
     (data / "notes.txt").write_text("more")
     table = run_ablations(data, out, 1, only[:1], lines.append, recipes)
     assert "\n- " not in table.read_text(encoding="utf-8")
@@ -165,7 +165,7 @@ def test_unknown_recipe(data: Path, tmp_path: Path) -> None:
         run_ablations(data, tmp_path, 1, ["kalle"], print)
 
 
-def test_candidates_hold_the_positives_and_no_document_twice(data: Path) -> None:
+def test_candidates_are_distinct_and_include_the_positives(data: Path) -> None:
     test = read_test(data)
     for query, ids in test.candidates.items():
         assert set(test.dev.qrels[query]) <= set(ids) <= set(test.dev.documents)

@@ -1,4 +1,4 @@
-"""Texts made for alignment."""
+"""Synthetic texts for alignment."""
 
 import json
 from functools import cache
@@ -23,29 +23,29 @@ def made(seed: int) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_texts_follow_from_the_seed() -> None:
+def test_texts_depend_on_the_seed() -> None:
     assert made(0)[:400] == list(islice(Phrases(TEXTS, 0), 400))
     assert len(set(made(0)[:400]) & set(made(1)[:400])) < 200
 
 
-def test_texts_are_short_and_no_two_are_equal() -> None:
+def test_texts_are_short_and_distinct() -> None:
     texts = made(0)
     assert len(set(texts)) == len(texts)
     assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
 
 
 @pytest.mark.e2e
-def test_texts_are_as_long_as_they_are_asked_for() -> None:
+def test_texts_have_the_requested_lengths() -> None:
     texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
     assert {30 <= len(text) <= 110 for text in texts} == {True}
     assert sum(len(text) > LONGEST for text in texts) > 100
 
 
-def test_no_form_is_left_unfilled() -> None:
+def test_all_slots_of_templates_are_filled() -> None:
     assert not [text for text in made(0) if "{" in text or "}" in text]
 
 
-def test_parts_of_given_texts_are_among_them() -> None:
+def test_texts_include_spans_of_given_texts() -> None:
     texts = made(0)
     assert any(text in TEXTS[1] for text in texts)
     assert sum(text not in "".join(TEXTS) for text in texts) > 200
@@ -59,13 +59,13 @@ def test_words_belong_to_the_class_of_their_longest_ending() -> None:
     assert classes == ["disease", "drug", "organ", None]
 
 
-def test_only_examples_that_train_are_read(data: Path, tmp_path: Path) -> None:
+def test_only_training_examples_are_read(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "phrases.jsonl"
     changes = [f"variables.data={data}", "dev=null"]
     write(load_recipe(RECIPE, changes), out, count=300, seed=0)
     texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
     assert len(texts) == 300
-    # Of answers that no example names, and of knowledge-qa, there is no part.
+    # There are no spans of answers that are not in an example, nor of answers of knowledge-qa.
     assert any(text in "清淡饮食，按时服用降压药。" for text in texts)
     assert not any("使用抗生素控制感染" in text or "绝对不会出现的句子" in text for text in texts)
 

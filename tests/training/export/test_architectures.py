@@ -1,4 +1,4 @@
-"""Each architecture of the registry, as a tiny checkpoint, from encoding to search."""
+"""Export, indexing and search with a tiny checkpoint of each architecture of the registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import AutoModel, GteModel, Qwen2Model
 
+from care.cli.main import main as care
 from core.encoders import Pair, Pooling
 from core.errors import PairError
 from core.files import sha256_file
 from core.versions import current_version, index_folder, read_manifest
-from indexer.__main__ import main as indexer
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
@@ -42,7 +42,6 @@ from tests.checkpoints import (
 )
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
-from training.export.__main__ import main as export
 from training.export.onnx import save
 
 pytestmark = pytest.mark.train
@@ -78,7 +77,7 @@ ARCHITECTURES = {
 
 
 def make_pair(folder: Path, name: str) -> Pair:
-    """A symmetric pair over a checkpoint in `folder`, as a model's registry entry says."""
+    """Returns a symmetric pair of a checkpoint in `folder`, based on a model's registry entry."""
     kind = ARCHITECTURES[name]
     checkpoint = kind.write(folder / "checkpoint")
     changes = {"weights": "checkpoint", **kind.changes}
@@ -99,9 +98,9 @@ def test_a_checkpoint_is_indexed_exported_and_served(
     assert load_pair(str(tmp_path / "pair.toml")).query.role == "query"
     records = [{"_id": f"{i}", "text": a + b} for i, (a, b) in enumerate(product(TEXTS, TEXTS))]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
-    arguments = ["--corpus", str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
+    arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
     arguments += ["--builds", str(tmp_path / "builds"), "--pair", str(tmp_path / "pair.toml")]
-    assert indexer(["build", *arguments, "--backend", "transformers"]) == 0
+    assert care(["index", *arguments, "--backend", "transformers"]) == 0
     version = current_version(settings.indexes, "test")
     manifest = read_manifest(index_folder(settings.indexes, "test") / version)
     assert manifest.recall.recall == 1
@@ -112,7 +111,7 @@ def test_a_checkpoint_is_indexed_exported_and_served(
 
     out = tmp_path / "exported"
     arguments = ["--pair", str(tmp_path / "pair.toml"), "--precision", "fp32", "--corpus", "none"]
-    assert export([*arguments, "--out", str(out)]) == 0
+    assert care(["export", *arguments, "--out", str(out)]) == 0
     assert f"{out}/pair.toml" in capsys.readouterr().out
     exported = load_pair(str(out / "pair.toml"))
     assert exported.document.model_dump(exclude={"weights", "adapter"}) == (
@@ -141,7 +140,7 @@ def states(encoder: TransformersEncoder, text: str) -> tuple[torch.Tensor, list[
     return token_states(model, ids), ids
 
 
-def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
+def test_attention_of_gte_qwen2_is_bidirectional(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "qwen2")
     encoder = TransformersEncoder(pair.query, tmp_path, device="cpu")
     one, two = (states(encoder, text)[0] for text in ("头痛", "头晕"))
@@ -155,15 +154,15 @@ def test_attention_of_gte_qwen2_goes_in_both_directions(tmp_path: Path) -> None:
     model = Qwen2Model.from_pretrained(tmp_path / "checkpoint", attn_implementation="eager").eval()
     for text, vector in zip(TEXTS, vectors, strict=True):
         ids = states(encoder, text)[1]
-        # A mask of four dimensions is taken as it is.
+        # transformers uses a four-dimensional mask unchanged.
         everything = torch.zeros(1, 1, len(ids), len(ids))
         with torch.inference_mode():
             expected = model(torch.tensor([ids]), attention_mask=everything).last_hidden_state
         np.testing.assert_allclose(vector, unit(expected[0, -1]), atol=1e-5)
 
 
-def test_an_older_gte_is_read_with_its_ntk_scaling(tmp_path: Path) -> None:
-    """The frequencies are those of Alibaba-NLP/new-impl: https://kexue.fm/archives/9706."""
+def test_an_older_gte_is_loaded_with_ntk_scaling(tmp_path: Path) -> None:
+    """Frequencies as in Alibaba-NLP/new-impl: https://kexue.fm/archives/9706."""
     pair = make_pair(tmp_path, "gte")
     encoder = TransformersEncoder(pair.query, tmp_path, device="cpu")
     head, factor = WIDTH // 2, NTK["factor"]
@@ -172,7 +171,7 @@ def test_an_older_gte_is_read_with_its_ntk_scaling(tmp_path: Path) -> None:
     model = encoder.parts()[0]
     torch.testing.assert_close(model.rotary_emb.inv_freq, frequencies)
 
-    # The weights as they were before they were written in the older layout.
+    # The weights before conversion to the older layout.
     torch.manual_seed(0)
     native = GteModel(type(model.config)(**model.config.to_diff_dict())).eval()
     native.rotary_emb.inv_freq.copy_(frequencies)
@@ -181,17 +180,17 @@ def test_an_older_gte_is_read_with_its_ntk_scaling(tmp_path: Path) -> None:
         np.testing.assert_allclose(vector, expected, atol=1e-4)
 
 
-def test_an_unknown_architecture_is_an_error_and_its_code_not_run(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_an_error_and_its_code_does_not_run(tmp_path: Path) -> None:
     spec = make_pair(tmp_path, "gte").query.model_copy(update={"config": {}})
     with raises(PairError, "unknown_architecture", model_type="new"):
         TransformersEncoder(spec, tmp_path, device="cpu")
 
 
-def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path: Path) -> None:
+def test_large_weights_are_written_to_a_second_file(tmp_path: Path) -> None:
     write_pair(make_pair(tmp_path, "bert"), tmp_path / "pair.toml")
     path = tmp_path / "out" / "pair.toml"
     arguments = ["--pair", str(tmp_path / "pair.toml"), "--precision", "fp32", "--corpus", "none"]
-    assert export([*arguments, "--out", str(path.parent)]) == 0
+    assert care(["export", *arguments, "--out", str(path.parent)]) == 0
     pair = load_pair(str(path))
     expected = OnnxEncoder(pair.query, pair.folder, threads=1).encode(TEXTS).vectors
     graph = onnx.load(path.with_name("query-fp32.onnx"))
@@ -204,7 +203,7 @@ def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path: Path) -> 
     vectors = OnnxEncoder(large, pair.folder, threads=1).encode(TEXTS).vectors
     np.testing.assert_array_equal(vectors, expected)
 
-    # Other tensors make another graph: its checksum stands for both files.
+    # Other tensors change the checksum of the graph, which covers both files.
     (table,) = (t for t in graph.graph.initializer if "word_embeddings" in t.name)
     table.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(table), table.name))
     save(graph, file, largest=1000)
@@ -220,8 +219,8 @@ def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("pair", "code"), [("care-mini", "not_a_checkpoint"), ("care-0.3b-8b", "no_checkpoint")]
 )
-def test_what_cannot_be_exported_is_said_in_one_line(
+def test_an_unsupported_export_is_an_error_of_one_line(
     tmp_path: Path, pair: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export(["--pair", pair, "--out", str(tmp_path / "out")]) == 1
+    assert care(["export", "--pair", pair, "--out", str(tmp_path / "out")]) == 1
     assert error_code(capsys.readouterr().err) == code

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
+from care.cli.main import main
 from core.encoders import Pair
 from core.types import FloatArray
 from models.encoders.onnx import OnnxEncoder
@@ -31,7 +32,6 @@ from tests.checkpoints import (
 from tests.conftest import write_jsonl
 from tests.errors import error_code
 from training.export import query_side
-from training.export.__main__ import main as export
 from training.export.onnx import SentenceEncoder
 from training.export.pair import recommended
 from training.export.report import Row
@@ -44,9 +44,9 @@ ALL = "fp32,fp16,int8,tensorrt"
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Queries by BERT, documents by a decoder whose tokenizer ends no text, with LoRA layers."""
+    """BERT for queries; for documents a decoder with LoRA, whose tokenizer appends no end token."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    # The weights of a trained model: small, so that integers can carry them.
+    # Small weights, as in trained models, which integers can represent.
     bert = AutoModel.from_pretrained(write_bert(folder / "query"))
     torch.manual_seed(1)
     for name, weights in bert.named_parameters():
@@ -79,14 +79,16 @@ def command(checkpoints: Path) -> Command:
 
     def run(out: Path, *arguments: str) -> int:
         pair = str(checkpoints / "pair.toml")
-        return export(["--pair", pair, "--out", str(out), "--threads", "1", *data, *arguments])
+        return main(
+            ["export", "--pair", pair, "--out", str(out), "--threads", "1", *data, *arguments]
+        )
 
     return run
 
 
 @pytest.fixture(scope="module")
 def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All precisions, the document side merged; moved after it was written."""
+    """An export of all precisions with a merged document side, moved to another folder."""
     folder = tmp_path_factory.mktemp("whole")
     assert command(folder / "out", "--precision", ALL, "--document", "merged") == 0
     (folder / "elsewhere").mkdir()
@@ -94,7 +96,7 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(out: Path) -> dict[str, Any]:
-    """The rows of the report by precision."""
+    """Returns the rows of the report by precision."""
     rows = json.loads((out / "report.json").read_text("utf-8"))["precisions"]
     return {row["precision"]: row for row in rows}
 
@@ -120,7 +122,7 @@ def test_all_precisions_pass_and_the_smallest_is_recommended(whole: Path) -> Non
     assert rows["tensorrt"]["reason"]
 
 
-def test_int8_computes_in_integers_and_tensorrt_reads_the_standard_alone(whole: Path) -> None:
+def test_int8_uses_integer_operators_and_tensorrt_standard_ones(whole: Path) -> None:
     def operators(name: str) -> set[str]:
         return {node.op_type for node in onnx.load(whole / name).graph.node}
 
@@ -140,7 +142,7 @@ def perturbed(graph: onnx.ModelProto) -> onnx.ModelProto:
     return graph
 
 
-def test_a_damaged_graph_fails_by_name_and_the_others_stand(
+def test_a_damaged_graph_fails_and_the_others_are_kept(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_side, "half_precision", perturbed)
@@ -177,7 +179,7 @@ def test_a_graph_that_does_not_load_fails(
     ],
     ids=["padding", "norm", "ranking"],
 )
-def test_a_float32_graph_that_fails_is_an_error_and_an_earlier_export_stays(
+def test_a_failed_float32_graph_is_an_error_and_keeps_the_earlier_export(
     command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,13 +230,13 @@ def test_each_threshold_can_be_missed(name: str, value: float) -> None:
     assert failure.startswith(f"{name} {value:g} ")
 
 
-def test_an_engine_of_tensorrt_has_the_thresholds_of_half_precision() -> None:
+def test_tensorrt_engines_have_the_thresholds_of_half_precision() -> None:
     values = GOOD | {"cosine": 0.9991}
     assert Row("tensorrt", "tensorrt", "", values=values).failures == []
     assert Row("tensorrt", "cpu", "", values=values).failures != []
 
 
-def test_what_a_processor_does_not_compute_in_is_not_recommended() -> None:
+def test_precisions_that_a_provider_only_stores_are_not_recommended() -> None:
     def row(precision: Any, megabytes: float, reason: str = "") -> Row:
         return Row(precision, "cpu", "", "", megabytes, {} if reason else GOOD, reason)
 
@@ -247,7 +249,7 @@ def test_what_a_processor_does_not_compute_in_is_not_recommended() -> None:
 
 @pytest.fixture(scope="module")
 def expected(checkpoints: Path) -> FloatArray:
-    """Vectors of the document side before it was exported."""
+    """Vectors of the document side before the export."""
     pair = load_pair(str(checkpoints / "pair.toml"))
     vectors: FloatArray
     vectors = TransformersEncoder(pair.document, pair.folder, device="cpu").encode(TEXTS).vectors
@@ -270,7 +272,7 @@ def test_a_merged_document_side_has_the_vectors_of_its_adapter(
     np.testing.assert_allclose((vectors * expected).sum(axis=1), 1, atol=1e-4)
 
 
-def test_a_kept_adapter_has_the_same_vectors(
+def test_an_exported_adapter_has_the_same_vectors(
     command: Command, tmp_path: Path, expected: FloatArray
 ) -> None:
     out = tmp_path / "out"
@@ -293,7 +295,7 @@ def test_a_kept_adapter_has_the_same_vectors(
         (["--out", "{data}"], "not_an_export"),
     ],
 )
-def test_bad_input_is_said_in_one_line(
+def test_invalid_input_is_an_error_of_one_line(
     command: Command,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -310,7 +312,7 @@ def test_bad_input_is_said_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_document_side_without_an_adapter_has_none_to_keep(
+def test_exporting_an_adapter_needs_an_adapter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_bert(tmp_path / "bert")
@@ -321,6 +323,6 @@ def test_a_document_side_without_an_adapter_has_none_to_keep(
     write_pair(pair, tmp_path / "pair.toml")
     arguments = ["--pair", str(tmp_path / "pair.toml"), "--out", str(tmp_path / "out")]
     arguments += ["--precision", "fp32", "--corpus", "none", "--document", "adapter"]
-    assert export(arguments) == 1
+    assert main(["export", *arguments]) == 1
     assert error_code(capsys.readouterr().err) == "no_adapter"
     assert files(tmp_path) == {"bert", "pair.toml"}

@@ -21,7 +21,7 @@ ROWS, WIDTH = 1024, 64
 
 @pytest.fixture(scope="module")
 def graph() -> onnx.ModelProto:
-    """A look-up and two products, the second of whose inputs has outliers."""
+    """A look-up and two products; the input of the second product has outliers."""
     random = np.random.default_rng(2)
     table = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
     spread = random.normal(0, 2.0 / WIDTH**0.5, (WIDTH, 2 * WIDTH)).astype(np.float32)
@@ -57,13 +57,13 @@ def operators(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def rounded(weights: FloatArray, bits: Bits) -> FloatArray:
-    """The weights that blocks of them stand for."""
+    """Returns the dequantised weights of blocks."""
     integers, scales = block_quantize(weights, bits)
     values = integers.astype(np.float32) - 2 ** (bits - 1)
     return values * np.repeat(scales, 32, axis=1)
 
 
-def test_block_quantisation_loses_nothing_the_second_time() -> None:
+def test_quantising_dequantised_weights_is_lossless() -> None:
     weights = np.random.default_rng(0).normal(size=(8, 96)).astype(np.float32)
     weights[3, :32] = 0
     once = rounded(weights, 4)
@@ -72,18 +72,18 @@ def test_block_quantisation_loses_nothing_the_second_time() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_are_as_near_as_their_bits_allow(bits: Bits) -> None:
+def test_errors_of_blocks_are_at_most_one_step(bits: Bits) -> None:
     weights = np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32)
     steps = np.repeat(np.abs(block_quantize(weights, bits)[1]), 32, axis=1)
     error = np.abs(rounded(weights, bits) - weights)
-    # The far end of a block's range has one step less than the end that the scale is taken from.
+    # A block has one integer less on the side opposite to its weight of largest magnitude.
     assert (error <= steps * 1.001).all()
     assert (error <= steps * 0.501).mean() > 0.95
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("table_bits", [4, 8])
-def test_what_is_dequantised_is_what_blocks_stand_for(
+def test_dequantised_weights_equal_the_quantised_ones(
     graph: onnx.ModelProto, bits: Bits, table_bits: Bits
 ) -> None:
     before = dequantize(graph)
@@ -100,11 +100,11 @@ def test_what_is_dequantised_is_what_blocks_stand_for(
     restored.CopyFrom(graph)
     for tensor, name in zip(restored.graph.initializer, ("words", "up", "down"), strict=True):
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(found[name]), tensor.name))
-    # But for activations of 8 bits, the graph computes with these weights.
+    # Except for 8-bit activations, the graph computes with these weights.
     assert cosines(run(quantized, ids), run(restored, ids)).min() > 0.999
 
 
-def test_integers_have_fixed_scales_and_products_of_outliers_are_spared(
+def test_int8_scales_are_fixed_and_inputs_with_outliers_are_skipped(
     graph: onnx.ModelProto,
 ) -> None:
     texts = [np.arange(i, i + 9) for i in range(0, 90, 9)]
@@ -112,7 +112,7 @@ def test_integers_have_fixed_scales_and_products_of_outliers_are_spared(
     found = operators(quantized)
     assert (found["up"], found["down"]) == ("MatMulIntegerToFloat", "MatMulNBits")
     before, after = dequantize(graph), dequantize(quantized)
-    # Seven bits, a scale for each column.
+    # Seven bits, with a scale per column.
     steps = np.abs(before["up"]).max(axis=0) / 63
     assert (np.abs(after["up"] - before["up"]) <= 0.501 * steps).all()
     ids = np.array(texts)

@@ -1,4 +1,4 @@
-"""Pairs as models of sentence-transformers, and of mteb."""
+"""Pairs as sentence-transformers models, and their scores in mteb."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
+from care.cli.main import main
 from core.encoders import Pair
 from core.types import Document
 from evaluation.beir import write_beir
@@ -27,7 +28,6 @@ from tests.checkpoints import (
 )
 from tests.conftest import write_jsonl
 from tests.errors import error_code
-from training.export.__main__ import main as export
 
 pytestmark = pytest.mark.train
 
@@ -38,12 +38,12 @@ ALL = [*TEXTS, LONG, "高血压</s>[CLS]<|endoftext|>患者"]
 def save(pair: Path | str, out: Path) -> Path:
     texts = write_jsonl(out.parent / "texts.jsonl", [{"text": text} for text in TEXTS])
     arguments = ["--pair", str(pair), "--out", str(out), "--format", "sentence-transformers"]
-    assert export([*arguments, "--calibration", str(texts)]) == 0
+    assert main(["export", *arguments, "--calibration", str(texts)]) == 0
     return out
 
 
 def lowest_cosines(pair: Pair, model: SentenceTransformer, texts: list[str]) -> list[float]:
-    """Of the query and the document side, to the encoders of the pair."""
+    """Returns the lowest cosine of each side's vectors to those of the pair's encoders."""
     query, document = (load_encoder(side, pair.folder) for side in (pair.query, pair.document))
     found = [model.encode_query(texts), model.encode_document(texts)]
     expected = [query.encode(texts).vectors, document.encode(texts).vectors]
@@ -52,10 +52,10 @@ def lowest_cosines(pair: Pair, model: SentenceTransformer, texts: list[str]) -> 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Queries by BERT with a Dense module, documents by a decoder with LoRA layers.
+    """BERT with a Dense module for queries, and a decoder with LoRA for documents.
 
-    Both keep fewer dimensions than they compute, have prompts and lengths of their own, and
-    the decoder's tokenizer ends no text.
+    Both truncate vectors and have different prompts and maximum lengths. The decoder's tokenizer
+    does not append an end token.
     """
     folder = tmp_path_factory.mktemp("checkpoints")
     add_dense(write_bert(folder / "query"), 96, "activation.Tanh")
@@ -91,12 +91,12 @@ def test_both_routes_have_the_vectors_of_the_pair(checkpoints: Path, saved: Path
     vectors = model.encode_document(ALL)
     assert vectors.shape == (len(ALL), 48)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    # Without a task a text is a query.
+    # Without a task, texts are encoded as queries.
     np.testing.assert_array_equal(model.encode(ALL), model.encode_query(ALL))
     assert model.prompts["document"] == "文："
 
 
-def test_what_is_saved_is_a_pair_of_this_project_too(checkpoints: Path, saved: Path) -> None:
+def test_the_saved_model_is_also_a_pair_of_this_project(checkpoints: Path, saved: Path) -> None:
     pair, again = (load_pair(str(folder / "pair.toml")) for folder in (checkpoints, saved))
     assert again.embedding_space == pair.embedding_space
     for before, after in ((pair.query, again.query), (pair.document, again.document)):
@@ -107,7 +107,7 @@ def test_what_is_saved_is_a_pair_of_this_project_too(checkpoints: Path, saved: P
         assert (found.vectors * expected.vectors).sum(axis=1).min() >= 0.9999
         np.testing.assert_array_equal(found.token_counts, expected.token_counts)
         np.testing.assert_array_equal(found.truncated, expected.truncated)
-        # Each side is a model by itself.
+        # Each side is a complete model.
         alone = SentenceTransformer(str(saved / after.role), device="cpu").encode(ALL)
         assert (alone * expected.vectors).sum(axis=1).min() >= 0.9999
 
@@ -132,10 +132,10 @@ def test_mteb_scores_the_model_as_the_pair(checkpoints: Path, saved: Path, tmp_p
     assert 0 < scores[0] < 1
 
 
-def test_the_embedded_pair_is_saved_by_weights_of_its_graphs(tmp_path: Path) -> None:
-    """Its graphs have 8-bit activations, the model has none: .9983 of queries, .9998 of documents.
+def test_the_embedded_pair_is_saved_with_dequantised_weights(tmp_path: Path) -> None:
+    """Cosines are below 1 because only the graphs of the pair have 8-bit activations.
 
-    These are the lowest of 120 questions and passages of the sample.
+    The lowest of 120 questions and passages of the sample are 0.9983 and 0.9998.
     """
     out = save("care-mini", tmp_path / "model")
     model = SentenceTransformer(str(out), device="cpu")
@@ -148,7 +148,7 @@ def test_the_embedded_pair_is_saved_by_weights_of_its_graphs(tmp_path: Path) -> 
     assert document >= 0.9995
 
 
-def test_a_graph_that_is_no_bert_is_an_error(
+def test_a_graph_other_than_bert_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     qwen3 = write_qwen3(tmp_path / "qwen3")
@@ -156,19 +156,19 @@ def test_a_graph_that_is_no_bert_is_an_error(
     pair = Pair(name="t", description="d", folder=tmp_path, query=specs[0], document=specs[1])
     write_pair(pair, tmp_path / "pair.toml")
     arguments = ["--pair", str(tmp_path / "pair.toml"), "--out", str(tmp_path / "onnx")]
-    assert export([*arguments, "--precision", "fp32", "--corpus", "none"]) == 0
+    assert main(["export", *arguments, "--precision", "fp32", "--corpus", "none"]) == 0
     capsys.readouterr()
     out = tmp_path / "model"
     arguments = ["--pair", str(tmp_path / "onnx" / "pair.toml"), "--out", str(out)]
-    assert export([*arguments, "--format", "sentence-transformers"]) == 1
+    assert main(["export", *arguments, "--format", "sentence-transformers"]) == 1
     assert error_code(capsys.readouterr().err) == "unsupported_graph"
     assert not out.exists()
 
 
-def test_an_existing_folder_is_left_alone(
+def test_an_existing_folder_is_not_changed(
     saved: Path, checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--pair", str(checkpoints / "pair.toml"), "--out", str(saved)]
-    assert export([*arguments, "--format", "sentence-transformers"]) == 1
+    assert main(["export", *arguments, "--format", "sentence-transformers"]) == 1
     assert error_code(capsys.readouterr().err) == "folder_exists"
     assert (saved / "pair.toml").is_file()

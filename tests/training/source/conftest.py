@@ -37,7 +37,7 @@ def source() -> Source:
 
 @pytest.fixture(scope="session")
 def small_source(source: Source) -> Source:
-    """The source with two of its twelve layers, which are exported in a sixth of the time."""
+    """The source with two of its twelve layers, to export it faster."""
     return replace(source, layers=2)
 
 
@@ -60,7 +60,7 @@ def bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first edition, quantised: `pair.toml` and the folder `care-mini`."""
+    """The first edition, quantised, as `pair.toml` and the folder `care-mini`."""
     folder = tmp_path_factory.mktemp("converted")
     convert(folder / "care-mini", folder / "pair.toml", "quantised", lambda _: None)
     return folder
@@ -69,7 +69,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encode_torch(
     bert: BertModel, tokenizer: Tokenizer, prompt: str, texts: Sequence[str]
 ) -> FloatArray:
-    """Vectors by torch, each text alone."""
+    """Encodes each text separately with torch."""
     vectors = []
     for text in texts:
         ids = torch.tensor([tokenizer.encode(prompt + text).ids])

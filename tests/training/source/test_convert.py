@@ -30,7 +30,7 @@ def encode(pair: Pair, spec: EncoderSpec, texts: list[str]) -> NDArray[np.float3
     return OnnxEncoder(spec, pair.folder, threads=1).encode(texts).vectors
 
 
-def test_the_description_is_relative_to_itself(converted: Path) -> None:
+def test_paths_in_pair_toml_are_relative_to_the_file(converted: Path) -> None:
     pair = tomllib.loads((converted / "pair.toml").read_text(encoding="utf-8"))
     assert pair["query"]["prompt"] == QUERY_PROMPT
     assert pair["document"]["prompt"] == DOCUMENT_PROMPT
@@ -42,7 +42,7 @@ def test_the_description_is_relative_to_itself(converted: Path) -> None:
 def two_layers(
     small_source: Source, kept: NDArray[np.int64], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lets conversions read the small source, whose vocabulary is chosen already."""
+    """Makes conversions use the small source and its vocabulary."""
     monkeypatch.setattr("training.source.convert.load_source", lambda: small_source)
     monkeypatch.setattr("training.source.convert.kept_pieces", lambda _: kept)
 
@@ -58,7 +58,7 @@ def test_conversion_is_deterministic(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_layers")
-def test_the_unquantised_pair_is_one_file_for_both_sides_and_equals_torch(
+def test_the_fp32_pair_has_one_file_for_both_sides_and_equals_torch(
     tmp_path: Path, small_source: Source, kept: NDArray[np.int64], tokenizer: Tokenizer
 ) -> None:
     lines: list[str] = []
@@ -70,7 +70,9 @@ def test_the_unquantised_pair_is_one_file_for_both_sides_and_equals_torch(
     np.testing.assert_allclose(encode(pair, pair.document, DOCUMENTS), expected, atol=1e-5)
 
 
-def test_the_document_side_carries_every_weight_exactly(bert: BertModel, converted: Path) -> None:
+def test_the_document_side_stores_all_weights_without_loss(
+    bert: BertModel, converted: Path
+) -> None:
     expected = {name: value.numpy() for name, value in bert.state_dict().items()}
     matrices = dequantize(onnx.load(converted / "care-mini" / "document.onnx"))
     assert len(matrices) == 3 + 6 * bert.config.num_hidden_layers
@@ -100,7 +102,7 @@ def test_a_trained_pair_keeps_its_vectors(
     small_source: Source, kept: NDArray[np.int64], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     bert = build_bert(small_source, kept)
-    # Training leaves the grid of 4 bits, but for the embeddings of documents.
+    # After training, only the embeddings of documents are still exact in 4-bit blocks.
     with torch.no_grad():
         for parameter in bert.encoder.parameters():
             parameter += 0.01 * parameter.std() * torch.randn_like(parameter)
@@ -121,7 +123,7 @@ def test_a_trained_pair_keeps_its_vectors(
         assert cosines(encode(pair, side, texts), expected).min() >= cosine
 
 
-def test_a_pair_in_onnx_is_not_converted_again(tmp_path: Path) -> None:
+def test_converting_an_onnx_pair_is_an_error(tmp_path: Path) -> None:
     path = REGISTRY / "care-mini.toml"
     with raises(PairError, "not_a_checkpoint", path=path):
         convert_trained(path, tmp_path / "out", tmp_path / "x.toml", print)

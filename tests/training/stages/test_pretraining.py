@@ -13,19 +13,19 @@ pytestmark = pytest.mark.train
 RETROMAE = {"kind": "retromae", "data": DATA, "batch": 3, "epochs": 20, "learning_rate": 3e-3}
 
 
-def test_retromae_learns_to_rebuild_texts(
+def test_retromae_learns_to_reconstruct_texts(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [RETROMAE]
     folder = run_recipe(base)
-    # No pair comes out of one encoder that nothing is searched with.
+    # Pretraining of one encoder produces no pair.
     assert not (folder / "pair.toml").exists()
     history = history_of(tmp_path / "out" / "stages", "retromae")
     losses = [entry["decoder"] for entry in history if "decoder" in entry]
     assert losses[-1] < losses[0]
 
 
-def test_retromae_of_an_encoder_with_a_projection(
+def test_retromae_rejects_an_encoder_with_a_projection(
     base: dict[str, Any], run_recipe: RunRecipe
 ) -> None:
     base["query"]["projection"] = 8

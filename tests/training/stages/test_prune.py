@@ -32,7 +32,7 @@ def test_an_encoder_is_pruned_from_the_trained_document_encoder(
     assert only(stages, "prune_layers-*/query/1_Dense/config.json")
 
 
-def test_an_adapter_is_not_pruned(base: dict[str, Any], run_recipe: RunRecipe) -> None:
+def test_pruning_an_adapter_is_an_error(base: dict[str, Any], run_recipe: RunRecipe) -> None:
     base["document"]["lora"] = {"r": 4}
     base["stages"] = [LARGE, {"kind": "prune_layers", "layers": [1]}]
     with raises(TrainingError, "has_adapter", key="stages.prune_layers.source"):

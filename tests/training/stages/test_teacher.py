@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.errors import CareError
-from core.shards import whole_shards
+from core.shards import complete_shards
 from models.encoders.transformers import TransformersEncoder
 from tests.checkpoints import TEXTS
 from tests.errors import raises
@@ -19,7 +19,7 @@ from training.errors import TrainingError
 pytestmark = pytest.mark.train
 
 
-def test_alignment_learns_and_leaves_the_document_encoder_as_it_was(
+def test_alignment_learns_and_does_not_change_the_document_encoder(
     base: dict[str, Any], run_recipe: RunRecipe, qwen3: Path, tmp_path: Path
 ) -> None:
     before = {p.name: p.read_bytes() for p in qwen3.iterdir()}
@@ -29,7 +29,7 @@ def test_alignment_learns_and_leaves_the_document_encoder_as_it_was(
     history = history_of(tmp_path / "out" / "stages", "align")
     losses = [entry["loss"] for entry in history if "loss" in entry]
     assert losses[-1] < losses[0] / 3
-    # The teacher's vectors are those that serving computes.
+    # The teacher's vectors equal those computed at serving.
     shards = only(tmp_path / "out" / "stages", "teacher-*")
     stored = np.concatenate([np.load(path) for path in sorted(shards.glob("*.npy"))])
     served = TransformersEncoder(
@@ -37,10 +37,10 @@ def test_alignment_learns_and_leaves_the_document_encoder_as_it_was(
     ).encode(TEXTS)
     found = np.abs(stored[:, None] - served.vectors[None]).max(axis=2).min(axis=0)
     assert found.max() < 2e-6
-    assert len(whole_shards(shards)) == 3
+    assert len(complete_shards(shards)) == 3
 
 
-def test_a_teacher_resumes_after_its_last_whole_shard(
+def test_a_teacher_resumes_after_its_last_complete_shard(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base["stages"] = [teacher()]
@@ -63,10 +63,10 @@ def test_a_teacher_resumes_after_its_last_whole_shard(
     assert set(labels) == {"vectors, shard 1", "vectors, shard 2"}
     run_recipe(base, out="unbroken")
     shards = [only(tmp_path / out / "stages", "teacher-*") for out in ("out", "unbroken")]
-    assert whole_shards(shards[0]) == whole_shards(shards[1])
+    assert complete_shards(shards[0]) == complete_shards(shards[1])
 
 
-def test_vectors_of_another_dimension_or_encoder(
+def test_vectors_of_another_dimension_or_encoder_are_an_error(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [teacher()]
@@ -84,7 +84,7 @@ def test_vectors_of_another_dimension_or_encoder(
         run_recipe(base)
 
 
-def test_texts_without_vectors_and_damaged_shards(
+def test_texts_without_vectors_and_damaged_shards_are_errors(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [teacher(data=[DATA[0] | {"roles": ["query"]}])]

@@ -27,7 +27,7 @@ from tests.training.conftest import (
     write_recipe,
     write_split,
 )
-from tests.training.runs import files_of_at_most, history_of, same, weights
+from tests.training.runs import history_of, limit_file_size, same, weights
 from training.encoder import Encoder
 from training.errors import TrainingError
 from training.stages.trainer import StageTrainer, last_checkpoint
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.train
 def test_a_killed_run_resumes_to_the_same_weights(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
-    """Dropout, negatives that are drawn, and a learned temperature: all must be as unbroken."""
+    """Dropout and sampled negatives must be the same as without an interruption."""
     stage = {
         "kind": "contrastive",
         "data": DATA,
@@ -50,7 +50,7 @@ def test_a_killed_run_resumes_to_the_same_weights(
     }
     base["stages"] = [stage]
     path = write_recipe(tmp_path / "killed.yaml", base)
-    command = [sys.executable, "-m", "training", "run", str(path)]
+    command = [sys.executable, "-m", "care", "train", str(path)]
     with (tmp_path / "stderr").open("w") as stderr:
         process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=stderr)
     stages = tmp_path / "killed" / "stages"
@@ -61,16 +61,18 @@ def test_a_killed_run_resumes_to_the_same_weights(
     assert list(stages.glob("contrastive-*")) == []
     kept = last_checkpoint(only(stages, ".*/checkpoints"))
     assert kept is not None
-    # What the kill may have cut off.
+    # An incomplete checkpoint, which the kill may leave.
     (kept.with_name("checkpoint-9999")).mkdir()
     pair = pair_of(run_recipe(base, out="killed"))
     history = history_of(stages, "contrastive")
     assert [e["step"] for e in history] == [1, *range(10, 121, 10)]
-    unbroken = pair_of(run_recipe(base, out="unbroken"))
-    assert same(pair.folder / pair.query.weights, unbroken.folder / unbroken.query.weights)
+    uninterrupted = pair_of(run_recipe(base, out="uninterrupted"))
+    assert same(
+        pair.folder / pair.query.weights, uninterrupted.folder / uninterrupted.query.weights
+    )
 
 
-def test_a_run_that_was_cut_off_behind_its_last_step_trains_no_further(
+def test_a_run_interrupted_after_its_last_step_does_not_train_further(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -80,9 +82,11 @@ def test_a_run_that_was_cut_off_behind_its_last_step_trains_no_further(
     with monkeypatch.context() as patched:
         patched.setattr(Encoder, "save", full)
         with raises(CareError, "input_output"):
-            run_recipe(base, out="broken")
-    pairs = [pair_of(run_recipe(base, out=out)) for out in ("broken", "unbroken")]
-    logs = [history_of(tmp_path / out / "stages", "joint") for out in ("broken", "unbroken")]
+            run_recipe(base, out="interrupted")
+    pairs = [pair_of(run_recipe(base, out=out)) for out in ("interrupted", "uninterrupted")]
+    logs = [
+        history_of(tmp_path / out / "stages", "joint") for out in ("interrupted", "uninterrupted")
+    ]
     assert [[entry["step"] for entry in log] for log in logs] == [[1, 2, 3], [1, 2, 3]]
     first, second = pairs
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
@@ -96,9 +100,15 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
         time.sleep(0.005)
 
 
-def test_a_learned_temperature_survives_a_break(
-    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+def test_a_learned_temperature_is_resumed(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save = StageTrainer._save_checkpoint
+
+    def save_and_interrupt(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
     stage = {
         "kind": "unsupervised",
         "data": DATA,
@@ -108,27 +118,28 @@ def test_a_learned_temperature_survives_a_break(
         "learning_rate": 1e-2,
     }
     base["stages"] = [stage]
-    broken_off(base, run_recipe, out="broken")
-    results = [run_recipe(base, out=out) for out in ("broken", "unbroken")]
-    logs = [history_of(tmp_path / out / "stages", "unsupervised") for out in ("broken", "unbroken")]
+    with monkeypatch.context() as patched:
+        patched.setattr(StageTrainer, "_save_checkpoint", save_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(base, out="interrupted")
+    partial = only(tmp_path / "interrupted" / "stages", ".unsupervised-*")
+    assert last_checkpoint(partial / "checkpoints") is not None
+    results = [run_recipe(base, out=out) for out in ("interrupted", "uninterrupted")]
+    logs = [
+        history_of(tmp_path / out / "stages", "unsupervised")
+        for out in ("interrupted", "uninterrupted")
+    ]
     assert logs[0][-1]["temperature"] == logs[1][-1]["temperature"]
     first, second = (pair_of(result) for result in results)
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
 
 
-def broken_off(base: dict[str, Any], run_recipe: RunRecipe, out: str) -> None:
-    """Runs until the disk holds no more than a checkpoint: files may not grow beyond a limit."""
-    limit = 64_000
-    with files_of_at_most(limit), pytest.raises(CareError):
-        run_recipe(base, out=out)
-
-
-def test_a_full_disk_at_a_checkpoint_leaves_nothing(
+def test_a_full_disk_at_a_checkpoint_leaves_no_incomplete_checkpoint(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [teacher(), align(checkpoint_every=1)]
     run_recipe(base | {"stages": [teacher()]})
-    with files_of_at_most(64_000), raises(CareError, "input_output") as caught:
+    with limit_file_size(64_000), raises(CareError, "input_output") as caught:
         run_recipe(base)
     assert Path(caught.value.fields["path"]).name == "checkpoint-1"
     stages = tmp_path / "out" / "stages"
@@ -146,10 +157,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert list((tmp_path / "out" / "stages").glob("first-*")) == []
 
 
-def test_weights_that_are_not_finite_are_no_result(
+def test_weights_that_are_not_finite_are_an_error(
     base: dict[str, Any], run_recipe: RunRecipe, bert: Path, tmp_path: Path
 ) -> None:
-    """The last position, which no text reaches, is not a number: all losses are finite."""
+    """The embedding of the last position is NaN; no text is that long, so all losses are finite."""
     folder = shutil.copytree(bert, tmp_path / "bert")
     state = weights(folder)
     state["embeddings.position_embeddings.weight"][-1] = torch.nan
@@ -178,11 +189,11 @@ def test_nothing_is_measured_while_weights_are_sharded(
     assert not [name for entry in history for name in entry if name.startswith("dev_")]
 
 
-def test_checkpoints_of_another_model_and_damaged_ones(
+def test_checkpoints_of_another_model_and_damaged_ones_are_errors(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     base["stages"] = [joint(train=["query"], checkpoint_every=1, epochs=3)]
-    with files_of_at_most(200_000), pytest.raises(CareError):
+    with limit_file_size(200_000), pytest.raises(CareError):
         run_recipe(base)
     folder = only(tmp_path / "out" / "stages", ".joint-*") / "checkpoints" / "checkpoint-1"
     folder.mkdir(parents=True, exist_ok=True)

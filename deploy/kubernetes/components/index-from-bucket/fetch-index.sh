@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetches the active version of index CARE_INDEX from SOURCE into DESTINATION.
+# Downloads the active version of index CARE_INDEX from SOURCE into DESTINATION.
 set -eu
 index="${DESTINATION:-/indexes}/$CARE_INDEX"
 version=$(rclone cat "$SOURCE/$CARE_INDEX/CURRENT")

@@ -1,0 +1,1 @@
+"""The `care` command: one module for each group of subcommands."""

@@ -1,0 +1,104 @@
+"""`care bench`: benchmarks of the service, of index types and of builds."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from care.extras import require
+from loadtest.bench.options import BuildBenchOptions, ScaleOptions, ServiceOptions, StartOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure the service, index types, starts and builds, from a checkout.",
+)
+
+
+def _takes(
+    kind: type[Any], make: str, *extras: str
+) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Gives a command an option for each field of a dataclass; it gets an instance of it.
+
+    `make` and `extras` are the make target and the extras that have the command's packages.
+    """
+
+    def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            require("bench", *extras, make=make)
+            from loadtest.bench.processes import show_log
+
+            show_log()
+            command(kind(**given))
+
+        run.__doc__ = command.__doc__
+        # Typer reads it.
+        run.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+    annotations = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default if field.default_factory is MISSING else field.default_factory(),
+            annotation=annotations[field.name],
+        )
+        for field in fields(kind)
+    ]
+
+
+@app.command("service")
+@_takes(ServiceOptions, "bench")
+def service(options: ServiceOptions) -> None:
+    """Measure the service over HTTP beside the bare loop and other systems; needs wrk."""
+    from loadtest.bench.service import SCENARIOS, measure
+
+    measure(SCENARIOS, options)
+
+
+@app.command("scale")
+@_takes(ScaleOptions, "bench-scale")
+def scale(options: ScaleOptions) -> None:
+    """Measure recall@10 against queries per second of index types and libraries."""
+    from loadtest.bench.scale import run
+
+    run(options)
+
+
+@app.command("start")
+@_takes(StartOptions, "bench-start", "train")
+def start(options: StartOptions) -> None:
+    """Measure the time from process start to ready, and the memory of a second process.
+
+    The index is the graph that `care bench scale` with the same options leaves in the cache.
+    """
+    from loadtest.bench.start import run
+
+    run(options)
+
+
+@app.command("build")
+@_takes(BuildBenchOptions, "bench-build")
+def build(options: BuildBenchOptions) -> None:
+    """Measure time and memory of each phase of a build, with an encoder that costs little."""
+    from loadtest.bench.build import run
+
+    run(options)
+
+
+@app.command()
+def weights(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the models.")],
+) -> None:
+    """Write the default pair's query side in the forms that other systems load."""
+    require("bench", "train", make="bench")
+    from loadtest.bench.weights import write_weights
+
+    write_weights(out)

@@ -1,0 +1,149 @@
+"""`care cmedteb`: systems scored on CMedTEB, compared and reported."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from care.cli.options import Json
+from care.cli.output import note, show
+from care.extras import require
+from core.choices import DEFAULT_PAIR
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Score pairs on CMedTEB, compare and report them, plot accuracy against speed.",
+)
+
+_DEFAULT_CACHE = Path("builds/embeddings")
+
+Systems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--system",
+        metavar="SYSTEM",
+        help="Registered pair, path of a pair's .toml file, or bm25. May be repeated.",
+        show_default=DEFAULT_PAIR,
+    ),
+]
+Data = Annotated[
+    str, typer.Option(metavar="FOLDER", help="Folder of the data, or hub for the Hugging Face Hub.")
+]
+Hub = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OWNER/NAME", help="With --data hub: data sets OWNER/NAME-retrieval, -rerank, -sts."
+    ),
+]
+Split = Annotated[
+    str, typer.Option(metavar="SPLIT", help="Split of the retrieval data in a folder.")
+]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of results.")]
+Cache = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of cached vectors.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts per batch of the encoder.")]
+
+
+@app.command()
+def run(
+    data: Data,
+    out: Out,
+    systems: Systems = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="TASK",
+            help="Only this task. May be repeated.",
+            show_default="all tasks of the data",
+        ),
+    ] = None,
+    hub: Hub = None,
+    split: Split = "test",
+    cache: Cache = _DEFAULT_CACHE,
+    batch_size: BatchSize = 32,
+    json_: Json = False,
+) -> None:
+    """Score systems on the tasks, and write the runs and the table of all systems."""
+    _require()
+    from evaluation.cmedteb.benchmark import TABLE, load_systems, run_benchmark
+    from evaluation.cmedteb.results import read_scores
+    from evaluation.cmedteb.tasks import TASKS, find_tasks
+
+    found = find_tasks(data, split, hub, tasks or [])
+    missing = [known.name for known in TASKS if known not in found]
+    if missing and not tasks:
+        note(f"{data} does not hold {', '.join(missing)}")
+    table = run_benchmark(
+        load_systems(systems or [DEFAULT_PAIR], cache, batch_size=batch_size), found, out
+    )
+    scores = {
+        system: {task: score.value for task, score in by_task.items()}
+        for system, by_task in read_scores(out).items()
+    }
+    lines = [table, f"wrote {out / TABLE}; runs and scores are in {out}/SYSTEM/"]
+    show({"scores": scores, "table": out / TABLE}, lines, as_json=json_)
+
+
+@app.command()
+def report(
+    data: Data,
+    out: Out,
+    hub: Hub = None,
+    split: Split = "test",
+    failures: Annotated[
+        int, typer.Option(min=1, help="Queries shown for each system and task, at most.")
+    ] = 50,
+) -> None:
+    """Write the HTML report of all scores."""
+    _require()
+    from evaluation.cmedteb.report import write_report
+    from evaluation.cmedteb.tasks import find_tasks
+
+    path = write_report(out, find_tasks(data, split, hub), failures=failures)
+    typer.echo(f"wrote {path}")
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="Name of a scored system.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Name of another scored system.")],
+    out: Out,
+) -> None:
+    """Test the differences between the scores of two systems."""
+    _require()
+    from evaluation.cmedteb.results import compare_systems
+
+    typer.echo(compare_systems(out, first, second).rstrip())
+
+
+@app.command()
+def tradeoff(
+    systems: Annotated[
+        list[str],
+        typer.Option(
+            "--system",
+            metavar="SYSTEM",
+            help="Registered pair, path of a pair's .toml file, or bm25. May be repeated.",
+        ),
+    ],
+    data: Data,
+    out: Out,
+    hub: Hub = None,
+    split: Split = "test",
+    cache: Cache = _DEFAULT_CACHE,
+    batch_size: BatchSize = 32,
+) -> None:
+    """Plot nDCG@10 against queries per second."""
+    _require()
+    from evaluation.cmedteb.benchmark import load_systems
+    from evaluation.cmedteb.tasks import find_tasks
+    from evaluation.cmedteb.tradeoff import measure_tradeoff
+
+    tasks = find_tasks(data, split, hub, ["retrieval"])
+    table = measure_tradeoff(load_systems(systems, cache, batch_size=batch_size), tasks, out)
+    typer.echo(table)
+    typer.echo(f"wrote {out}/tradeoff.md, .json, .png and .svg")
+
+
+def _require() -> None:
+    require("cmedteb", "eval", make="cmedteb")

@@ -1,0 +1,160 @@
+"""`care curate`: benchmarks and training data, judged by language models."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from care.cli.options import Json, PairName
+from care.cli.output import show
+from care.extras import require
+from core.choices import DEFAULT_PAIR
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Make benchmarks and training data with language models as judges.",
+)
+
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
+]
+
+
+@app.command("build-benchmark")
+def build_benchmark(config: Config, json_: Json = False) -> None:
+    """Make a benchmark from a corpus and questions."""
+    _run("build-benchmark", config, json_)
+
+
+@app.command()
+def audit(config: Config, json_: Json = False) -> None:
+    """Judge an existing benchmark again."""
+    _run("audit", config, json_)
+
+
+@app.command()
+def annotate(config: Config, json_: Json = False) -> None:
+    """Make training triples from queries and a corpus."""
+    _run("annotate", config, json_)
+
+
+@app.command()
+def sts(config: Config, json_: Json = False) -> None:
+    """Make pairs of similar sentences from questions and synonyms."""
+    _run("sts", config, json_)
+
+
+@app.command("expert-sample")
+def expert_sample(
+    benchmark: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files to write.")],
+    size: Annotated[int, typer.Option(min=1, help="Number of pairs.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Write a blind sample of a benchmark as a spreadsheet for an expert to label."""
+    _require()
+    from curation.expert import expert_sample as write_sample
+
+    pairs = write_sample(benchmark, output, size, seed)
+    _show({"pairs": pairs, "output": str(output)}, json_)
+
+
+@app.command("expert-agreement")
+def expert_agreement(
+    labels: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The labelled spreadsheet, CSV or XLSX.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="key.jsonl of expert-sample.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Compare an expert's labels with the judges."""
+    _require()
+    from core.records import write_json
+    from curation.expert import expert_agreement as compare
+
+    result = compare(labels, key)
+    if output:
+        write_json(output, result)
+    _show(result, json_)
+
+
+@app.command()
+def diversify(
+    kind: Annotated[
+        Literal["queries", "documents"],
+        typer.Argument(
+            metavar="KIND", help="queries or documents: selects the rule and the encoder."
+        ),
+    ],
+    texts: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSONL with text and, for documents, title.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="JSONL of the kept lines.")],
+    pair: PairName = DEFAULT_PAIR,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=".npy of float32 vectors, instead of encoding."),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Nearest kept texts that are compared.", show_default="depends on KIND"
+        ),
+    ] = None,
+    t: Annotated[
+        float | None,
+        typer.Option(help="Cosine above which a text is near.", show_default="depends on KIND"),
+    ] = None,
+    n: Annotated[
+        int | None,
+        typer.Option(help="Near texts that are allowed.", show_default="depends on KIND"),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Texts that are kept without a check, to start the index.")
+    ] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the random choice of these texts.")] = 0,
+    flat_limit: Annotated[
+        int, typer.Option(min=0, help="Kept texts up to which the search is exact.")
+    ] = 100_000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch of the encoder.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of encoder and search.")] = 1,
+    json_: Json = False,
+) -> None:
+    """Drop near-duplicate texts."""
+    _require()
+    from curation.diversity import DiversityOptions, diversify_file, diversity_rule
+
+    result = diversify_file(
+        texts,
+        output,
+        kind,
+        diversity_rule(kind, k=k, t=t, near=n),
+        DiversityOptions(seeds, seed, flat_limit),
+        pair=pair,
+        vectors=vectors,
+        batch_size=batch_size,
+        threads=threads,
+    )
+    _show(result, json_)
+
+
+def _require() -> None:
+    require("curation", "eval")
+
+
+def _run(command: str, config: Path, as_json: bool) -> None:
+    _require()
+    from curation.commands import run_command
+
+    _show(run_command(command, config), as_json)
+
+
+def _show(result: Mapping[str, Any], as_json: bool) -> None:
+    show(result, (f"{name}: {value}" for name, value in result.items()), as_json=as_json)

@@ -1,0 +1,84 @@
+"""The `care` command: its subcommands by task, and what a failed one prints and returns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from care.cli import (
+    bench,
+    cmedteb,
+    curate,
+    doctor,
+    evaluate,
+    export,
+    index,
+    search,
+    serve,
+    train,
+    versions,
+)
+from core import cli
+
+# Typer keeps the line breaks of a paragraph, so each paragraph is one line.
+_HELP = (
+    "Index and search Chinese medical text.\n\n"
+    "A large encoder encodes documents offline. A small encoder, which shares its vector space, "
+    "encodes queries online. To begin:\n\n"
+    "    care index data/sample/corpus.jsonl --index sample\n\n"
+    '    care search "血压高的人平时吃饭要注意什么？" --index sample'
+)
+_INTERRUPTED = "interrupted; index, update, train and curate resume if you run the command again"
+
+
+class _Commands(TyperGroup):
+    """A group that prints an error of the user's as one line, `error: message [code]`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a subcommand; exits with status 1 after a `CareError`, with 130 after Ctrl-C."""
+
+        def command() -> None:
+            super(_Commands, self).invoke(ctx)
+
+        if status := cli.run(command, interrupted=_INTERRUPTED):
+            raise typer.Exit(status)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help=_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+INDEXES, SEARCH, EVALUATION = "Indexes", "Search", "Evaluation"
+TRAINING, DIAGNOSIS, MAINTENANCE = "Training and data", "Diagnosis", "Maintenance"
+app.command("index", rich_help_panel=INDEXES)(index.index)
+app.command("update", rich_help_panel=INDEXES)(index.update)
+app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
+app.command("search", rich_help_panel=SEARCH)(search.search)
+app.command("serve", rich_help_panel=SEARCH)(serve.serve)
+app.command("key", rich_help_panel=SEARCH)(serve.key)
+app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
+app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
+app.command("train", rich_help_panel=TRAINING)(train.train)
+app.command("export", rich_help_panel=TRAINING)(export.export)
+app.add_typer(curate.app, name="curate", rich_help_panel=TRAINING)
+app.command("doctor", rich_help_panel=DIAGNOSIS)(doctor.doctor)
+app.add_typer(bench.app, name="bench", rich_help_panel=MAINTENANCE)
+app.command("ablations", rich_help_panel=MAINTENANCE)(train.ablations)
+app.command("phrases", rich_help_panel=MAINTENANCE)(train.phrases)
+app.command("convert", rich_help_panel=MAINTENANCE)(train.convert)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    The status is 0, 1 for an error that a user can act on, 2 for wrong usage, 130 after Ctrl-C.
+    """
+    try:
+        app(arguments, prog_name="care")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    return 0

@@ -1,0 +1,108 @@
+"""`care search` searches an index in this process, without a server."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from care.cli.options import Index, Indexes, Json, MilvusUri, PairName
+from care.cli.output import show
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+
+if TYPE_CHECKING:
+    from care.search import SearchIndex
+    from core.types import FilterValue, Hit
+
+_TEXT_CHARS = 72
+
+
+def search(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="The question.", show_default=False)
+    ],
+    index: Index,
+    top_k: Annotated[int, Option(help="Number of hits, 1 to 1000.")] = 10,
+    filter_: Annotated[
+        list[str] | None,
+        Option(
+            "--filter",
+            metavar="FIELD=VALUE",
+            help="Only documents whose metadata has this value. May be repeated: values of one "
+            "field are alternatives, and every field must match.",
+        ),
+    ] = None,
+    min_score: Annotated[
+        float | None,
+        Option(
+            metavar="SCORE",
+            help="Lowest score (cosine similarity) of a hit; `care evaluate` suggests one.",
+        ),
+    ] = None,
+    collapse: Annotated[
+        bool, Option("--collapse", help="Return each document once, by its best chunk.")
+    ] = False,
+    pair: PairName = DEFAULT_PAIR,
+    indexes: Indexes = DEFAULT_INDEXES,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
+    """Search an index without a server; the results are those of POST /search."""
+    accepted = _filter(filter_ or [])
+    from care.search import open_index
+
+    with open_index(index, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as opened:
+        started = time.perf_counter()
+        hits = opened.search(query, top_k, filter=accepted, min_score=min_score, collapse=collapse)
+        seconds = time.perf_counter() - started
+        show(_response(opened, hits, seconds), _lines(hits, seconds), as_json=json_)
+
+
+def _filter(arguments: Sequence[str]) -> "dict[str, list[FilterValue]]":
+    """Returns accepted values by field.
+
+    Metadata can hold "1", 1 and true; a command line has text alone. A value that is also a whole
+    number or a boolean stands for both, and an index returns what it has.
+    """
+    accepted: dict[str, list[FilterValue]] = {}
+    for argument in arguments:
+        field, equals, text = argument.partition("=")
+        if not equals or not field:
+            raise typer.BadParameter(f"'{argument}' is not FIELD=VALUE", param_hint="--filter")
+        values = accepted.setdefault(field, [])
+        values.append(text)
+        try:
+            value = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(value, int):  # booleans are whole numbers too
+            values.append(value)
+    return accepted
+
+
+def _response(index: "SearchIndex", hits: "Sequence[Hit]", seconds: float) -> dict[str, Any]:
+    """Returns the hits as `POST /search` does."""
+    chunk = ("parent", "chunk", "chunks") if index.chunked else ()
+    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk)
+    return {
+        "hits": [{field: getattr(hit, field) for field in fields} for hit in hits],
+        "index": {"name": index.name, "version": index.version},
+        "timings_ms": {"total": round(seconds * 1000, 3)},
+        "cached": False,
+    }
+
+
+def _lines(hits: "Sequence[Hit]", seconds: float) -> Iterator[str]:
+    for hit in hits:
+        metadata = ", ".join(f"{field}: {_shown(value)}" for field, value in hit.metadata.items())
+        yield f"{hit.rank:>3}. {hit.score:.3f}  {hit.title or hit.id}"
+        text = " ".join(hit.text.split())
+        yield f"     {text[:_TEXT_CHARS]}{'…' if len(text) > _TEXT_CHARS else ''}"
+        yield f"     [{hit.id}] {metadata}".rstrip()
+    yield f"{len(hits)} hits in {seconds * 1000:.1f} ms"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,72 @@
+"""`care serve` runs the search service; `care key` makes an API key for it."""
+
+import os
+from typing import Annotated, Literal
+
+import typer
+
+from care.cli.options import Json
+from care.cli.output import note, show
+
+
+def serve(
+    index: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the index (default: CARE_INDEX, or sample)."),
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PAIR",
+            help="Registered pair, or path of a pair's .toml file (default: CARE_PAIR, or "
+            "care-mini).",
+        ),
+    ] = None,
+    indexes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of all indexes (default: CARE_INDEXES, or indexes)."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on (default: CARE_HOST, or 127.0.0.1)."
+        ),
+    ] = None,
+    port: Annotated[
+        str | None,
+        typer.Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000)."),
+    ] = None,
+) -> None:
+    """Serve an index over HTTP: POST /search, a search page and metrics.
+
+    All other settings are CARE_* variables: see docs/reference/settings.md.
+    """
+    given = {"INDEX": index, "PAIR": pair, "INDEXES": indexes, "HOST": host, "PORT": port}
+    os.environ.update({f"CARE_{name}": value for name, value in given.items() if value is not None})
+    # Before faiss is imported: idle threads of OpenMP must not spin.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Requests are the parallelism, so the tokenizer uses no threads of its own.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    from service.server import serve as run
+    from service.settings import read_settings
+
+    run(read_settings())
+
+
+def key(
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the key's user, for logs.")],
+    role: Annotated[
+        Literal["search", "admin"], typer.Option(help="search, or admin to reload the index too.")
+    ] = "search",
+    json_: Json = False,
+) -> None:
+    """Make an API key: a secret for the client and an entry for CARE_API_KEYS."""
+    from service.api_keys import new_key
+
+    secret, entry = new_key(name, role)
+    show({"secret": secret, "entry": entry}, [secret, entry], as_json=json_)
+    if not json_:
+        note("The first line is for the client, the second for CARE_API_KEYS.")

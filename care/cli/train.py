@@ -1,0 +1,152 @@
+"""`care train`, and the maintainers' commands `ablations`, `phrases` and `convert`."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from care.cli.options import Json
+from care.cli.output import reporter, show
+from care.cli.program import program
+from care.extras import require
+from care.training import DEFAULT_OUT, train_seeds
+from core.errors import CareError
+
+_DEFAULT_ABLATIONS = Path("builds/ablations")
+_DEFAULT_LENGTHS = (4, 60)
+
+Recipe = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the recipe, as in stages.align.epochs=2. May be repeated.",
+    ),
+]
+
+
+def train(
+    recipe: Recipe,
+    changes: Changes = None,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder of stages and runs, shared by recipes."),
+    ] = DEFAULT_OUT,
+    json_: Json = False,
+) -> None:
+    """Train a pair by a recipe, or resume an interrupted run.
+
+    With several GPUs: torchrun --nproc-per-node 4 -m care train RECIPE
+    """
+    report = reporter(as_json=json_)
+    # The trainer prints its losses to standard output.
+    with redirect_stdout(sys.stderr) if json_ else nullcontext():
+        folders = train_seeds(recipe, out=out, changes=changes or (), report=report)
+    from training.distributed import processes
+
+    if processes().is_main_process:
+        lines = [line for folder in folders for line in _run_lines(folder)]
+        show({"runs": [_run_facts(folder) for folder in folders]}, lines, as_json=json_)
+
+
+def ablations(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder in the BEIR layout, such as medical-qa-zh."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of runs and tables.")] = (
+        _DEFAULT_ABLATIONS
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0.")] = 3,
+    only: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES", help="Recipes to run, separated by commas.", show_default="all"
+        ),
+    ] = "",
+) -> None:
+    """Run the ablations and baselines of the CARE paper, and score them."""
+    require("train", "eval", make="ablations")
+    from training.experiments.ablations import run_ablations
+    from training.run import silence_transformers_logging
+
+    silence_transformers_logging()
+    report = reporter(as_json=False)
+    table = run_ablations(data, out, seeds, only.split(",") if only else [], report)
+    report(table.read_text(encoding="utf-8").rstrip())
+
+
+def phrases(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file of texts to write.")],
+    changes: Changes = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 140_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.")] = 0,
+    lengths: Annotated[
+        tuple[int, int],
+        typer.Option(min=1, metavar="MIN MAX", help="Characters of the shortest and longest text."),
+    ] = _DEFAULT_LENGTHS,
+) -> None:
+    """Write synthetic texts for the alignment stage of a recipe."""
+    shortest, longest = lengths
+    if not 0 < shortest <= longest:
+        message = f"--lengths {shortest} {longest}: give two numbers above 0, the smaller one first"
+        raise CareError(message, code="invalid_lengths", key="--lengths")
+    require("train", "eval")
+    from training.experiments.phrases import write
+    from training.recipe import load_recipe
+
+    write(load_recipe(recipe, changes or []), out, count, seed, lengths)
+    typer.echo(f"wrote {out}")
+
+
+def convert(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the model files.")],
+    spec: Annotated[
+        Path, typer.Option(metavar="FILE", help="TOML file to write, which describes the pair.")
+    ],
+    precision: Annotated[
+        Literal["quantised", "fp32"],
+        typer.Option(help="int8 queries and 4-bit documents, or one float32 file for both."),
+    ] = "quantised",
+    trained: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="pair.toml of a training run: convert that pair."),
+    ] = None,
+) -> None:
+    """Write the ONNX files of care-mini, the pair in this repository."""
+    require("train")
+    from training.source.convert import convert as convert_source
+    from training.source.convert import convert_trained
+
+    report = reporter(as_json=False)
+    if trained:
+        convert_trained(trained, out, spec, report)
+    else:
+        convert_source(out, spec, precision, report)
+
+
+def _run_lines(folder: Path) -> Iterator[str]:
+    from models.pairs import load_pair
+    from training.files import PAIR
+
+    yield f"wrote {folder}"
+    if (folder / PAIR).is_file():
+        out = Path("builds/export") / load_pair(str(folder / PAIR)).name
+        pair, exported = (shlex.quote(str(path)) for path in (folder / PAIR, out / PAIR))
+        yield f"next: {program()} export --pair {pair} --out {shlex.quote(str(out))}"
+        yield f"then: {program()} index CORPUS --index NAME --pair {exported}"
+
+
+def _run_facts(folder: Path) -> dict[str, str | None]:
+    from training.files import PAIR
+
+    pair = folder / PAIR
+    return {"folder": str(folder), "pair": str(pair) if pair.is_file() else None}

@@ -1,0 +1,184 @@
+"""`care versions`: list, verify, switch, delete and migrate the versions of an index."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from care.cli.options import Builds, Index, Indexes, Json, MilvusUri
+from care.cli.output import show
+from care.options import vector_stores
+from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
+
+if TYPE_CHECKING:
+    from core.manifest import IndexManifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, verify, activate, roll back, prune and migrate versions of an index.",
+)
+
+_RELOAD = "a running service loads it after POST /index/reload or within CARE_WATCH_SECONDS"
+
+Version = Annotated[
+    str, typer.Option(metavar="ID", help="Id of a version; `care versions list` shows them.")
+]
+
+
+def version_line(manifest: "IndexManifest") -> str:
+    """Describes the index of a version: factory, search parameters, size, recall."""
+    parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
+    size = sum(record.bytes for record in manifest.files.values())
+    return (
+        f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
+        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
+        f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
+        f"on {manifest.recall.queries} queries ({manifest.recall.source})"
+    )
+
+
+def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
+    """Returns what `--json` prints of a version."""
+    return {
+        "index": manifest.name,
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "created_at": manifest.created_at.isoformat(),
+        "embedding_space": manifest.encoder.embedding_space,
+        "documents": manifest.corpus.documents,
+        "vectors": manifest.count,
+        "store": manifest.store,
+        "factory": manifest.factory,
+        "search_parameters": manifest.search_parameters,
+        "recall": manifest.recall.recall,
+        "bytes": sum(record.bytes for record in manifest.files.values()),
+    }
+
+
+@app.command("list")
+def list_(
+    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
+    indexes: Indexes = DEFAULT_INDEXES,
+    json_: Json = False,
+) -> None:
+    """List the versions of one index or of all; a star marks the active version."""
+    from core.versions import current_version, index_folder, list_versions, read_manifest
+
+    names = [index] if index else sorted(p.parent.name for p in indexes.glob("*/CURRENT"))
+    found = []
+    for name in names:
+        current = current_version(indexes, name)
+        for version in list_versions(indexes, name):
+            manifest = read_manifest(index_folder(indexes, name) / version)
+            found.append((version == current, manifest))
+    facts = [{**version_facts(manifest), "active": active} for active, manifest in found]
+    show({"versions": facts}, _listed(indexes, found), as_json=json_)
+
+
+@app.command()
+def verify(
+    index: Index,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Id of a version; `care versions list` shows them (default: the active one).",
+        ),
+    ] = None,
+    indexes: Indexes = DEFAULT_INDEXES,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
+    """Verify files, checksums, counts and canaries of a version."""
+    from core.versions import current_version, index_folder
+    from indexer import versions
+
+    version = version or current_version(indexes, index)
+    manifest = versions.verify_version(
+        index_folder(indexes, index) / version, vector_stores(milvus_uri)
+    )
+    lines = [version_line(manifest), f"verified {version}"]
+    show(version_facts(manifest), lines, as_json=json_)
+
+
+@app.command()
+def activate(
+    index: Index,
+    version: Version,
+    indexes: Indexes = DEFAULT_INDEXES,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
+    """Verify a version and activate it."""
+    from indexer import versions
+
+    versions.activate(indexes, index, version, vector_stores(milvus_uri))
+    _show_active(index, version, json_)
+
+
+@app.command()
+def rollback(
+    index: Index,
+    indexes: Indexes = DEFAULT_INDEXES,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
+    """Activate the version before the active one."""
+    from indexer import versions
+
+    _show_active(index, versions.rollback(indexes, index, vector_stores(milvus_uri)), json_)
+
+
+@app.command()
+def prune(
+    index: Index,
+    keep: Annotated[int, typer.Option(min=0, help="Number of newest versions to keep.")] = 3,
+    indexes: Indexes = DEFAULT_INDEXES,
+    builds: Builds = DEFAULT_BUILDS,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
+    """Delete old versions and their shards; the active version is kept."""
+    from indexer import versions
+
+    stores = vector_stores(milvus_uri)
+    deleted = versions.prune(indexes, index, builds, keep=keep, stores=stores)
+    lines = [f"deleted {version}" for version in deleted] or ["no version to delete"]
+    show({"index": index, "deleted": deleted}, lines, as_json=json_)
+
+
+@app.command()
+def migrate(index: Index, indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) -> None:
+    """Rewrite manifests in the current schema; nothing is encoded."""
+    from indexer import versions
+
+    migrated = versions.migrate(indexes, index)
+    lines = [f"migrated {version}" for version in migrated]
+    lines = lines or [f"no version to migrate: all of '{index}' have the current schema"]
+    show({"index": index, "migrated": migrated}, lines, as_json=json_)
+
+
+def _show_active(index: str, version: str, as_json: bool) -> None:
+    lines = [f"active  {version}: {_RELOAD}"]
+    show({"index": index, "active": version}, lines, as_json=as_json)
+
+
+def _listed(root: Path, found: "list[tuple[bool, IndexManifest]]") -> Iterator[str]:
+    if not found:
+        yield f"no index in {root}"
+    name = ""
+    for active, manifest in found:
+        if manifest.name != name:
+            name = manifest.name
+            yield name
+        rows = "chunks" if manifest.chunking else "documents"
+        yield (
+            f"  {'*' if active else ' '} {manifest.version}  {manifest.count:,} {rows}  "
+            f"{_factory(manifest)}  {manifest.encoder.embedding_space}  "
+            f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
+        )
+
+
+def _factory(manifest: "IndexManifest") -> str:
+    return manifest.factory + (" in Milvus" if manifest.store == "milvus" else "")

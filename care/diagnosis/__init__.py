@@ -1,0 +1,1 @@
+"""Checks of this machine and installation, for `care doctor`."""

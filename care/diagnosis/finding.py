@@ -1,0 +1,31 @@
+"""What a check found."""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from core.errors import CareError
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: What was checked, in one word or two.
+        status: "error" if a command or the service would fail, "warning" if it would be slow or
+            lack a part.
+        message: What was found.
+        advice: What to do, or "".
+    """
+
+    check: str
+    status: Status
+    message: str
+    advice: str = ""
+
+    @classmethod
+    def of(cls, check: str, error: CareError) -> Self:
+        """Returns an error with its code; the message says what to do."""
+        return cls(check, "error", f"{error} [{error.code}]")

@@ -1,0 +1,82 @@
+"""Checks of the installed packages and their versions."""
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from care.diagnosis.finding import Finding
+from care.extras import missing
+
+# What the extras that users install are for.
+_EXTRAS = {
+    "eval": "care evaluate",
+    "train": "care train and care export, with torch",
+    "cmedteb": "care cmedteb, with torch",
+    "curation": "care curate",
+    "distributed": "Ray and Milvus",
+    "openai": "--backend openai",
+    "tracing": "traces of the service",
+}
+_NEEDS_TORCH = ("train", "cmedteb")
+_CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+_PIN = re.compile(r"([\w.-]+)==([^\s;]+)")
+_NAME = re.compile(r"[\w.-]+")
+_SHOWN = 5
+# Each environment has its own, and no command uses it.
+_UNCHECKED = "setuptools"
+
+
+def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
+    """Checks that required packages are installed, in tested versions, and lists extras."""
+    try:
+        listed = requires("care-retrieval") or []
+    except PackageNotFoundError:
+        advice = "In a checkout: pip install -c constraints.txt -e ."
+        yield Finding("packages", "error", "care-retrieval is not installed", advice)
+        return
+    needed = [name[0] for line in listed if "extra ==" not in line and (name := _NAME.match(line))]
+    if absent := [name for name in needed if not _installed(name)]:
+        advice = "Install them: pip install care-retrieval."
+        yield Finding("packages", "error", f"not installed: {', '.join(absent)}", advice)
+    else:
+        yield check_versions(constraints)
+    for extra, purpose in _EXTRAS.items():
+        absent = missing(extra)
+        if extra in _NEEDS_TORCH and find_spec("torch") is None:
+            absent.append("torch")
+        if absent:
+            torch = "torch " if "torch" in absent else ""
+            advice = f"If you need it: pip install {torch}'care-retrieval[{extra}]'."
+            found = f"{purpose}: not installed: {', '.join(absent)}"
+            yield Finding(f"extra {extra}", "ok", found, advice)
+        else:
+            yield Finding(f"extra {extra}", "ok", f"{purpose}: installed")
+
+
+def check_versions(constraints: Path = _CONSTRAINTS) -> Finding:
+    """Compares installed versions with those that are tested, which a checkout lists."""
+    try:
+        pins = _PIN.findall(constraints.read_text(encoding="utf-8"))
+    except OSError:
+        return Finding("packages", "ok", "all required packages are installed")
+    others = [
+        f"{name} {found} (tested: {tested})"
+        for name, tested in pins
+        if name != _UNCHECKED
+        and (found := _installed(name))
+        and found.partition("+")[0] != tested.partition("+")[0]
+    ]
+    if not others:
+        return Finding("packages", "ok", "all required packages are installed, as tested")
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    advice = "Install the tested versions: pip install -c constraints.txt -e ."
+    return Finding("packages", "warning", ", ".join(others[:_SHOWN]) + more, advice)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

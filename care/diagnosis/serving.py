@@ -1,0 +1,155 @@
+"""Checks of what a service needs: settings, pair, index, stores, Redis, its port."""
+
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from care.diagnosis.finding import Finding
+from care.options import vector_stores
+from core.encoders import Encoder
+from core.errors import CareError
+from core.manifest import SCHEMA_VERSION
+from core.versions import current_version, index_folder, schema_of
+from models.encoders.tokenizer import verified_file
+from models.pairs import load_pair
+from service.api_keys import ApiKeys
+from service.app import load_query_encoder
+from service.search import load_index
+from service.settings import Settings, read_settings
+
+# Longest wait for a server that is checked [s].
+_TIMEOUT = 3.0
+
+
+def check_serving(*, index_required: bool) -> Iterator[Finding]:
+    """Checks what `care serve` needs, with the settings of the environment.
+
+    A missing index is an error only if it is required: a new installation has none.
+    """
+    try:
+        settings = read_settings()
+        ApiKeys.parse(_plain(settings.api_keys))
+    except CareError as error:
+        yield Finding.of("settings", error)
+        return
+    yield Finding("settings", "ok", "all CARE_* variables are known and valid")
+    encoder, finding = check_pair(settings)
+    yield finding
+    if settings.milvus_uri:
+        yield check_milvus(settings)
+    if encoder:
+        yield check_index(settings, encoder, required=index_required)
+    if settings.redis_url:
+        yield check_redis(settings)
+    yield check_port(settings)
+
+
+def check_pair(settings: Settings) -> tuple[Encoder | None, Finding]:
+    """Loads the query encoder as the service does, and verifies the document encoder's files."""
+    try:
+        pair = load_pair(settings.pair)
+        encoder = load_query_encoder(settings)
+        if pair.document.format == "onnx":
+            spec = pair.document
+            verified_file(spec, pair.folder / spec.weights, spec.weights_sha256)
+            verified_file(spec, pair.folder / spec.tokenizer, spec.tokenizer_sha256)
+    except CareError as error:
+        return None, Finding.of("pair", error)
+    found = f"{pair.name}: queries by {pair.query.model}, documents by {pair.document.model}"
+    return encoder, Finding("pair", "ok", f"{found}; files match their checksums")
+
+
+def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Finding:
+    """Opens the active version as the service does: files, checksums, canaries, vectors."""
+    root, name = settings.indexes, settings.index
+    try:
+        folder = index_folder(root, name) / current_version(root, name)
+    except CareError as error:
+        if required or error.code != "no_active_version":
+            return Finding.of("index", error)
+        return Finding("index", "warning", f"{error} [{error.code}]")
+    try:
+        stores = vector_stores(_plain(settings.milvus_uri))
+        loaded = load_index(root, name, encoder, stores.for_version(folder))
+        schema = schema_of(folder)
+    except CareError as error:
+        return Finding.of("index", error)
+    manifest = loaded.manifest
+    found = (
+        f"{name} {manifest.version}: {manifest.corpus.documents:,} documents, {manifest.factory}"
+    )
+    if schema != SCHEMA_VERSION:
+        advice = f"Rewrite its manifest: care versions migrate --index {name}."
+        return Finding("index", "warning", f"{found}; manifest of schema {schema}", advice)
+    return Finding("index", "ok", f"{found}; checksums and embedding space match")
+
+
+def check_milvus(settings: Settings) -> Finding:
+    """Connects to Milvus."""
+    try:
+        vector_stores(_plain(settings.milvus_uri)).get("milvus")
+    except CareError as error:
+        return Finding.of("milvus", error)
+    return Finding("milvus", "ok", "connected")
+
+
+def check_redis(settings: Settings) -> Finding:
+    """Sends PING to Redis."""
+    import redis
+
+    url = _plain(settings.redis_url)
+    # Without user and password.
+    parts = urlsplit(url)
+    place = f"{parts.hostname or parts.path}:{parts.port or 6379}"
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT
+        ) as client:
+            client.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
+        advice = (
+            "Start it, or correct CARE_REDIS_URL; without Redis the service serves, but replicas "
+            "share no cache and no rate limit."
+        )
+        return Finding("redis", "error", f"{place}: {type(error).__name__}", advice)
+    return Finding("redis", "ok", f"{place} responds")
+
+
+def check_port(settings: Settings) -> Finding:
+    """Checks whether the address of the service is free, or held by a service of this project."""
+    host, port = settings.host, settings.port
+    place = f"{host}:{port}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+            return Finding("port", "ok", f"{place} is free")
+        except OSError as error:
+            reason = error.strerror
+    if _is_service(host, port):
+        return Finding("port", "ok", f"{place} is held by a running care service")
+    advice = "Set CARE_PORT to another port, or CARE_HOST to an address of this machine."
+    return Finding("port", "error", f"{place} cannot be used: {reason}", advice)
+
+
+def _is_service(host: str, port: int) -> bool:
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    # A proxy of the environment would respond instead.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health/live", timeout=_TIMEOUT) as response:
+            return bool(json.load(response) == {"status": "live"})
+    except (HTTPError, URLError, OSError, ValueError):
+        return False
+
+
+def _plain(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""

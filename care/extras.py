@@ -1,0 +1,41 @@
+"""Optional dependencies: which packages of an extra are missing, and how to install them."""
+
+import re
+from importlib.metadata import PackageNotFoundError, distribution, requires
+
+from core.errors import CareError
+
+_DISTRIBUTION = "care-retrieval"
+_NAME = re.compile(r"[\w.-]+")
+
+
+def missing(extra: str) -> list[str]:
+    """Returns the names of the packages of an extra that are not installed."""
+    wanted = [line for line in requires(_DISTRIBUTION) or () if f'extra == "{extra}"' in line]
+    return [name for line in wanted for name in _NAME.findall(line)[:1] if not _installed(name)]
+
+
+def require(*extras: str, make: str | None = None) -> None:
+    """Checks that the packages of all extras are installed.
+
+    Args:
+        extras: Names of extras in pyproject.toml.
+        make: The make target that runs the command in an environment with these packages.
+
+    Raises:
+        CareError: If a package is missing; the message names the command that installs it.
+    """
+    if packages := [name for extra in extras for name in missing(extra)]:
+        install = f"pip install '{_DISTRIBUTION}[{','.join(extras)}]'"
+        message = f"packages are not installed: {', '.join(packages)}; install them: {install}"
+        if make:
+            message += f" (in a checkout, `make {make}` uses an environment that has them)"
+        raise CareError(message, code="not_installed", extras=extras, packages=packages)
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,355 @@
+"""Building and updating indexes from files or from documents in memory."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from care.options import IndexOptions, vector_stores
+from core.choices import Backend
+from core.cpus import available_cpus
+from core.encoders import Encoder, Pair
+from core.errors import CareError, CorpusError, ProviderError
+from core.manifest import Chunking, IndexManifest
+from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
+from indexer.chunking import Chunker
+from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
+from indexer.update import Changes, active_manifest, requested_factory, update
+from models.encoders.factory import (
+    BACKENDS,
+    DTYPES,
+    EncoderOptions,
+    default_batch_size,
+    document_encoder,
+    query_encoder,
+    resolve_backend,
+    token_counter,
+)
+from models.pairs import load_pair
+
+# A path, a folder or a glob; or documents with the fields of a JSONL corpus.
+Corpus = str | Path | Iterable[Mapping[str, Any]]
+
+# Texts of one call of a server's encoder: enough to fill all connections.
+_SERVER_TEXTS = 1024
+# Options that only some backends, or an executor, take.
+_ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("backend", ("transformers", "vllm"), ("dtype",)),
+    ("backend", ("vllm",), ("replicas", "tensor_parallel")),
+    ("backend", ("openai",), ("base_url", "model", "concurrency", "truncate")),
+    ("executor", ("ray",), ("ray_address", "ray_actors")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVersion:
+    """A published, active version of an index.
+
+    Attributes:
+        manifest: Content of `manifest.json`: encoder, checksums, counts, recall.
+        folder: Folder of the version.
+        encoded: The encoded corpus with counts and times, or None if no version was built.
+    """
+
+    manifest: IndexManifest
+    folder: Path
+    encoded: EncodedCorpus | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the index."""
+        return self.manifest.name
+
+    @property
+    def id(self) -> str:
+        """Id of the version."""
+        return self.manifest.version
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return self.manifest.corpus.documents
+
+
+def build_index(
+    name: str,
+    corpus: Corpus,
+    options: IndexOptions | None = None,
+    *,
+    reuse: bool = False,
+    progress: bool = False,
+    **changes: Any,
+) -> IndexVersion:
+    """Encodes a corpus, builds an index version, verifies it and activates it.
+
+    An interrupted build resumes if the function is called again: complete shards in the folder
+    `options.builds` are not encoded again.
+
+    Example:
+        >>> documents = [{"_id": "1", "title": "高血压", "text": "少吃盐，多运动。"}]
+        >>> version = care.build_index("mine", documents, factory="Flat")
+        >>> version.documents
+        1
+
+    Args:
+        name: Name of the index.
+        corpus: Path of a JSONL or Parquet file, a folder or a glob; or an iterable of documents:
+            mappings with `_id`, `text` and optionally `title` and `metadata`.
+        options: Options of the build; None for the defaults.
+        reuse: Whether to return the active version if a build would only repeat it.
+        progress: Whether to show progress bars on standard error.
+        **changes: Fields of `IndexOptions` that replace those of `options`.
+
+    Returns:
+        The new version; with `reuse` possibly the active one, whose `encoded` is None.
+
+    Raises:
+        CorpusError: If the corpus cannot be read, or too many of its documents are rejected.
+        PairError: If the pair is unknown or its files are wrong.
+        CareError: If the build fails for another reason. No version is published.
+    """
+    chosen = replace(options or IndexOptions(), **changes)
+    pair, chosen = _resolve(chosen)
+    with _corpus_path(corpus, chosen.builds) as path:
+        settings = _build_options(name, path, chosen, progress=progress)
+        if reuse and (current := up_to_date(settings, pair.document)):
+            return _version(current, chosen)
+        settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
+        queries = query_encoder(pair, _encoder_options(chosen))
+        manifest, encoded = build(settings, encoder, queries)
+    return _version(manifest, chosen, encoded)
+
+
+def update_index(
+    name: str,
+    *,
+    add: Corpus | None = None,
+    delete: str | Path | Iterable[str] | None = None,
+    missing_ok: bool = False,
+    encode_all: bool = False,
+    options: IndexOptions | None = None,
+    progress: bool = False,
+    **changes: Any,
+) -> IndexVersion:
+    """Builds a new version from the active one, encoding only new texts, and activates it.
+
+    Example:
+        >>> version = care.update_index("mine", add=[{"_id": "2", "text": "…"}], delete=["1"])
+
+    Args:
+        name: Name of the index.
+        add: Documents as in `build_index`; a known id replaces its document.
+        delete: Ids of documents to delete, or the path of a file with one id per line.
+        missing_ok: Whether ids in `delete` that the index lacks are ignored.
+        encode_all: Whether all documents are encoded again, also those with a vector.
+        options: Options of the build; None for the defaults. None in `factory`, `store`, `recall`,
+            `backend` or `dtype` keeps the value of the active version.
+        progress: Whether to show progress bars on standard error.
+        **changes: Fields of `IndexOptions` that replace those of `options`.
+
+    Returns:
+        The new version; or the active one, without `encoded`, if nothing changes.
+
+    Raises:
+        IndexVersionError: If the index has no active version or it is damaged.
+        EmbeddingSpaceError: If the pair, backend or data type differ from those of the version.
+        CareError: If the update fails for another reason. No version is published.
+    """
+    chosen = replace(options or IndexOptions(), **changes)
+    base = active_manifest(chosen.indexes, name, vector_stores(chosen.milvus_uri))
+    pair, chosen = _resolve(_as_before(chosen, base), base)
+    deleted = Path(delete) if isinstance(delete, str) else delete
+    ids = deleted if isinstance(deleted, Path | None) else list(deleted)
+    with _corpus_path(add if add is not None else "", chosen.builds) as path:
+        settings = _build_options(name, "", chosen, progress=progress)
+        settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
+        queries = query_encoder(pair, _encoder_options(chosen))
+        changed = Changes(path or None, ids, missing_ok, encode_all)
+        updated = update(settings, changed, base, encoder, queries)
+    return _version(updated[0], chosen, updated[1]) if updated else _version(base, chosen)
+
+
+def encode_corpus(
+    name: str, corpus: Corpus, options: IndexOptions | None = None, *, progress: bool = False
+) -> EncodedCorpus:
+    """Encodes a corpus into shards, which a later `build_index` of the same corpus uses.
+
+    The arguments and errors are those of `build_index`.
+    """
+    pair, chosen = _resolve(options or IndexOptions())
+    with _corpus_path(corpus, chosen.builds) as path:
+        settings = _build_options(name, path, chosen, progress=progress)
+        return encode(*_executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens)))
+
+
+def estimate_build(
+    name: str,
+    corpus: str,
+    options: IndexOptions | None = None,
+    *,
+    tokens_per_second: float | None = None,
+) -> tuple[Estimate, EncodingRate]:
+    """Estimates tokens, time, disk and memory of a build from a sample; writes nothing.
+
+    Args:
+        name: Name of the index.
+        corpus: A JSONL or Parquet file, a folder or a glob.
+        options: How it would be built.
+        tokens_per_second: Encoding rate of a GPU, or None to measure that of this machine.
+
+    Raises:
+        CorpusError: If the corpus cannot be read or its sample holds no document.
+    """
+    pair, chosen = _resolve(options or IndexOptions())
+    settings = _build_options(name, corpus, chosen, progress=False)
+    needed = settings.chunking or not tokens_per_second
+    encoder = document_encoder(pair, _encoder_options(chosen)) if needed else None
+    chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
+    sample = CorpusSample(settings, chunker)
+    estimate = sample.estimate(token_counter(pair, settings.threads), pair.document.dimension)
+    if tokens_per_second or not encoder:
+        return estimate, EncodingRate(tokens_per_second or 0.0, "GPU", "as given")
+    devices = chosen.replicas * chosen.tensor_parallel if chosen.backend == "vllm" else 1
+    backend = f"{chosen.backend} ({chosen.dtype})"
+    return estimate, measure_rate(encoder, sample.texts, settings.batch_size, devices, backend)
+
+
+def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
+    """Returns options of an update; those that are not given are the active version's."""
+    store = options.store or base.store
+    factory = options.factory
+    if store == base.store:
+        factory = factory or requested_factory(base)
+    recall = options.recall
+    if recall is None and base.recall.recall >= base.recall.target:
+        recall = base.recall.target
+    backend = base.backend if base.backend in BACKENDS else "auto"
+    return replace(
+        options,
+        store=store,
+        factory=factory,
+        recall=recall,
+        backend=options.backend or backend,
+    )
+
+
+def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[Pair, IndexOptions]:
+    """Loads the pair and replaces options that are None by values that suit it.
+
+    Raises:
+        CareError: If an option is given that the backend or executor does not take.
+    """
+    pair = load_pair(options.pair)
+    backend = resolve_backend(pair.document, options.backend or "auto")
+    default = IndexOptions()
+    for what, able, names in _ONLY_WITH:
+        chosen = backend if what == "backend" else getattr(options, what)
+        given = [
+            name for name in names if getattr(options, name) not in (getattr(default, name), "auto")
+        ]
+        if given and chosen not in able:
+            flag = f"--{given[0].replace('_', '-')}"
+            message = f"{flag} needs --{what} {' or '.join(able)}; the {what} is {chosen}"
+            raise CareError(message, code="option_not_taken", option=flag)
+    if options.chunk_overlap and not options.chunk_tokens:
+        message = "--chunk-overlap needs --chunk-tokens"
+        raise CareError(message, code="option_not_taken", option="--chunk-overlap")
+    known = base.dtype if base and base.dtype in DTYPES else "auto"
+    resolved = replace(
+        options,
+        indexes=Path(options.indexes),
+        builds=Path(options.builds),
+        store=options.store or "faiss",
+        threads=options.threads or available_cpus(),
+        backend=cast("Backend", backend),
+        dtype=options.dtype or known,
+        batch_size=options.batch_size or default_batch_size(backend),
+    )
+    return pair, resolved
+
+
+def _build_options(
+    name: str, corpus: str, options: IndexOptions, *, progress: bool
+) -> BuildOptions:
+    shared = {field.name for field in fields(BuildOptions)} - {"executor"}
+    given = {key: value for key, value in asdict(options).items() if key in shared}
+    if options.backend == "openai":
+        # A server forms its own batches: a build can resume with requests of another size.
+        given["batch_size"] = _SERVER_TEXTS
+    chunking = None
+    if options.chunk_tokens:
+        chunking = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
+    return BuildOptions(
+        **given,
+        corpus=corpus,
+        name=name,
+        progress=progress,
+        chunking=chunking,
+        stores=vector_stores(options.milvus_uri),
+    )
+
+
+def _encoder_options(options: IndexOptions) -> EncoderOptions:
+    return EncoderOptions(**{f.name: getattr(options, f.name) for f in fields(EncoderOptions)})
+
+
+def _executor(
+    pair: Pair, settings: BuildOptions, options: IndexOptions, *, cut: bool
+) -> tuple[BuildOptions, Encoder]:
+    """Returns options with the executor and the document encoder.
+
+    With Ray the encoder runs in actors; the driver loads it only to cut documents into chunks.
+    """
+    load = partial(document_encoder, pair, _encoder_options(options))
+    if options.executor == "local":
+        return settings, load()
+    try:
+        from indexer.ray_executor import RayExecutor, RemoteEncoder
+    except ModuleNotFoundError as error:
+        message = f"--executor ray needs {error.name}: pip install 'care-retrieval[distributed]'"
+        raise ProviderError(message, code="not_installed", package=error.name) from error
+    on_gpus = pair.document.format != "onnx" and options.backend != "openai"
+    executor = RayExecutor(
+        load,
+        settings.batch_size,
+        address=options.ray_address,
+        actors=options.ray_actors,
+        threads=settings.threads,
+        gpus=options.replicas * options.tensor_parallel if on_gpus else 0,
+    )
+    encoder = load() if cut else RemoteEncoder(pair.document)
+    return replace(settings, executor=executor), encoder
+
+
+@contextmanager
+def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
+    """Yields the path of a corpus; documents in memory are written to a temporary JSONL file."""
+    if isinstance(corpus, str | Path):
+        yield str(corpus)
+        return
+    builds.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="documents-", dir=builds) as folder:
+        path = Path(folder) / "documents.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for number, document in enumerate(corpus, start=1):
+                # ASCII, so that half a surrogate pair reaches the reader, which rejects it.
+                file.write(f"{_document_line(document, number)}\n")
+        yield str(path)
+
+
+def _document_line(document: Mapping[str, Any], number: int) -> str:
+    try:
+        return json.dumps(dict(document))
+    except (TypeError, ValueError) as error:
+        message = f"document {number} cannot be written as JSON: {error}"
+        raise CorpusError(message, code="bad_document", number=number) from error
+
+
+def _version(
+    manifest: IndexManifest, options: IndexOptions, encoded: EncodedCorpus | None = None
+) -> IndexVersion:
+    return IndexVersion(manifest, options.indexes / manifest.name / manifest.version, encoded)

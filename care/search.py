@@ -1,0 +1,193 @@
+"""Searching an index in this process, with the checks and the results of the service."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from care.options import setting, vector_stores
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.encoders import Encoder
+from core.errors import CareError, QueryError
+from core.types import Document, FilterValue, Hit, Query
+from core.versions import current_version, index_folder, read_manifest
+from models.encoders.factory import EncoderOptions, query_encoder
+from models.pairs import load_pair
+from service.query import checked_query
+from service.schemas import SearchRequest
+from service.search import LoadedIndex, check_space, load_index
+from service.settings import Settings
+
+_MAX_CHARS: int = Settings.model_fields["max_query_chars"].default
+_MAX_TOP_K: int = Settings.model_fields["max_top_k"].default
+_BATCH = 32
+
+Filter = Mapping[str, Sequence[FilterValue]]
+
+
+def open_index(
+    name: str,
+    *,
+    pair: str | None = None,
+    indexes: Path | str | None = None,
+    milvus_uri: str | None = None,
+    threads: int = 1,
+) -> "SearchIndex":
+    """Opens the active version of an index, and the query encoder of a pair, for search.
+
+    Files are verified by their checksums; canaries verify that encoder and index share one
+    embedding space. The version stays open until the `with` block ends, even if another version
+    becomes active.
+
+    Example:
+        >>> with care.open_index("mine") as index:
+        ...     for hit in index.search("血压高吃什么", top_k=5):
+        ...         print(hit.rank, hit.score, hit.title)
+
+    Args:
+        name: Name of the index.
+        pair: Registered pair or path of a pair's TOML file; by default `CARE_PAIR` or
+            "care-mini".
+        indexes: Folder of all indexes; by default `CARE_INDEXES` or "indexes".
+        milvus_uri: Address of Milvus, if it has the vectors; by default `CARE_MILVUS_URI`.
+        threads: Threads that encode a query.
+
+    Raises:
+        IndexVersionError: If the index has no active version or it is damaged.
+        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
+        PairError: If the pair is unknown or its files are wrong.
+    """
+    root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
+    folder = index_folder(root, name) / current_version(root, name)
+    stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
+    chosen = load_pair(pair or setting("CARE_PAIR", str, DEFAULT_PAIR))
+    # Before the encoder is loaded, which may download it.
+    check_space(read_manifest(folder), chosen.query)
+    encoder = query_encoder(chosen, EncoderOptions(threads=threads))
+    return SearchIndex(load_index(root, name, encoder, stores.for_version(folder)), encoder)
+
+
+class SearchIndex:
+    """An open index version; a context manager. Made by `open_index`."""
+
+    def __init__(self, loaded: LoadedIndex, encoder: Encoder) -> None:
+        self._loaded: LoadedIndex | None = loaded
+        self._encoder = encoder
+
+    @property
+    def name(self) -> str:
+        """Name of the index."""
+        return self._open.manifest.name
+
+    @property
+    def version(self) -> str:
+        """Id of the index version."""
+        return self._open.manifest.version
+
+    @property
+    def chunked(self) -> bool:
+        """Whether hits are chunks of documents."""
+        return bool(self._open.documents.chunked)
+
+    @property
+    def filter_fields(self) -> list[str]:
+        """Metadata fields that `filter` accepts, sorted."""
+        return sorted(self._open.filters.fields)
+
+    def __len__(self) -> int:
+        """Returns the number of documents or, if they are split, of chunks."""
+        return self._open.manifest.count
+
+    def search(
+        self,
+        query: str,
+        top_k: int = 10,
+        *,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        collapse: bool = False,
+    ) -> list[Hit]:
+        """Returns the documents nearest to a query, as `POST /search` does, best first.
+
+        Args:
+            query: The question, at most 2000 characters.
+            top_k: Number of hits, 1 to 1000.
+            filter: Accepted values by metadata field, such as `{"department": ["儿科", "骨科"]}`;
+                every field must match.
+            min_score: Lowest cosine similarity of a hit.
+            collapse: Whether each document is returned once, by its best chunk.
+
+        Raises:
+            QueryError: If the query is empty or too long, a number is out of range, or the index
+                lacks a field of the filter. `error.field` names the argument.
+        """
+        found = self.search_many(
+            [query], top_k, filter=filter, min_score=min_score, collapse=collapse
+        )
+        return found[0]
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        top_k: int = 10,
+        *,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        collapse: bool = False,
+    ) -> list[list[Hit]]:
+        """Returns the hits of each query, in the order of the queries.
+
+        Queries are encoded in batches; arguments and errors are those of `search`.
+        """
+        index = self._open
+        shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
+        shared |= {"min_score": min_score, "collapse": collapse}
+        checked = [
+            checked_query(index, _query({"query": query, **shared}), _MAX_CHARS, _MAX_TOP_K)
+            for query in queries
+        ]
+        hits = []
+        for start in range(0, len(checked), _BATCH):
+            batch = checked[start : start + _BATCH]
+            vectors = self._encoder.encode([query.text for query in batch]).vectors
+            results = (index.search(*each) for each in zip(batch, vectors, strict=True))
+            hits += [result.hits for result in results]
+        return hits
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the documents or, if they are split, the chunks, in the order of the corpus."""
+        return iter(self._open.documents)
+
+    def close(self) -> None:
+        """Releases the files of the version."""
+        self._loaded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _open(self) -> LoadedIndex:
+        if self._loaded is None:
+            raise CareError("the index is closed", code="index_closed")
+        return self._loaded
+
+
+def _query(fields: Mapping[str, object]) -> Query:
+    """Returns a query that `POST /search` would accept."""
+    try:
+        body = SearchRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(part)[:64] for part in first["loc"])
+        raise QueryError(field, first["msg"], code=first["type"]) from None
+    return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)

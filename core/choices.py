@@ -1,0 +1,12 @@
+"""Names that options of commands accept, and defaults; importing them loads no library."""
+
+from pathlib import Path
+from typing import Literal
+
+Backend = Literal["auto", "onnx", "transformers", "vllm", "openai"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+StoreName = Literal["faiss", "milvus"]
+
+DEFAULT_PAIR = "care-mini"
+DEFAULT_INDEXES = Path("indexes")
+DEFAULT_BUILDS = Path("builds")

@@ -1,0 +1,46 @@
+"""The commands that a YAML file configures: run by name, with the costs of their calls."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from curation import config as configs
+from curation.agreement import summary
+from curation.annotation import annotate
+from curation.audit import audit
+from curation.benchmark import build_benchmark
+from curation.common import COST
+from curation.sts import write_sts
+
+# The fields of cost.json that a command reports.
+_COSTS = ("calls", "reused", "invalid", "prompt_tokens", "answer_tokens", "price")
+
+
+def run_command(name: str, path: Path) -> dict[str, object]:
+    """Runs build-benchmark, audit, annotate or sts with a YAML file.
+
+    Args:
+        name: The command.
+        path: Its YAML file; docs/make-a-benchmark.md lists the keys.
+
+    Returns:
+        The main statistics; `cost_calls`, `cost_price` and so on, the costs of all runs in the
+        output folder; and `output`, that folder.
+
+    Raises:
+        CareError: If the file is wrong or the command fails.
+    """
+    commands: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
+        "build-benchmark": (configs.BenchmarkConfig, lambda c: summary(build_benchmark(c))),
+        "audit": (configs.AuditConfig, audit),
+        "annotate": (configs.AnnotationConfig, annotate),
+        "sts": (configs.StsConfig, write_sts),
+    }
+    kind, run = commands[name]
+    config = configs.load_config(path, kind)
+    statistics = run(config)
+    statistics.pop("agreement", None)
+    costs = json.loads((config.output / COST).read_text("utf-8"))["all"]
+    statistics |= {f"cost_{cost}": costs[cost] for cost in _COSTS}
+    return statistics | {"output": str(config.output.resolve())}

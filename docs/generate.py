@@ -1,0 +1,259 @@
+"""Writes what docs/ holds that is generated from the code: `make docs`.
+
+openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API.
+"""
+
+import html
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+# Also run as a script, whose folder is docs/.
+sys.path.insert(0, str(DOCS.parent))
+
+import typer  # noqa: E402
+from typer.cli import get_docs_for_click  # noqa: E402
+
+import care  # noqa: E402
+from care.cli.main import app  # noqa: E402
+from service.app import openapi_document  # noqa: E402
+from service.settings import Settings  # noqa: E402
+
+_NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
+_SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples):")
+_PATH = re.compile(r"PosixPath\(('[^']*')\)")
+_ENTRY = re.compile(r"(\*{0,2}\w+): (.*)")
+
+_SETTINGS = """# Settings
+
+The service reads these variables once, at start, and checks them before it loads a model. Any other
+variable that begins with `CARE_` is an error that names the nearest setting, except
+`CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services named `care…`.
+
+The other commands read `CARE_INDEXES`, `CARE_BUILDS`, `CARE_INDEX`, `CARE_PAIR`, `CARE_MILVUS_URI`
+and `CARE_MILVUS_TOKEN` as defaults of their options. `make` reads `CARE_PORT`, `CARE_PAIR` and
+`CARE_INDEX`; `INDEX=` and `PAIR=` on its command line override them.
+
+"""
+_CLI = """# Command line
+
+`care` is the only command; `python -m care` is the same. With `--json` a command prints one JSON
+object on standard output. Progress, warnings and hints go to standard error.
+
+| exit status | meaning |
+|---|---|
+| 0 | success |
+| 1 | an error: `error: message [code]` on standard error ([errors.md](errors.md)) |
+| 2 | wrong usage: an unknown option or a missing argument |
+| 130 | interrupted by Ctrl-C |
+
+Options whose environment variable is named take their default from it.
+
+"""
+_HTTP = """# HTTP
+
+The contract is [openapi.json](../openapi.json); the running service shows it on `/docs`. Send JSON
+with `Content-Type: application/json`, and the API key, if keys are configured, as
+`Authorization: Bearer SECRET`.
+
+Every response has `X-Request-ID`. Errors are `application/problem+json` with a stable `code`;
+[errors.md](errors.md#http) lists the codes.
+
+"""
+_PYTHON = """# Python API
+
+The package `care` works in this process, without a server. Names that start with an underscore and
+all other packages are internal.
+
+Errors are `care.CareError` and its subclasses, with `code` and `fields` ([errors.md](errors.md)).
+
+"""
+
+
+def generated() -> Mapping[Path, str]:
+    """Returns the text of each generated file, by its path."""
+    reference = DOCS / "reference"
+    return {
+        DOCS / "openapi.json": _json(openapi_document()),
+        reference / "settings.md": _page(_SETTINGS, settings_table()),
+        reference / "cli.md": _page(_CLI, commands()),
+        reference / "http.md": _page(_HTTP, "\n".join(http(openapi_document()))),
+        reference / "python.md": _page(_PYTHON, "\n".join(python())),
+    }
+
+
+def settings_table() -> str:
+    """Returns a Markdown table of all settings, in the order of the code."""
+    prefix = Settings.model_config["env_prefix"]
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        if field.default_factory:
+            default = "see meaning"
+        elif field.default in (None, "", ()):
+            default = "none"
+        else:
+            default = f"`{field.default}`"
+        lines.append(f"| `{prefix}{name.upper()}` | {default} | {_line(field.description)} |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """Returns help, arguments and options of each command, as `typer utils docs` writes them."""
+    command = typer.main.get_command(app)
+    _keep_summaries(command)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="care", indent=1)
+    # It escapes quotes in prose, where Markdown needs no escape.
+    return re.sub(r"&(#x27|quot);", lambda match: html.unescape(match[0]), text)
+
+
+def _keep_summaries(command: Any) -> None:
+    """Sets the summaries of subcommands, which are cut off after 45 characters otherwise."""
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = inspect.cleandoc(each.help or "").split("\n\n")[0].replace("\n", " ")
+        _keep_summaries(each)
+
+
+def http(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of all routes, then those of the schemas that they name."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield f"## {method.upper()} {path}\n"
+            yield f"{operation.get('description', operation['summary'])}\n"
+            yield from _request(operation)
+            responses = operation["responses"]
+            content = responses["200"].get("content", {})
+            schema = content.get("application/json", {}).get("schema")
+            yield f"Response: {_type(schema) if schema else 'text'}\n"
+            yield f"Errors: {', '.join(sorted(responses.keys() - {'200'}))}\n"
+    yield "## Schemas\n"
+    for name, schema in document["components"]["schemas"].items():
+        yield f"### {name}\n"
+        if about := schema.get("description"):
+            yield f"{about}\n"
+        yield from _fields(schema)
+
+
+def _request(operation: Mapping[str, Any]) -> Iterator[str]:
+    key = "needed if keys are configured" if operation.get("security") else "not needed"
+    yield f"Key: {key}.\n"
+    for parameter in operation.get("parameters", []):
+        about = parameter.get("description", "")
+        yield f"{parameter['in'].title()} `{parameter['name']}`: {about}\n"
+    if body := operation.get("requestBody"):
+        yield f"Body: {_type(body['content']['application/json']['schema'])}\n"
+
+
+def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
+    properties = schema.get("properties")
+    if not properties:
+        yield f"{_type(schema)}\n"
+        return
+    required = schema.get("required", ())
+    yield "| field | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in properties.items():
+        default = f"`{json.dumps(field['default'])}`" if "default" in field else "optional"
+        default = "required" if name in required else default
+        yield f"| `{name}` | {_type(field)} | {default} | {_line(field.get('description'))} |"
+    yield ""
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Returns a schema's type in a few words, with links to named schemas."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type(each) for each in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(value, ensure_ascii=False)}`" for value in values)
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return f"array of {_type(schema['items'])}" if "items" in schema else "array"
+    if kind == "object" and isinstance(values := schema.get("additionalProperties"), Mapping):
+        return f"object of {_type(values)}"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None or high is not None:
+        bounds = f"{'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'}"
+        return f"{kind} ({bounds.strip()})" if high is not None else f"{kind} (from {low:g})"
+    return str(kind)
+
+
+def python() -> Iterator[str]:
+    """Yields the lines of all public names of the package `care`."""
+    values = {name: getattr(care, name) for name in care.__all__}
+    for name, value in values.items():
+        if not inspect.isclass(value):
+            yield from _callable(f"care.{name}", value, "##")
+    for name, value in values.items():
+        if inspect.isclass(value):
+            yield f"## care.{name}\n"
+            yield from _docstring(inspect.getdoc(value) or "")
+            for member, found in vars(value).items():
+                if member.startswith("_"):
+                    continue
+                if isinstance(found, property):
+                    yield f"### {name}.{member}\n"
+                    yield from _docstring(inspect.getdoc(found) or "")
+                elif inspect.isfunction(found):
+                    yield from _callable(f"{name}.{member}", found, "###")
+
+
+def _callable(name: str, value: Any, heading: str) -> Iterator[str]:
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(value).parameters.values()
+        if parameter.name != "self"
+    ]
+    yield f"{heading} {name}\n"
+    signature = _PATH.sub(r"\1", str(inspect.Signature(parameters)))
+    yield f"`{name}{signature}`\n"
+    yield from _docstring(inspect.getdoc(value) or "")
+
+
+def _docstring(text: str) -> Iterator[str]:
+    """Yields a Google docstring as Markdown: sections in bold, their entries as lists."""
+    section = ""
+    for line in text.splitlines():
+        if match := _SECTION.fullmatch(line):
+            section = match[1]
+            yield f"**{section}**\n"
+            if section.startswith("Example"):
+                yield "```pycon"
+        elif section.startswith("Example") and not line:
+            yield "```\n"
+            section = ""
+        elif section.startswith("Example"):
+            yield line.removeprefix("    ")
+        elif section and (match := _ENTRY.fullmatch(line.removeprefix("    "))):
+            yield f"- `{match[1]}`: {match[2]}"
+        elif section and line:
+            yield f"  {line.strip()}" if section not in ("Returns", "Yields") else line.strip()
+        else:
+            section = section if line else ""
+            yield line
+    yield "```\n" if section.startswith("Example") else ""
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text or "").split()).replace("|", "\\|")
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _page(introduction: str, body: str) -> str:
+    return f"{_NOTE}\n{introduction}{body.rstrip()}\n"
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,74 @@
+"""Runs systems on the tasks and writes the table."""
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from core.errors import CareError
+from core.files import write_text
+from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, System, evaluate_task
+from evaluation.cmedteb.results import markdown_table, read_scores
+from evaluation.cmedteb.tasks import Task, TaskData
+from models.encoders.factory import load_encoder
+from models.pairs import load_pair
+
+TABLE = "table.md"
+
+
+def load_systems(
+    names: Sequence[str], cache: Path, *, batch_size: int = 32, load: Load = load_encoder
+) -> list[System]:
+    """Returns the systems with these names.
+
+    Args:
+        names: Registered pairs, paths of pairs' TOML files, or "bm25".
+        cache: Folder in which the vectors of pairs are kept.
+        batch_size: Texts that an encoder encodes at once.
+        load: Loads one side of a pair.
+
+    Raises:
+        CareError: If a pair is unknown, if two systems have the same name, or if a name cannot
+            be the name of a folder.
+    """
+    systems: dict[str, System] = {}
+    for given in names:
+        system: System
+        if given == BM25:
+            system = Bm25Model()
+        else:
+            system = PairModel(load_pair(given), cache, batch_size=batch_size, load=load)
+        name = system.name
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            message = (
+                f"{given}: the system name '{name}' cannot be a folder name: use letters, digits, "
+                "'.', '_' and '-'"
+            )
+            raise CareError(message, code="bad_system_name", system=name)
+        if name in systems:
+            message = f"{given}: another system has the name '{name}' too: rename one"
+            raise CareError(message, code="duplicate_system", system=name)
+        systems[name] = system
+    return list(systems.values())
+
+
+def run_benchmark(
+    systems: Sequence[System], tasks: Mapping[Task, Callable[[], TaskData]], out: Path
+) -> str:
+    """Scores each system on each task and returns the table of all systems in `out`.
+
+    Args:
+        systems: As `load_systems` returns them.
+        tasks: The tasks and the functions that read their data, as `find_tasks` returns them.
+        out: Folder of results. Scores and runs are written to `SYSTEM/TASK.json` and
+            `SYSTEM/TASK.trec`, the table to `table.md`. Scores of earlier runs are kept.
+    """
+    for system in systems:
+        for known, read in tasks.items():
+            tqdm.write(f"{system.name}: {known.column} …", file=sys.stderr)
+            evaluate_task(system, known, read(), out)
+    table = markdown_table(read_scores(out))
+    write_text(out / TABLE, table)
+    return table

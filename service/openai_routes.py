@@ -1,0 +1,143 @@
+"""The routes that OpenAI's clients call: embeddings of queries, and the name of the model."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+
+from core.errors import QueryError
+from core.types import FloatArray
+from core.vectors import truncate_normalize
+from service import schemas
+from service.access import (
+    ENCODING_ERRORS,
+    RequireRole,
+    State,
+    Timeout,
+    admitted,
+    get_state,
+    problem_responses,
+)
+from service.direct_route import DirectRoute
+from service.problems import RequestError
+from service.query import check_text
+
+# Vectors written to the response, and texts checked, before the event loop handles other requests.
+# 16 vectors of 384 numbers take 4 ms to write as JSON.
+_STEP = 16
+
+openai_routes = APIRouter(
+    prefix="/v1",
+    route_class=DirectRoute,
+    dependencies=[Depends(RequireRole("search"))],
+    tags=["OpenAI"],
+)
+
+
+@openai_routes.post(
+    "/embeddings",
+    response_model=schemas.EmbeddingsResponse,
+    responses=problem_responses(*ENCODING_ERRORS, model=schemas.OpenAIProblem),
+)
+async def embeddings(
+    request: Request, body: schemas.EmbeddingsRequest, timeout_ms: Timeout = None
+) -> Any:
+    """Encodes texts with the query encoder; the interface is OpenAI's.
+
+    Long lists are encoded in parts, and other requests are served in between. Without
+    X-Request-Timeout-Ms a request has CARE_TIMEOUT_MS for each CARE_MAX_BATCH texts.
+    `input_type` `document` is an error, because documents are encoded offline. Arrays of token
+    ids are errors too.
+    """
+    state = get_state(request)
+    dimension = state.engine.index.manifest.encoder.dimension
+    _check(body, state, dimension)
+    texts = []
+    for i, text in enumerate([body.input] if isinstance(body.input, str) else body.input):
+        field = "input" if isinstance(body.input, str) else f"input.{i}"
+        texts.append(check_text(text, state.settings.max_query_chars, field))
+        if i % _STEP == _STEP - 1:
+            await asyncio.sleep(0)
+    batches = -(-len(texts) // state.settings.max_batch)
+    timeout_ms = timeout_ms or state.settings.timeout_ms * batches
+    async with admitted(request, len(texts), timeout_ms) as deadline:
+        vectors, tokens = await state.engine.embed(texts, deadline)
+    vectors = truncate_normalize(vectors, body.dimensions or dimension)
+    content = _json_parts(vectors, state.pair, tokens, in_base64=body.encoding_format == "base64")
+    return StreamingResponse(content, media_type="application/json")
+
+
+@openai_routes.get(
+    "/models",
+    response_model=schemas.ModelsResponse,
+    responses=problem_responses(401, 403, 503, model=schemas.OpenAIProblem),
+)
+async def models(request: Request) -> Any:
+    """Lists the model of `/v1/embeddings`; the interface is OpenAI's."""
+    return {"object": "list", "data": [_model(get_state(request))]}
+
+
+@openai_routes.get(
+    "/models/{model}",
+    response_model=schemas.ModelResponse,
+    responses=problem_responses(401, 403, 404, 422, 503, model=schemas.OpenAIProblem),
+)
+async def model(
+    request: Request, model: Annotated[str, Path(description="Name of the pair.")]
+) -> Any:
+    """Describes the model of `/v1/embeddings`; the interface is OpenAI's."""
+    state = get_state(request)
+    if model != state.pair:
+        message = f"the model does not exist; this service has '{state.pair}'"
+        raise RequestError("model_not_found", message, model=state.pair)
+    return _model(state)
+
+
+def _model(state: State) -> dict[str, Any]:
+    created = int(state.engine.index.manifest.created_at.timestamp())
+    return {"id": state.pair, "object": "model", "created": created, "owned_by": "care"}
+
+
+def _check(body: schemas.EmbeddingsRequest, state: State, dimension: int) -> None:
+    """Checks all fields but the texts themselves; raises `QueryError`."""
+    limit = state.settings.max_embeddings
+    if not isinstance(body.input, str) and len(body.input) > limit:
+        message = f"contains {len(body.input)} texts; the limit is {limit} (CARE_MAX_EMBEDDINGS)"
+        raise QueryError("input", message, code="batch_too_large", limit=limit)
+    if body.input_type == "document":
+        message = (
+            "is 'document', but the service loads the query encoder only: encode documents with "
+            f"'care index', or in Python with care.load_pair('{state.pair}').encode_documents()"
+        )
+        raise QueryError("input_type", message, code="document_encoder_not_loaded")
+    if body.model not in (None, state.pair):
+        message = f"is unknown; this service has '{state.pair}'"
+        raise QueryError("model", message, code="unknown_model", model=state.pair)
+    if body.dimensions and body.dimensions > dimension:
+        message = f"is {body.dimensions}; the encoder has {dimension} dimensions"
+        raise QueryError("dimensions", message, code="too_many_dimensions", limit=dimension)
+
+
+async def _json_parts(
+    vectors: FloatArray, model: str, tokens: int, *, in_base64: bool
+) -> AsyncIterator[bytes]:
+    """Yields an `EmbeddingsResponse`; the JSON of all vectors is never in memory at once."""
+    yield b'{"object":"list","data":['
+    for first in range(0, len(vectors), _STEP):
+        step = vectors[first : first + _STEP]
+        if in_base64:
+            values = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in step]
+        else:
+            values = step.tolist()
+        data = [
+            {"object": "embedding", "index": i, "embedding": value}
+            for i, value in enumerate(values, first)
+        ]
+        yield (b"," if first else b"") + to_json(data)[1:-1]
+        await asyncio.sleep(0)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    yield b"]," + to_json({"model": model, "usage": usage})[1:]

@@ -1,0 +1,42 @@
+"""Checks of a query against an index, the same over HTTP and in Python."""
+
+from dataclasses import replace
+
+from core.errors import QueryError
+from core.text import normalize_text
+from core.types import Query
+from service.search import LoadedIndex
+
+
+def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: int) -> Query:
+    """Returns the query as it is searched: under the text rules, within the index's size.
+
+    Raises:
+        QueryError: If the text is empty or too long, `top_k` is too large, or the index lacks a
+            field of the filter.
+    """
+    text = check_text(query.text, max_chars)
+    if query.top_k > max_top_k:
+        message = f"is {query.top_k}; the limit is {max_top_k}"
+        raise QueryError("top_k", message, code="top_k_too_large", limit=max_top_k)
+    index.filters.check(query.filter)
+    # Queries that are searched alike are one for the caches: an index returns at most its number
+    # of documents, and without chunks every document is collapsed.
+    top_k = min(query.top_k, index.manifest.count)
+    collapse = query.collapse and index.documents.chunked
+    return replace(query, text=text, top_k=top_k, collapse=collapse)
+
+
+def check_text(text: str, limit: int, field: str = "query") -> str:
+    """Returns a text under the text rules.
+
+    Raises:
+        QueryError: If it is empty or has more than `limit` characters.
+    """
+    if len(text) > limit:
+        message = f"has {len(text)} characters; the limit is {limit}"
+        raise QueryError(field, message, code="text_too_long", limit=limit)
+    normal = normalize_text(text)
+    if not normal:
+        raise QueryError(field, "is empty", code="empty_text")
+    return normal

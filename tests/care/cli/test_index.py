@@ -1,0 +1,330 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from care.cli.main import main
+from core.versions import current_version, list_versions, read_manifest
+from indexer.versions import verify_version
+from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
+from tests.indexer.builds import edit_manifest, only_folder, room_for, state, to_schema_1
+
+pytestmark = pytest.mark.usefixtures("test_encoders")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(indexes: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command on index 'test' and returns its status, output and errors."""
+
+    def main_with(command: str, *arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        named = ["--index", "test", "--indexes", str(indexes)]
+        status = main([*command.split(), *named, *arguments])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return main_with
+
+
+@pytest.fixture
+def build(run: Run, tmp_path: Path, pair_file: Path) -> Run:
+    """Builds index 'test' from records, with the test encoder."""
+
+    def build_with(
+        records: list[dict[str, Any]], *arguments: str, corpus: str | None = None
+    ) -> tuple[int, str, str]:
+        written = write_jsonl(tmp_path / "corpus.jsonl", records)
+        folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
+        return run("index", str(written) if corpus is None else corpus, *folders, *arguments)
+
+    return build_with
+
+
+def error_line(errors: str) -> str:
+    """The one line that a failed command ends with, behind its progress bars."""
+    lines = [line for line in errors.replace("\r", "\n").splitlines() if line.startswith("error: ")]
+    (line,) = lines
+    assert errors.endswith(f"{line}\n")
+    return line
+
+
+def test_build_says_what_it_did_and_what_is_active(build: Run, indexes: Path) -> None:
+    records = make_records(30)
+    status, output, _ = build([*records, records[3] | {"_id": "copy"}])
+    assert status == 0
+    version = current_version(indexes, "test")
+    lines = output.splitlines()
+    assert lines[0].startswith("corpus  31 documents, 30 different texts, ")
+    assert lines[1].startswith("encode  30 texts in ")
+    assert lines[2].startswith("index   Flat, 31 × 64, ")
+    assert "recall@10 1.0000 on 30 queries" in lines[2]
+    assert lines[-1] == f"active  {indexes / 'test' / version}"
+
+
+def test_a_second_build_uses_the_vectors_of_the_first(build: Run, indexes: Path) -> None:
+    build(make_records(30))
+    status, output, _ = build(make_records(30))
+    assert status == 0
+    assert "30 vectors" in output
+    assert "\nencode" not in output
+    assert len(list_versions(indexes, "test")) == 2
+
+
+def test_reuse_keeps_a_version_that_is_up_to_date(build: Run, indexes: Path) -> None:
+    build(make_records(10))
+    status, output, _ = build(make_records(10), "--reuse")
+    assert (status, output.count("it is up to date")) == (0, 1)
+    assert len(list_versions(indexes, "test")) == 1
+    for changed in (["--factory", "HNSW32"], ["--recall", "0.5"]):
+        assert "it is up to date" not in build(make_records(10), "--reuse", *changed)[1]
+    assert "it is up to date" not in build(make_records(11), "--reuse")[1]
+    assert len(list_versions(indexes, "test")) == 4
+
+
+def test_encode_stops_at_the_shards(build: Run, indexes: Path, tmp_path: Path) -> None:
+    status, output, _ = build(make_records(10), "--shard-size", "4", "--encode-only")
+    folder = only_folder(tmp_path / "builds" / "test")
+    assert status == 0
+    assert output.endswith(f"shards  {folder}\n")
+    assert len(list(folder.glob("shard-*.npy"))) == 3
+    assert not indexes.exists()
+
+
+def test_chunks_are_counted_and_listed(build: Run, run: Run) -> None:
+    records = [*make_records(3), {"_id": "long", "text": "很长的一段话。" * 50}]
+    status, output, _ = build(records, "--chunk-tokens", "70", "--chunk-overlap", "10")
+    assert status == 0
+    assert output.startswith("corpus  4 documents in 9 chunks, 5 different texts, ")
+    assert "0 truncated at the encoder's length" in output
+    assert "--chunk-tokens" not in output
+    assert "  9 chunks  Flat" in run("versions list")[1]
+
+
+def test_texts_that_are_cut_short_suggest_chunks(build: Run) -> None:
+    output = build([*make_records(3), {"_id": "long", "text": "很长的一段话。" * 50}])[1]
+    assert "1 truncated at the encoder's length\n" in output
+    assert "--chunk-tokens 200 splits long documents into chunks\n" in output
+    assert "--chunk-tokens" not in build(make_records(3))[1]
+
+
+def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path) -> None:
+    status, output, _ = build([*make_records(9), {"_id": "bad"}], "--max-reject-rate", "0.1")
+    assert status == 0
+    assert "1 rejected" in output
+    rejects = only_folder(tmp_path / "builds" / "test") / "rejects.jsonl"
+    assert f"rejects are listed in {rejects}" in output
+    assert json.loads(rejects.read_text("utf-8"))["line"] == 10
+
+
+def test_versions_can_be_listed_switched_verified_and_pruned(
+    build: Run, run: Run, tmp_path: Path
+) -> None:
+    for count in (10, 11, 12):
+        build(make_records(count))
+    listed = run("versions list")[1].splitlines()
+    assert listed[0] == "test"
+    assert [line[2] for line in listed[1:]] == [" ", " ", "*"]
+    ids = [line[4:].split()[0] for line in listed[1:]]
+    assert "11 documents  Flat  bigrams-1" in listed[2]
+
+    for arguments, active in (("rollback", ids[1]), (f"activate --version {ids[0]}", ids[0])):
+        status, output, _ = run(f"versions {arguments}")
+        assert (status, output.split(":")[0]) == (0, f"active  {active}")
+    assert run("versions verify")[1].endswith(f" {ids[0]}\n")
+    assert run("versions verify", "--version", ids[2])[1].endswith(f" {ids[2]}\n")
+    builds = tmp_path / "builds"
+    pruned = run("versions prune", "--keep", "1", "--builds", str(builds))
+    assert pruned == (0, f"deleted {ids[1]}\n", "")
+    assert len(list((builds / "test").iterdir())) == 2
+    assert [line[2:5] for line in run("versions list")[1].splitlines()[1:]] == [
+        f"* {ids[0][0]}",
+        f"  {ids[2][0]}",
+    ]
+
+
+def test_all_indexes_are_listed_without_a_name(
+    build: Run, indexes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["versions", "list", "--indexes", str(indexes)]) == 0
+    assert capsys.readouterr().out == f"no index in {indexes}\n"
+    build(make_records(5))
+    assert main(["versions", "list", "--indexes", str(indexes)]) == 0
+    assert capsys.readouterr().out.startswith("test\n  * ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--pair", "none"], "unknown_pair"),
+        (["--pair", "none.toml"], "unknown_pair"),
+        (["--factory", "IVF64,PQ8"], "unsupported_factory"),
+        (["--queries", "none.jsonl"], "corpus_missing"),
+        (["--chunk-tokens", "201"], "chunks_too_long"),
+        (["--chunk-tokens", "9", "--chunk-overlap", "9"], "overlap_too_long"),
+        (["--chunk-overlap", "9"], "option_not_taken"),
+        (["--tokens-per-second", "9"], "option_not_taken"),
+        (["--base-url", "http://h"], "option_not_taken"),
+        (["--replicas", "8"], "option_not_taken"),
+        (["--dtype", "float16"], "option_not_taken"),
+        (["--ray-actors", "2"], "option_not_taken"),
+        (["--index", "../a"], "bad_index_name"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line_and_status_1(
+    build: Run, indexes: Path, arguments: list[str], code: str
+) -> None:
+    status, output, errors = build(make_records(3), *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).endswith(f" [{code}]")
+    assert list_versions(indexes, "test") == []
+
+
+@pytest.mark.parametrize(("corpus", "code"), [("none.jsonl", "corpus_missing"), ("", "no_corpus")])
+def test_a_missing_corpus_is_one_line_and_status_1(build: Run, corpus: str, code: str) -> None:
+    status, output, errors = build([], corpus=corpus)
+    assert (status, output) == (1, "")
+    assert error_line(errors).endswith(f" [{code}]")
+
+
+def test_the_summary_says_how_long_the_encoder_was_busy(build: Run) -> None:
+    output = build(make_records(30))[1]
+    share = re.search(r"encoder busy (\d+\.\d)% of the time\n", output)
+    assert share
+    assert 0 < float(share[1]) <= 100
+
+
+def test_a_bad_corpus_is_said_in_one_line_that_names_file_and_line(
+    build: Run, tmp_path: Path
+) -> None:
+    status, _, errors = build([*make_records(3), {"_id": "bad", "text": " "}])
+    assert status == 1
+    assert f"{tmp_path / 'corpus.jsonl'} line 4" in error_line(errors)
+    assert error_line(errors).endswith(" [too_many_rejects]")
+
+
+# For 300 documents: text takes about 62 kB, vectors 77 kB, shards as much as they are asked for.
+@pytest.mark.parametrize(
+    ("room", "shard_size", "last_bar"),
+    [
+        (30_000, 16, "read"),
+        (70_000, 300, "encode"),
+        (70_000, 16, "index"),
+    ],
+)
+def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, room: int, shard_size: int, last_bar: str
+) -> None:
+    build(make_records(20))
+    before = state(indexes)
+    corpus = str(write_jsonl(tmp_path / "large.jsonl", make_records(300)))
+    arguments = ["--shard-size", str(shard_size)]
+    with room_for(room):
+        status, output, errors = build(make_records(1), *arguments, corpus=corpus)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {tmp_path}/")
+    assert re.findall(r"\r(\w+) *:", errors)[-1] == last_bar
+    assert state(indexes) == before
+    assert run("versions verify")[0] == 0
+    assert build(make_records(1), *arguments, corpus=corpus)[0] == 0
+    assert run("versions verify")[0] == 0
+
+
+@pytest.mark.parametrize(("room", "shard_size"), [(30_000, 16), (70_000, 300), (70_000, 16)])
+def test_a_full_disk_while_updating_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path, room: int, shard_size: int
+) -> None:
+    build(make_records(20))
+    before = state(indexes)
+    added = str(write_jsonl(tmp_path / "new.jsonl", make_records(300)))
+    arguments = ["--add", added, "--shard-size", str(shard_size), "--pair", str(pair_file)]
+    arguments += ["--builds", str(tmp_path / "builds")]
+    with room_for(room):
+        status, output, errors = run("update", *arguments)
+    assert (status, output) == (1, "")
+    assert error_line(errors).startswith(f"error: {tmp_path}/")
+    assert state(indexes) == before
+    assert run("versions verify")[0] == 0
+    assert run("update", *arguments)[0] == 0
+    assert "300 × 64" in run("versions verify")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["versions list"], "no_active_version"),
+        (["versions verify"], "no_active_version"),
+        (["versions verify", "--version", "x"], "manifest_missing"),
+        (["versions activate", "--version", "x"], "unknown_version"),
+        (["versions rollback"], "no_active_version"),
+        (["versions prune"], "no_active_version"),
+    ],
+)
+def test_without_a_version_each_command_says_so(run: Run, command: list[str], code: str) -> None:
+    status, output, errors = run(*command)
+    assert (status, output) == (1, "")
+    assert error_line(errors).endswith(f" [{code}]")
+
+
+def test_an_interrupted_build_says_how_to_go_on(
+    build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BigramEncoder, "encode", interrupt)
+        status, _, errors = build(make_records(3))
+    assert status == 130
+    assert "interrupted" in errors
+    assert build(make_records(3))[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--recall", "1.5"],
+        ["--max-reject-rate", "-1"],
+        ["--recall", "high"],
+        ["--chunk-tokens", "0"],
+        ["--shard-size", "0"],
+        ["--batch-size", "x"],
+        ["--threads", "-2"],
+    ],
+)
+def test_a_number_out_of_range_is_a_usage_error(build: Run, arguments: list[str]) -> None:
+    status, output, errors = build(make_records(1), *arguments)
+    assert (status, output) == (2, "")
+    assert arguments[0] in errors
+
+
+def test_a_version_of_the_earlier_schema_is_migrated(
+    build: Run, run: Run, indexes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count in (10, 11):
+        build(make_records(count))
+    versions = list_versions(indexes, "test")
+    before = read_manifest(indexes / "test" / versions[1])
+    for version in versions:
+        edit_manifest(indexes / "test" / version, to_schema_1)
+    assert run("versions verify")[0] == 0
+    status, output, _ = run("versions migrate")
+    assert (status, [line.split()[-1] for line in output.splitlines()]) == (0, versions)
+    assert read_manifest(indexes / "test" / versions[0]).parent is None
+    assert read_manifest(indexes / "test" / versions[1]) == before
+    assert run("versions migrate")[0] == 0
+    assert run("versions verify")[0] == 0
+
+
+def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
+    assert run("versions prune", "--keep", "-1")[0] == 2
+
+
+def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
+    build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
+    assert verify_version(indexes / "test" / current_version(indexes, "test")).factory == "HNSW16"

@@ -1,0 +1,70 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from care.cli.main import main
+from tests.conftest import Builder, make_records
+from tests.errors import error_code
+
+pytestmark = pytest.mark.usefixtures("test_encoders")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    build_version: Builder, indexes: Path, pair_file: Path, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Searches an index of 30 documents; returns status, output and errors."""
+    build_version(make_records(30))
+
+    def search(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        named = ["--index", "test", "--indexes", str(indexes), "--pair", str(pair_file)]
+        status = main(["search", *named, *arguments])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return search
+
+
+def test_hits_are_printed_with_score_title_text_and_metadata(run: Run) -> None:
+    status, output, _ = run("高血压第0讲", "--top-k", "2", "--filter", "department=心血管科")
+    lines = output.splitlines()
+    assert status == 0
+    assert lines[0].startswith("  1. 0.")
+    assert lines[0].endswith("  高血压第0讲")
+    assert lines[1].strip().startswith("高血压患者第0号的护理要点")
+    assert lines[2].strip().startswith("[d0000] department: 心血管科")
+    assert lines[-1].startswith("2 hits in ")
+
+
+def test_values_of_one_field_are_alternatives_and_fields_must_all_match(run: Run) -> None:
+    both = ["--filter", "department=儿科", "--filter", "department=骨科", "--top-k", "30"]
+    assert run("骨折", *both)[1].count("department: ") == 20
+    assert run("骨折", *both, "--filter", "tags=组1")[1].count("department: ") == 4
+    # A boolean of the index, not the text.
+    assert run("骨折", "--filter", "rare=true")[1].count("[d0015]") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "field"),
+    [
+        (["--filter", "unknown=a"], "unknown_filter_field", "filter.unknown"),
+        (["--top-k", "0"], "greater_than_equal", "top_k"),
+        (["--min-score", "2"], "less_than_equal", "min_score"),
+    ],
+)
+def test_errors_have_the_codes_of_the_service_and_name_the_field(
+    run: Run, arguments: list[str], code: str, field: str
+) -> None:
+    status, output, errors = run("骨折", *arguments)
+    assert (status, output) == (1, "")
+    assert error_code(errors) == code
+    assert errors.startswith(f"error: {field}: ")
+
+
+@pytest.mark.parametrize("filter_", ["department", "=儿科"])
+def test_a_filter_without_field_or_value_is_wrong_usage(run: Run, filter_: str) -> None:
+    assert run("骨折", "--filter", filter_)[0] == 2

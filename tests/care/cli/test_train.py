@@ -1,0 +1,125 @@
+"""The commands `care train`, `phrases` and `convert`, and the commands that a run prints."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from care.cli.main import main
+from core.versions import current_version
+from models.pairs import load_pair
+from tests.conftest import write_jsonl
+from tests.errors import error_code
+
+pytestmark = pytest.mark.train
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe that trains a tiny encoder for a few steps."""
+    from tests.checkpoints import MAX_LENGTH, TEXTS, write_bert, write_qwen3
+
+    records = [{"query": text, "positives": [text]} for text in TEXTS]
+    triples = write_jsonl(tmp_path / "triples.jsonl", records)
+    common = {"max_length": MAX_LENGTH}
+    query = {"start": str(write_bert(tmp_path / "bert")), "pooling": "cls"}
+    document = {
+        "start": str(write_qwen3(tmp_path / "qwen3", ends_texts=False)),
+        "pooling": "last_token",
+        "prompts": {"query": "", "document": ""},
+    }
+    facts = {
+        "name": "tiny",
+        "query": query | common,
+        "document": document | common,
+        "stages": [
+            {"kind": "teacher", "data": [{"triples": str(triples)}]},
+            # So many epochs that most texts find their own vectors: an index demands it.
+            {
+                "kind": "align",
+                "batch": 6,
+                "epochs": 60,
+                "learning_rate": 3e-3,
+                "dropout": 0.0,
+            },
+        ],
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(facts), encoding="utf-8")
+    return path
+
+
+def care(folder: Path, *words: str) -> str:
+    """Runs the command as a process in a folder and returns its standard output."""
+    process = subprocess.run(
+        [sys.executable, "-m", "care", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_the_commands_that_a_run_prints_make_an_index_of_the_trained_pair(
+    recipe: Path, tmp_path: Path
+) -> None:
+    lines = care(tmp_path, "train", str(recipe)).splitlines()
+    export, index = (shlex.split(line) for line in lines[-2:])
+    assert (export[0], index[0]) == ("next:", "then:")
+    care(tmp_path, *export[export.index("export") :])
+    from tests.checkpoints import TEXTS
+
+    records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    words = index[index.index("index") :]
+    assert words[:4] == ["index", "CORPUS", "--index", "NAME"]
+    care(tmp_path, "index", str(corpus), "--index", "tiny", *words[4:])
+    assert current_version(tmp_path / "indexes", "tiny")
+
+
+def test_the_result_of_a_run_is_json(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--set", "stages.align.epochs=1", "--set", "seeds=[0, 1]"]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "out"), *short, "--json"]) == 0
+    shown = capsys.readouterr()
+    runs = json.loads(shown.out)["runs"]
+    assert [Path(run["folder"]).name for run in runs] == ["tiny-seed0", "tiny-seed1"]
+    assert all(load_pair(run["pair"]).name == "tiny" for run in runs)
+    assert "align" in shown.err
+
+
+def test_a_wrong_recipe_is_an_error(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(recipe), "--set", "stages.align.lambda=1"]) == 1
+    assert error_code(capsys.readouterr().err) == "unknown_key"
+    out = tmp_path / "phrases.jsonl"
+    assert main(["phrases", str(recipe), "--out", str(out), "--lengths", "9", "3"]) == 1
+    assert error_code(capsys.readouterr().err) == "invalid_lengths"
+    assert not out.exists()
+
+
+def test_texts_for_alignment_are_written(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "phrases.jsonl"
+    options = ["--count", "20", "--lengths", "5", "40"]
+    assert main(["phrases", str(recipe), "--out", str(out), *options]) == 0
+    texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
+    assert len(texts) == 20
+    assert all(5 <= len(text) <= 40 for text in texts)
+
+
+def test_a_pair_that_was_not_trained_from_the_embedded_one_is_not_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path / "out"), "--spec", str(tmp_path / "pair.toml")]
+    assert main(["convert", *words, "--trained", str(tmp_path / "none.toml")]) == 1
+    assert error_code(capsys.readouterr().err) == "unknown_pair"

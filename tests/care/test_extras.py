@@ -1,0 +1,57 @@
+"""Optional dependencies of commands."""
+
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+
+from care import extras
+from care.cli.main import main
+from core.errors import CareError
+from tests.errors import error_code, raises
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of packages that are not found."""
+    names: set[str] = set()
+
+    def find(name: str) -> object:
+        if name in names:
+            raise PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(extras, "distribution", find)
+    return names
+
+
+def test_packages_of_an_extra_that_are_missing_are_named(without: set[str]) -> None:
+    extras.require("eval", "curation")
+    without |= {"bm25s", "openai", "numpy"}
+    assert extras.missing("eval") == ["bm25s"]
+    with raises(
+        CareError, "not_installed", extras=["eval", "curation"], packages=["bm25s", "openai"]
+    ) as caught:
+        extras.require("eval", "curation", make="evaluate")
+    assert "pip install 'care-retrieval[eval,curation]'" in str(caught.value)
+    assert "make evaluate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("bm25s", ["evaluate", "--index", "x", "--queries", "q", "--qrels", "r"]),
+        ("jieba", ["cmedteb", "compare", "a", "b", "--out", "o"]),
+        ("jieba", ["curate", "sts", "c"]),
+        ("bm25s", ["ablations", "--data", "d"]),
+        ("jieba", ["phrases", "r", "--out", "o"]),
+        ("psutil", ["bench", "service"]),
+    ],
+)
+def test_a_command_without_its_packages_is_one_line(
+    without: set[str], package: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    without.add(package)
+    assert main(command) == 1
+    shown = capsys.readouterr()
+    assert error_code(shown.err) == "not_installed" and package in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)

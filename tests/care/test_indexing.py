@@ -1,0 +1,149 @@
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import care
+from care.indexing import encode_corpus, estimate_build
+from core.errors import CareError, CorpusError, IndexVersionError
+from indexer.build import BuildOptions
+from tests.conftest import make_records, write_jsonl
+from tests.errors import raises
+
+pytestmark = pytest.mark.usefixtures("test_encoders")
+
+
+@pytest.fixture
+def options(tmp_path: Path, indexes: Path, pair_file: Path) -> care.IndexOptions:
+    return care.IndexOptions(pair=str(pair_file), indexes=indexes, builds=tmp_path / "builds")
+
+
+def test_documents_and_a_file_of_them_make_the_same_index(
+    options: care.IndexOptions, tmp_path: Path
+) -> None:
+    records = make_records(30)
+    from_file = care.build_index("a", str(write_jsonl(tmp_path / "c.jsonl", records)), options)
+    made = care.build_index("b", (dict(record) for record in records), options)
+    assert made.documents == from_file.documents == 30
+    assert made.manifest.files == from_file.manifest.files
+    assert made.folder == options.indexes / "b" / made.id
+    assert made.name == "b"
+    # What was written for the build is gone; its shards stay.
+    assert sorted(path.name for path in options.builds.iterdir()) == ["a", "b"]
+
+
+def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOptions) -> None:
+    good = make_records(20)
+    bad: list[dict[str, Any]] = [
+        {"_id": "x", "text": " "},
+        {"text": "无编号"},
+        {"_id": "y", "text": "坏\ud800"},
+        {"_id": "z", "text": "数", "metadata": {"n": float("nan")}},
+    ]
+    with raises(CorpusError, "too_many_rejects", rejected=4, total=24):
+        care.build_index("test", [*good, *bad], options)
+    made = care.build_index("test", [*good, *bad], options, max_reject_rate=0.5)
+    assert made.encoded
+    assert (made.documents, made.encoded.staged.rejected) == (20, 4)
+    with raises(CorpusError, "duplicate_id"):
+        care.build_index("test", [good[0], good[0]], options)
+    with raises(CorpusError, "bad_document", number=2):
+        care.build_index("test", [good[0], {"_id": "o", "text": object()}], options)
+    with raises(CorpusError, "empty_corpus"):
+        care.build_index("test", [], options)
+
+
+def test_an_up_to_date_version_is_returned_as_it_is(options: care.IndexOptions) -> None:
+    records = make_records(10)
+    first = care.build_index("test", records, options)
+    again = care.build_index("test", records, options, reuse=True)
+    assert (again.id, again.encoded) == (first.id, None)
+    assert care.build_index("test", records[1:], options, reuse=True).id != first.id
+
+
+def test_documents_are_added_replaced_and_deleted(
+    options: care.IndexOptions, tmp_path: Path
+) -> None:
+    records = make_records(10)
+    care.build_index("test", records, options)
+    new = [records[0] | {"text": "新的内容"}, {"_id": "new", "text": "另一篇"}]
+    version = care.update_index("test", add=iter(new), delete=["d0009"], options=options)
+    change = version.manifest.corpus.update
+    assert change
+    assert (change.added, change.replaced, change.deleted, change.unchanged) == (1, 1, 1, 8)
+    assert version.encoded
+    assert version.encoded.summary.new_texts == 2
+    with care.open_index("test", pair=options.pair, indexes=options.indexes) as index:
+        assert {document.id for document in index.documents()} == {
+            *(f"d{i:04d}" for i in range(9)),
+            "new",
+        }
+    listed = tmp_path / "ids.txt"
+    listed.write_text("new\n")
+    assert care.update_index("test", delete=str(listed), options=options).documents == 9
+    unchanged = care.update_index("test", add=[records[3]], options=options)
+    assert (unchanged.documents, unchanged.encoded) == (9, None)
+
+
+def test_ids_to_delete_must_exist_or_be_ignored(options: care.IndexOptions) -> None:
+    care.build_index("test", make_records(5), options)
+    with raises(CorpusError, "unknown_id", id="none", count=1, path=None):
+        care.update_index("test", delete=["none", "d0001"], options=options)
+    version = care.update_index("test", delete=["none", "d0001"], missing_ok=True, options=options)
+    assert version.documents == 4
+    with raises(CorpusError, "no_changes"):
+        care.update_index("test", options=options)
+    with raises(IndexVersionError, "no_active_version"):
+        care.update_index("none", delete=["a"], options=options)
+
+
+def test_an_update_keeps_the_index_type_of_the_version(options: care.IndexOptions) -> None:
+    care.build_index("test", make_records(60), options, factory="HNSW16", recall=0.9)
+    version = care.update_index("test", delete=["d0001"], options=options)
+    assert version.manifest.factory == "HNSW16"
+    assert version.manifest.recall.target == 0.9
+
+
+def test_encoded_shards_are_those_that_a_build_uses(options: care.IndexOptions) -> None:
+    encoded = encode_corpus("test", make_records(10), options)
+    assert encoded.summary.new_texts == 10
+    assert not options.indexes.exists()
+    made = care.build_index("test", make_records(10), options)
+    assert made.encoded
+    assert made.encoded.summary.new_texts == 0
+
+
+def test_an_estimate_writes_nothing(options: care.IndexOptions, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", make_records(10))
+    estimate, rate = estimate_build("test", str(corpus), options)
+    assert estimate.documents.value == 10
+    assert rate.tokens > 0
+    assert not options.builds.exists()
+    assert not options.indexes.exists()
+
+
+def test_a_misspelt_option_is_refused(options: care.IndexOptions) -> None:
+    with pytest.raises(TypeError):
+        care.build_index("test", make_records(3), options, factori="Flat")
+    with raises(CareError, "option_not_taken", option="--replicas"):
+        care.build_index("test", make_records(3), options, replicas=2)
+
+
+def test_the_variables_say_where_indexes_and_builds_are(
+    options: care.IndexOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("INDEXES", options.indexes), ("BUILDS", options.builds)):
+        monkeypatch.setenv(f"CARE_{name}", str(value))
+    monkeypatch.setenv("CARE_PAIR", options.pair)
+    assert care.IndexOptions() == options
+    monkeypatch.setenv("CARE_INDEXES", "")
+    assert care.IndexOptions().indexes == Path("indexes")
+
+
+def test_the_defaults_are_those_of_a_build() -> None:
+    chosen, build = care.IndexOptions(), BuildOptions("", "")
+    shared = {field.name for field in fields(chosen)} & {field.name for field in fields(build)}
+    decided_later = {"store", "backend", "dtype", "batch_size", "threads", "executor"}
+    for name in shared - decided_later:
+        assert getattr(chosen, name) == getattr(build, name), name

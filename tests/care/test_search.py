@@ -1,0 +1,163 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import care
+from care.cli.main import main
+from core.errors import CareError, EmbeddingSpaceError, IndexVersionError, QueryError
+from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
+from tests.errors import raises
+
+pytestmark = pytest.mark.usefixtures("test_encoders")
+
+
+@pytest.fixture
+def index(build_version: Builder, indexes: Path, pair_file: Path) -> Iterator[care.SearchIndex]:
+    build_version(make_records(60))
+    with care.open_index("test", pair=str(pair_file), indexes=indexes) as opened:
+        yield opened
+
+
+BODIES: list[dict[str, Any]] = [
+    {"query": "高血压的护理"},
+    {"query": "骨折", "top_k": 3},
+    {"query": "发热", "top_k": 100, "filter": {"department": ["儿科", "骨科"], "rare": [False]}},
+    {"query": "咳嗽", "min_score": 0.2},
+    {"query": " 失眠\u200b  怎么办 ", "top_k": 5, "filter": {"tags": ["组1"]}, "collapse": True},
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_python_and_the_command_return_what_the_service_returns(
+    client: TestClient,
+    indexes: Path,
+    pair_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    body: dict[str, Any],
+) -> None:
+    expected = client.post("/search", json=body).json()
+    assert expected["hits"]
+    with care.open_index("test", pair=str(pair_file), indexes=indexes) as index:
+        hits = index.search(**body)
+    found = [(hit.rank, hit.id, hit.score, hit.title, hit.text, hit.metadata) for hit in hits]
+    names = ("rank", "id", "score", "title", "text", "metadata")
+    assert found == [tuple(hit[name] for name in names) for hit in expected["hits"]]
+    arguments = ["search", body["query"], "--index", "test", "--json"]
+    arguments += ["--pair", str(pair_file), "--indexes", str(indexes)]
+    for option in ("top_k", "min_score"):
+        if option in body:
+            arguments += [f"--{option.replace('_', '-')}", str(body[option])]
+    for field, values in body.get("filter", {}).items():
+        for value in values:
+            arguments += ["--filter", f"{field}={value if value is not False else 'false'}"]
+    arguments += ["--collapse"] if body.get("collapse") else []
+    capsys.readouterr()
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["hits"] == expected["hits"]
+    assert answer["index"] == expected["index"]
+    assert answer.keys() == expected.keys()
+
+
+def test_hits_of_chunks_name_their_documents(
+    build_version: Builder, indexes: Path, pair_file: Path, settings: Any
+) -> None:
+    from core.manifest import Chunking
+    from service.app import create_app
+
+    records = [*make_records(5), {"_id": "long", "text": "很长的一段话。" * 50}]
+    build_version(records, chunking=Chunking(tokens=70))
+    body = {"query": "一段话", "top_k": 4, "collapse": True}
+    with TestClient(create_app(settings, BigramEncoder())) as client:
+        expected = client.post("/search", json=body).json()["hits"]
+    with care.open_index("test", pair=str(pair_file), indexes=indexes) as index:
+        assert index.chunked
+        hits = index.search("一段话", 4, collapse=True)
+    names = ("id", "score", "parent", "chunk", "chunks")
+    assert [{name: getattr(hit, name) for name in names} for hit in hits] == [
+        {name: hit[name] for name in names} for hit in expected
+    ]
+    assert hits[0].parent == "long"
+
+
+def test_many_queries_are_searched_in_order(index: care.SearchIndex) -> None:
+    queries = [f"{subject}怎么办" for subject in ("高血压", "骨折", "咳嗽")] * 15
+    found = index.search_many(queries, top_k=3)
+    assert found == [index.search(query, 3) for query in queries]
+    assert index.search_many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "field"),
+    [
+        ({"query": " \u200b"}, "empty_text", "query"),
+        ({"query": "长" * 2001}, "text_too_long", "query"),
+        ({"query": 3}, "string_type", "query"),
+        ({"query": "骨折", "top_k": 0}, "greater_than_equal", "top_k"),
+        ({"query": "骨折", "top_k": 1001}, "top_k_too_large", "top_k"),
+        ({"query": "骨折", "min_score": 1.5}, "less_than_equal", "min_score"),
+        ({"query": "骨折", "filter": {"unknown": ["a"]}}, "unknown_filter_field", "filter.unknown"),
+        ({"query": "骨折", "filter": {"rare": []}}, "too_short", "filter.rare"),
+        ({"query": "骨折", "filter": {"rare": [0.5]}}, "filter_item", "filter.rare.0"),
+    ],
+)
+def test_what_the_service_refuses_is_refused_by_the_same_code(
+    index: care.SearchIndex,
+    client: TestClient,
+    arguments: dict[str, Any],
+    code: str,
+    field: str,
+) -> None:
+    with raises(QueryError, code, field=field):
+        index.search(**arguments)
+    (error,) = client.post("/search", json=arguments).json()["errors"]
+    assert (error["code"], error["field"]) == (code, field)
+
+
+def test_an_index_can_be_described(index: care.SearchIndex, indexes: Path) -> None:
+    assert (index.name, len(index), index.chunked) == ("test", 60, False)
+    assert index.version == (indexes / "test" / "CURRENT").read_text().strip()
+    assert index.filter_fields == ["department", "rare", "tags"]
+    assert [document.id for document in index.documents()][:2] == ["d0000", "d0001"]
+
+
+def test_a_closed_index_cannot_be_searched(index: care.SearchIndex) -> None:
+    index.close()
+    with raises(CareError, "index_closed"):
+        index.search("骨折")
+
+
+def test_the_space_of_the_pair_is_checked(
+    build_version: Builder, indexes: Path, pair_file: Path
+) -> None:
+    build_version(make_records(20), space="other-1")
+    with raises(EmbeddingSpaceError, "embedding_space_mismatch", index="test"):
+        care.open_index("test", pair=str(pair_file), indexes=indexes)
+
+
+def test_the_space_is_checked_before_the_encoder_is_downloaded(
+    build_version: Builder, indexes: Path
+) -> None:
+    build_version(make_records(20))
+    with raises(EmbeddingSpaceError, "embedding_space_mismatch", encoder_space="bge-m3"):
+        care.open_index("test", pair="bge-m3", indexes=indexes)
+
+
+def test_a_missing_index_is_named(indexes: Path, pair_file: Path) -> None:
+    with raises(IndexVersionError, "no_active_version", index="test"):
+        care.open_index("test", pair=str(pair_file), indexes=indexes)
+
+
+def test_the_variables_of_the_service_say_where_indexes_are(
+    build_version: Builder, indexes: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_version(make_records(12))
+    monkeypatch.setenv("CARE_INDEXES", str(indexes))
+    monkeypatch.setenv("CARE_PAIR", str(pair_file))
+    with care.open_index("test") as index:
+        assert len(index) == 12

@@ -1,0 +1,70 @@
+"""The files of deploy/ as Compose and Kubernetes read them."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.tools import DEPLOY, ROOT, run
+
+Object = dict[str, Any]
+Objects = dict[tuple[str, str], Object]
+
+
+def read_compose(variables: dict[str, str] | None = None) -> Object:
+    """Reads compose.yaml with the values of some variables and the defaults of the others."""
+    values = variables or {}
+
+    def value(match: re.Match[str]) -> str:
+        return values.get(match[1], match[2] if match[2] is not None else match[0])
+
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    compose: Object = yaml.safe_load(re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}", value, text))
+    return compose
+
+
+def render(
+    folder: str, deploy: Path, components: Sequence[str] = (), without: Sequence[str] = ()
+) -> Objects:
+    """Builds a kustomization as kubectl would apply it.
+
+    Args:
+        folder: Folder of the kustomization, in deploy/kubernetes.
+        deploy: Folder that does not exist, for a copy of deploy/ with secrets.
+        components: Components that are added.
+        without: Components that are removed.
+
+    Returns:
+        Objects by kind and by name without the checksum of generated names.
+    """
+    shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets.env"))
+    overlays = deploy / "kubernetes" / "overlays"
+    for name in ("example", "care-mini"):
+        shutil.copy(overlays / "example" / "secrets.env.example", overlays / name / "secrets.env")
+    path = deploy / "kubernetes" / folder / "kustomization.yaml"
+    kustomization = yaml.safe_load(path.read_text())
+    kept = [name for name in kustomization.get("components", ()) if name not in without]
+    kustomization["components"] = [*kept, *components]
+    path.write_text(yaml.safe_dump(kustomization))
+    output = run("kubectl", "kustomize", path.parent)
+    assert "Warning" not in output
+    return {
+        (item["kind"], re.sub(r"-[a-z0-9]{10}$", "", item["metadata"]["name"])): item
+        for item in yaml.safe_load_all(output)
+    }
+
+
+def pod(workload: Object) -> Object:
+    """Returns the specification of the pods of a workload, or of a pod."""
+    spec: Object = workload["spec"]
+    return spec["template"]["spec"] if "template" in spec else spec
+
+
+def image_variables() -> dict[str, str]:
+    """Returns the CARE_* variables that the Dockerfile sets."""
+    return dict(
+        re.findall(r"\b(CARE_\w+)=(\S+)", (ROOT / "Dockerfile").read_text().split("ENV")[1])
+    )

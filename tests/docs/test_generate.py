@@ -1,0 +1,22 @@
+"""What docs/ holds that is generated from the code is as `make docs` writes it."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.generate import DOCS, generated
+
+FILES = generated()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_committed_file_is_that_of_the_code(path: Path) -> None:
+    assert path.read_text("utf-8") == FILES[path], "run make docs"
+
+
+def test_each_reference_is_generated_or_checked() -> None:
+    checked = DOCS / "reference" / "errors.md"  # by test_errors.py
+    assert set((DOCS / "reference").iterdir()) == {
+        checked,
+        *(path for path in FILES if path.parent.name == "reference"),
+    }

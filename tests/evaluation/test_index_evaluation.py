@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from care.cli.main import main as care
+from core.errors import CareError, DataError
+from core.types import Document
+from evaluation.index_evaluation import JudgementCoverage, evaluate_index, judgement_coverage
+from models.pairs import DEFAULT_PAIR
+from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+from tests.errors import raises
+
+CHUNKS = [Document(f"a#{i}", "t", parent="a", chunk=i, chunks=3) for i in range(3)] + [
+    Document("b", "t", parent="b"),
+    Document("c", "t"),
+]
+
+
+def test_judged_documents_that_the_index_lacks_are_counted() -> None:
+    qrels = {
+        "found": {"a": 1, "gone": 1},
+        "lost": {"gone": 1, "b": 0},
+        "none relevant": {"c": 0},
+    }
+    assert judgement_coverage(qrels, CHUNKS) == JudgementCoverage(4, 1, 2)
+
+
+def test_judgements_of_an_unknown_query(tmp_path: Path) -> None:
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("other\td\t1\n", encoding="utf-8")
+    with raises(DataError, code="unknown_query", id="other"):
+        evaluate_index(tmp_path, "x", DEFAULT_PAIR, queries, qrels)
+
+
+def test_an_index_that_does_not_exist(tmp_path: Path) -> None:
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("q\td\t1\n", encoding="utf-8")
+    with raises(CareError, code="no_active_version"):
+        evaluate_index(tmp_path, "x", DEFAULT_PAIR, queries, qrels)
+
+
+@pytest.mark.e2e
+def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Settings of the shell are for a service of the user: the one that is started ignores them.
+    monkeypatch.setenv("CARE_API_KEYS", f"{ADMIN_KEY},{SEARCH_KEY}")
+    subjects = make_records(20)
+    # Only the last sentences of a document are about its subject.
+    fill = "今天天气很好，大家一起出去散步。" * 12
+    records = [r | {"title": "", "text": fill + r["text"] * 4} for r in subjects]
+    queries = write_jsonl(
+        tmp_path / "queries.jsonl", [{"_id": r["_id"], "text": r["text"]} for r in subjects]
+    )
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in subjects), encoding="utf-8")
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    indexes = tmp_path / "indexes"
+    places = ["--index", "long", "--indexes", str(indexes), "--builds", str(tmp_path / "builds")]
+    assert care(["index", str(corpus), *places, "--chunk-tokens", "48"]) == 0
+
+    result = evaluate_index(indexes, "long", DEFAULT_PAIR, queries, qrels)
+    assert result.index_scores["nDCG@10"] == result.bm25_scores["nDCG@10"] == 1
+    assert (result.index, result.documents, result.queries) == ("long", 20, 20)
+    assert result.warning is None
+    assert result.min_score and result.min_score.queries == 20
+    assert result.min_score.relevant_kept >= 0.95
+    written = json.loads(json.dumps(result.as_json()))
+    assert written["coverage"]["judged_documents"] == 20
+    assert written["min_score"]["min_score"] == result.min_score.min_score
+    assert written["index"]["version"] == result.version
+    assert list(written["scores"].values()) == [result.index_scores, result.bm25_scores]
+
+    # Judgements of a larger corpus: the index holds half of the judged documents.
+    with qrels.open("a", encoding="utf-8") as file:
+        file.writelines(f"{r['_id']}\tother-{r['_id']}\t1\n" for r in subjects)
+    result = evaluate_index(indexes, "long", DEFAULT_PAIR, queries, qrels)
+    assert result.coverage == JudgementCoverage(40, 20, 0)
+    assert result.warning

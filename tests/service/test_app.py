@@ -1,0 +1,83 @@
+"""Errors that `create_app` reports before it loads a model."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from core.errors import CareError, EmbeddingSpaceError, PairError
+from core.manifest import IndexManifest
+from models.pairs import load_pair, write_pair
+from service.app import create_app
+from service.settings import Settings
+from tests.encoders import BigramEncoder
+from tests.errors import raises
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A pair whose weights do not exist, in the embedding space of the test index."""
+    path = tmp_path / "pair.toml"
+    care_mini = load_pair("care-mini")
+    space = {"embedding_space": "bigrams-1", "weights": "missing.onnx"}
+    query, document = (
+        side.model_copy(update=space) for side in (care_mini.query, care_mini.document)
+    )
+    write_pair(care_mini.model_copy(update={"query": query, "document": document}), path)
+    return path
+
+
+def test_missing_weights_are_reported_after_all_other_checks(
+    settings: Settings, manifest: IndexManifest, pair: Path
+) -> None:
+    with raises(PairError, "missing_file"):
+        create_app(settings.model_copy(update={"pair": str(pair)}))
+
+
+def test_another_embedding_space_is_reported_before_the_model_is_loaded(
+    settings: Settings, manifest: IndexManifest, pair: Path
+) -> None:
+    pair.write_text(pair.read_text("utf-8").replace("bigrams-1", "other-1"), encoding="utf-8")
+    spaces = {"embedding_space": "bigrams-1", "encoder_space": "other-1"}
+    with raises(EmbeddingSpaceError, "embedding_space_mismatch", index="test", **spaces):
+        create_app(settings.model_copy(update={"pair": str(pair)}))
+
+
+def test_a_pair_that_is_not_exported_is_reported(
+    settings: Settings, manifest: IndexManifest, tmp_path: Path
+) -> None:
+    """Its query side is a checkpoint of transformers."""
+    path = tmp_path / "pair.toml"
+    pair = load_pair("care-0.3b-4b")
+    space = {"embedding_space": "bigrams-1"}
+    sides = {
+        "query": pair.query.model_copy(update=space),
+        "document": pair.document.model_copy(update=space),
+    }
+    write_pair(pair.model_copy(update=sides), path)
+    with raises(PairError, "pair_not_exported", pair=path):
+        create_app(settings.model_copy(update={"pair": str(path)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"index": "other"}, "no_active_version"), ({"pair": "missing"}, "unknown_pair")],
+)
+def test_a_wrong_name_is_reported_before_the_model_is_loaded(
+    settings: Settings, manifest: IndexManifest, pair: Path, changes: dict[str, str], code: str
+) -> None:
+    with raises(CareError, code):
+        create_app(settings.model_copy(update={"pair": str(pair), **changes}))
+
+
+def test_a_failure_of_a_late_step_leaves_no_thread_behind(
+    settings: Settings, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a step after the index is loaded")
+
+    monkeypatch.setattr("service.app.Metrics.register_routes", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError):
+        create_app(settings, BigramEncoder())
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,104 @@
+"""Targets of the Makefile: each expands to commands of `care` that parse."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.commands import parse
+
+ROOT = Path(__file__).parents[1]
+
+
+def make(*words: str, **environment: str) -> str:
+    """Returns what make prints for targets and variables, in a shell without settings."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("CARE_")}
+    command = ["make", "--no-print-directory", *words]
+    run = subprocess.run(
+        command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, check=True
+    )
+    return run.stdout
+
+
+def commands(*words: str, **environment: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the commands of `care` that make would run."""
+    lines = make("--dry-run", "CARE=/bin/care", *words, **environment).replace("\\\n", " ")
+    return [parse(line) for line in lines.splitlines() if line.startswith("/bin/care ")]
+
+
+def test_without_a_target_the_targets_are_listed() -> None:
+    listed = make()
+    for target in ("demo", "test", "build-index", "evaluate"):
+        assert f"make {target} " in listed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["build-index"], ["index"]),
+        (["update", "ADD=a.jsonl", "DELETE=ids.txt"], ["update"]),
+        (["serve"], ["serve"]),
+        (["evaluate"], ["evaluate"]),
+        (["cmedteb", "HUB=owner/name"], ["cmedteb run", "cmedteb report"]),
+        (["tradeoff"], ["cmedteb tradeoff"]),
+        (["export"], ["export"]),
+        (["train", "RECIPE=recipe.yaml"], ["train"]),
+        (["ablations"], ["ablations"]),
+        (["care-mini"], ["phrases", "phrases", "phrases", "train", "convert"]),
+        (["care-mini-1"], ["convert"]),
+        (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),
+        (["bench-scale"], ["bench scale"]),
+        (["bench-start"], ["bench start"]),
+        (["bench-build"], ["bench build"]),
+    ],
+)
+def test_a_target_runs_commands_that_parse(words: list[str], expected: list[str]) -> None:
+    # As if the weights of care-mini had changed.
+    new = ["--what-if=models/care-mini/query.onnx"]
+    assert [name for name, _ in commands(*words, *new)] == expected
+
+
+def test_variables_become_options() -> None:
+    ((_, given),) = commands("build-index", "CORPUS=c", "INDEX=i", "PAIR=p", "ARGS=--dry-run")
+    assert (given["corpus"], given["index"], given["pair"]) == ("c", "i", "p")
+    assert given["dry_run"]
+    ((_, given),) = commands("update", "ADD=a.jsonl", "DELETE=ids.txt")
+    assert {Path("a.jsonl"), Path("ids.txt")} <= {*map(Path, (given["add"], given["delete"]))}
+    (_, run), (_, report) = commands("cmedteb", "SYSTEMS=a b", "SPLIT=dev", "OUT=o")
+    assert (run["systems"], run["split"], report["out"]) == (["a", "b"], "dev", Path("o"))
+    ((_, given),) = commands("tradeoff", "PAIR=a")
+    assert given["systems"] == ["a", "bm25"]
+    ((_, given),) = commands("train", "RECIPE=r.yaml", "ARGS=--set seeds=[0]")
+    assert (given["recipe"], given["changes"]) == (Path("r.yaml"), ["seeds=[0]"])
+    ((_, given),) = commands("bench-build", "DOCUMENTS=3 4")
+    assert given["documents"] == [3, 4]
+    ((_, given),) = commands("bench-scale", "ARGS=--factory IVF4,SQ8")
+    assert given["factories"] == ["IVF4,SQ8"]
+
+
+def test_training_needs_a_recipe() -> None:
+    with pytest.raises(typer.BadParameter):
+        commands("train")
+
+
+@pytest.mark.parametrize(
+    ("words", "index", "pair"),
+    [
+        ([], "from-the-shell", "care-mini"),
+        (["INDEX=mine"], "mine", "care-mini"),
+        (["INDEX=mine", "PAIR=p.toml"], "mine", "p.toml"),
+        (["INDEX=mine", "CARE_INDEX=other"], "other", "care-mini"),
+    ],
+)
+def test_the_command_line_takes_precedence_over_the_shell(
+    words: list[str], index: str, pair: str
+) -> None:
+    for target in ("build-index", "update", "evaluate"):
+        ((_, given),) = commands(target, *words, CARE_INDEX="from-the-shell")
+        assert (given["index"], given["pair"]) == (index, pair)
+    # The service reads the variables.
+    show = ["--eval", 'show: ; @echo "$(CARE_INDEX) $(CARE_PAIR)"', "show", *words]
+    assert make(*show, CARE_INDEX="from-the-shell").split() == [index, pair]
