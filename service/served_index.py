@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from core.encoders import Encoder
 from core.errors import CareError, IndexVersionError
@@ -210,10 +209,11 @@ class ServedIndex:
         version = self.index.manifest.version
         failure = error and (version, type(error), str(error))
         if error and failure != self._failure:
-            fields: dict[str, Any] = {"code": "internal_error", "served": version}
             if isinstance(error, CareError):
-                fields |= {"code": error.code, "reason": str(error)}
-            fields |= describe(error)
+                found = {"code": error.code, "reason": str(error)}
+            else:
+                found = {"code": "internal_error", **describe(error)}
+            fields = {"served": version, **found}
             _LOG.error("the active index version cannot be loaded", extra={"fields": fields})
         self._failure = failure
         self._metrics.index_fallback.set(failure is not None)
@@ -222,11 +222,16 @@ class ServedIndex:
 def versions_before(root: Path, name: str, version: str) -> Iterator[str]:
     """Yields the versions before `version`: the chain of its parents, then others, newest first."""
     folder = index_folder(root, name)
-    older = [other for other in list_versions(root, name)[::-1] if other < version]
-    found = {version}
+    listed = list_versions(root, name)
+    found = [version]
     with suppress(CareError):
-        while (parent := read_manifest(folder / version).parent) and parent not in found:
+        while (parent := read_manifest(folder / found[-1]).parent) and parent not in found:
+            found.append(parent)
             yield parent
-            found.add(parent)
-            version = parent
-    yield from (other for other in older if other not in found)
+    try:
+        read_manifest(folder / version)
+        older = listed[: listed.index(version)]
+    except (CareError, ValueError):
+        # Its place is unknown. Ids begin with the time of the build.
+        older = [other for other in listed if other < version]
+    yield from (other for other in reversed(older) if other not in found)
