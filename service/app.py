@@ -20,7 +20,7 @@ from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
-from service.access import State
+from service.access import RequireKey, State
 from service.api_keys import ApiKeys
 from service.cache import QueryKeys
 from service.engine import Engine
@@ -115,7 +115,9 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     add_problem_handlers(app)
-    # The last one added is the outermost.
+    # The last one added is the outermost. Preflight requests of browsers carry no key.
+    routes = [route for router in ROUTERS for route in router.routes]
+    app.add_middleware(RequireKey, routes=routes)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -129,8 +131,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     metrics.register_routes(
         {
             route.path: [route.status_code or 200, *(int(code) for code in route.responses)]
-            for router in ROUTERS
-            for route in router.routes
+            for route in routes
             if isinstance(route, APIRoute)
         }
     )

@@ -96,7 +96,7 @@ async def ready(request: Request) -> Any:
     return {"status": "ready"}
 
 
-@public_routes.get("/metrics", response_class=Response, responses=problem_responses())
+@public_routes.get("/metrics", response_class=Response, responses=problem_responses(401))
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text format of Prometheus."""
     registry = get_state(request).metrics.registry

@@ -103,8 +103,11 @@ class Settings(BaseSettings):
     replicas."""
     api_keys: SecretStr | None = None
     """API keys as comma-separated name:role:sha256; the role is search or admin. `care key` makes
-    one. Without keys, search is open to everyone, and POST /index/reload to clients on this machine
-    if CARE_HOST is a loopback address."""
+    one. With any key, every path needs one except health, the pages and their files, and /metrics
+    (see `CARE_OPEN_METRICS`). Without keys, search is open to everyone, and POST /index/reload to
+    clients on this machine if CARE_HOST is a loopback address."""
+    open_metrics: bool = True
+    """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)
     """Most queries per second of one API key; 0 disables the limit."""
     rate_burst: AtLeast1 = 100
