@@ -87,6 +87,10 @@ class Metrics:
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
+        self.index_fallback = gauge(
+            "care_index_fallback",
+            "1 while the active index version cannot be loaded and another one is served, else 0.",
+        )
         self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",
