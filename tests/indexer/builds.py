@@ -1,6 +1,7 @@
 """Helpers of tests of builds that do not import the application."""
 
 import json
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,18 @@ def room_for(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def open_files(more: int) -> Iterator[None]:
+    """Limits the process to `more` open files beside those that it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(os.listdir("/proc/self/fd")) + more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
