@@ -1,7 +1,6 @@
 """Helpers of tests of builds that do not import the application."""
 
 import json
-import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ def room_for(size: int) -> Iterator[None]:
 def open_files(more: int) -> Iterator[None]:
     """Limits the process to `more` open files beside those that it has open."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = len(os.listdir("/proc/self/fd")) + more
+    limit = len(list(Path("/proc/self/fd").iterdir())) + more
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
