@@ -35,7 +35,7 @@ from core.text import normalize_text
 from core.versions import MANIFEST, current_version, index_folder, read_manifest
 from indexer import versions
 from indexer.chunking import Chunker
-from indexer.corpus import corpus_checksum, corpus_files
+from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
 from indexer.encoding import EncodingSummary, Executor, LocalExecutor, VectorCache, encode_corpus
 from indexer.failures import failed_documents, max_failed
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
@@ -63,7 +63,7 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        corpus: A JSONL or Parquet file, a folder, or a glob.
+        corpus: A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
         name: Name of the index.
         indexes: Folder of all indexes.
         builds: Folder of all build folders.
@@ -336,6 +336,7 @@ def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
     """
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
+    warn_about_unread(options.corpus)
     checksum = corpus_checksum(files)
 
     def stage_files(folder: Path) -> StagedCorpus:

@@ -38,6 +38,18 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@contextmanager
+def open_files(more: int) -> Iterator[None]:
+    """Limits the process to `more` open files beside those that it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(list(Path("/proc/self/fd").iterdir())) + more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     """Edits the manifest of a version in place."""
     path = folder / "manifest.json"
