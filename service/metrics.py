@@ -87,6 +87,9 @@ class Metrics:
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
+        self.key_reloads = counter(
+            "care_api_key_reloads_total", "Changes of the file of API keys.", ["result"]
+        )
         self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",
@@ -108,6 +111,7 @@ class Metrics:
             (self.rejections, get_args(Rejection)),
             (self.redis_errors, get_args(RedisError)),
             (self.reloads, ("success", "failure")),
+            (self.key_reloads, ("success", "failure")),
         ):
             for label in labels:
                 series.labels(label)
