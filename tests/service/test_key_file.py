@@ -144,13 +144,19 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
 ) -> None:
     client = serve(api_keys_file=path)
     read = KeyFile._read
-    reads: list[None] = []
+    reads = 0
+
+    def count(file: KeyFile) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(file)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeyFile, "_read", lambda self: (reads.append(None), read(self))[1])
+        patch.setattr(KeyFile, "_read", count)
         put(path, content)
         until(lambda: sample(client, RELOADS, result="failure") == 1)
-        seen = len(reads)
-        until(lambda: len(reads) > seen + 3)
+        seen = reads
+        until(lambda: reads > seen + 3)
     lines = [
         json.loads(JsonFormatter().format(r)) for r in caplog.records if r.levelname == "ERROR"
     ]
