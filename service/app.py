@@ -16,7 +16,7 @@ from starlette.types import Lifespan
 
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
-from core.errors import PairError
+from core.errors import IndexVersionError, PairError
 from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
@@ -34,6 +34,7 @@ from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
 from service.routes import PAGE, admin_routes, public_routes, search_routes
 from service.search import check_space
+from service.served_index import DAMAGE
 from service.settings import Settings
 from service.tracing import make_tracer
 from stores.registry import MilvusAddress, VectorStores
@@ -94,8 +95,13 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address).get(settings.store)
     version = store.active_version(settings.indexes, settings.index)
-    manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
-    check_space(manifest, encoder.spec if encoder else pair.query)
+    try:
+        manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
+        check_space(manifest, encoder.spec if encoder else pair.query)
+    except IndexVersionError as error:
+        # In place of a damaged version the engine serves the last whole one.
+        if error.code not in DAMAGE:
+            raise
     encoder = encoder or load_query_encoder(settings)
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     rate = settings.rate_limit
@@ -106,7 +112,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
         engine: Engine = app.state.service.engine
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
-        tasks = [loop.create_task(engine.watch(settings.watch_seconds))]
+        tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
         if key_file:
             tasks.append(loop.create_task(key_file.follow(metrics)))
         yield

@@ -90,6 +90,10 @@ class Metrics:
         self.key_reloads = counter(
             "care_api_key_reloads_total", "Changes of the file of API keys.", ["result"]
         )
+        self.index_fallback = gauge(
+            "care_index_fallback",
+            "1 while the active index version cannot be loaded and another one is served, else 0.",
+        )
         self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",

@@ -120,9 +120,9 @@ class Settings(BaseSettings):
     """Origins whose pages may call the service (CORS), comma-separated."""
     root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$")
     """Path prefix that a reverse proxy strips, such as /care."""
-    watch_seconds: float = Field(0.0, ge=0)
-    """Interval at which the service checks for another active version and loads it [s]; 0 disables
-    the checks: call POST /index/reload instead."""
+    watch_seconds: float = Field(10.0, ge=0)
+    """Mean interval at which the service checks for another active version and loads it [s]; 0
+    disables the checks: call POST /index/reload instead."""
     drain_seconds: float = Field(0.0, ge=0)
     """Time that the service keeps accepting requests after SIGTERM, while GET /health/ready returns
     503 and load balancers remove it [s]."""
