@@ -27,7 +27,7 @@ from service.cache import QueryKeys
 from service.engine import Engine
 from service.key_file import KeyFile
 from service.logs import log_failure
-from service.metrics import Metrics
+from service.metrics import Metrics, RedisError
 from service.middleware import Limits, RequestContext
 from service.openai_routes import openai_routes
 from service.problems import add_problem_handlers
@@ -183,9 +183,14 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     # Its client takes a fifth of a second to import.
     from service.redis_tier import RedisCache, RedisGuard
 
-    breaker = Breaker()
+    breaker, writes = Breaker(), Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
+    metrics.redis_write_breaker.set_function(lambda: writes.state)
     url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
-    guard = RedisGuard(url, timeout, breaker, lambda kind: metrics.redis_errors.labels(kind).inc())
+
+    def count(kind: RedisError) -> None:
+        metrics.redis_errors.labels(kind).inc()
+
+    guard = RedisGuard(url, timeout, breaker, writes, count)
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

@@ -15,7 +15,7 @@ DEPARTED = "499"  # the status of a request whose client disconnected before the
 
 Tier = Literal["memory", "in_flight", "redis"]
 Rejection = Literal["key", "queue", "rate", "connections", "deadline", "departed"]
-RedisError = Literal["timeout", "connection", "value"]
+RedisError = Literal["timeout", "connection", "response", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64)
@@ -83,6 +83,10 @@ class Metrics:
         self.redis_breaker = gauge(
             "care_redis_breaker_state",
             "State of the circuit breaker of Redis: 0 closed, 1 half open, 2 open.",
+        )
+        self.redis_write_breaker = gauge(
+            "care_redis_write_breaker_state",
+            "State of the circuit breaker of writes to Redis: 0 closed, 1 half open, 2 open.",
         )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
