@@ -61,7 +61,16 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 def to_schema_1(manifest: dict[str, Any]) -> None:
     """Removes the fields of a manifest that schema 1 does not have."""
     manifest["schema_version"] = 1
-    for name in ("parent", "backend", "dtype", "store", "components", "thresholds", "fusion"):
+    for name in (
+        "parent",
+        "number",
+        "backend",
+        "dtype",
+        "store",
+        "components",
+        "thresholds",
+        "fusion",
+    ):
         del manifest[name]
 
 
@@ -73,5 +82,5 @@ def only_folder(path: Path) -> Path:
 
 def state(indexes: Path) -> dict[str, bytes | None]:
     """Returns all files and folders of all indexes, except locks."""
-    paths = (path for path in sorted(indexes.rglob("*")) if path.name != ".lock")
+    paths = (path for path in sorted(indexes.rglob("*")) if not path.name.endswith(".lock"))
     return {str(p.relative_to(indexes)): p.read_bytes() if p.is_file() else None for p in paths}

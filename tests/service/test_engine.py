@@ -250,7 +250,7 @@ def served(client: TestClient) -> str:
 
 def test_a_watching_service_loads_a_new_version(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
-    client, other = serve(watch_seconds=0.02), serve(watch_seconds=0)
+    client, other = serve(watch_seconds=0.02), serve()
     new = build_version(make_records(30))
     wait_until(lambda: served(client) == new.version)
     assert served(other) == old.version
