@@ -19,13 +19,19 @@ from pydantic import ValidationError
 
 from core.errors import CareError, IndexVersionError
 from core.files import atomic, sha256_file, sync
-from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
+from core.manifest import (
+    NAME,
+    OLDEST_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    IndexManifest,
+    upgrade_manifest,
+)
 
 MANIFEST = "manifest.json"
 
 _CURRENT = "CURRENT"
 _T = TypeVar("_T")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(NAME)
 
 
 def index_folder(root: Path, name: str) -> Path:
@@ -222,8 +228,12 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated, modified or cannot be read.
+        IndexVersionError: If a file is missing, truncated, modified, cannot be read, or is a link.
     """
+    for path in folder.iterdir():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            reason = "is a link or a special file: copy the file itself to this place"
+            raise IndexVersionError.at(path, reason, "linked_file")
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():

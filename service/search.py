@@ -28,6 +28,10 @@ from stores.faiss.store import FaissStore
 # to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
+# 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
+# its hit in any batch.
+_SAME_SCORE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,17 @@ class LoadedIndex:
             UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
+        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
         passing = self.filters.rows(query.filter)
         if query.collapse:
             nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
             most = len(self.documents) if passing is None else len(passing)
             first = self.documents.first_chunks
-            scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
+            scores, rows = search_documents(nearest, first, query.top_k, most, lowest)
         else:
             scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
-        if query.min_score is not None:
-            good = scores >= query.min_score
+        if lowest is not None:
+            good = scores >= lowest
             scores, rows = scores[good], rows[good]
         return self._read((scores, rows), time.perf_counter() - started)
 
