@@ -12,6 +12,7 @@ from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
 from service import schemas
+from service.answers import AnswerBudget
 from service.api_keys import ApiKeys, Role
 from service.engine import Engine
 from service.metrics import Metrics
@@ -33,6 +34,7 @@ class State:
     engine: Engine
     keys: ApiKeys
     limiter: RateLimiter | None
+    answers: AnswerBudget
 
 
 def get_state(request: Request) -> State:
@@ -75,6 +77,17 @@ class RequireRole(HTTPBearer):
         request.state.key = key.name
 
 
+class Anyone:
+    """Dependency: anyone may call the route."""
+
+    def __call__(self, request: Request) -> None:
+        """Accepts a request."""
+
+
+# Who may call a route: each has one of these as its dependency.
+Roles = (RequireRole, Anyone)
+
+
 def _is_local(request: Request, host: str) -> bool:
     """Returns whether a client on this machine connects to a loopback address without a proxy."""
     peer = request.client.host if request.client else ""
@@ -103,14 +116,22 @@ Timeout = Annotated[int | None, _header]
 
 
 @asynccontextmanager
-async def admitted(request: Request, queries: int, timeout_ms: int | None) -> AsyncIterator[float]:
+async def admitted(
+    request: Request, queries: int, timeout_ms: int | None, answer: int
+) -> AsyncIterator[float]:
     """Charges the rate limit of the key for queries, then yields the deadline of the request.
 
     The deadline is on the clock of the event loop [s]. The block is cancelled if the client
-    disconnects.
+    disconnects, and charges the budget of answers until it ends.
+
+    Args:
+        request: The request.
+        queries: Number of queries, or of texts to encode.
+        timeout_ms: The time-out that the client asks for [ms], if any.
+        answer: Estimated memory that the answer takes [bytes].
 
     Raises:
-        RequestError: If the rate limit is exceeded.
+        RequestError: If the rate limit is exceeded, or the budget of answers.
     """
     state = get_state(request)
     key = getattr(request.state, "key", "anonymous")
@@ -127,6 +148,7 @@ async def admitted(request: Request, queries: int, timeout_ms: int | None) -> As
 
     watching = asyncio.get_running_loop().create_task(watch())
     try:
-        yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
+        with state.answers.charged(answer):
+            yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
     finally:
         watching.cancel()

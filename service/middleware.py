@@ -7,6 +7,7 @@ import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import describe
@@ -57,12 +58,13 @@ class RequestContext:
         state["path"] = scope["path"].removeprefix(scope.get("root_path", ""))
         state["arrived"] = asyncio.get_running_loop().time()
         status = 0
-        departed = False
+        gone = departed = False
 
         async def receive_or_depart() -> Message:
-            nonlocal departed
+            nonlocal gone, departed
             message = await receive()
-            departed |= message["type"] == "http.disconnect" and not status
+            if message["type"] == "http.disconnect":
+                gone, departed = True, departed or not status
             return message
 
         async def send_with_headers(message: Message) -> None:
@@ -79,8 +81,8 @@ class RequestContext:
         with self._metrics.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive_or_depart, send_with_headers)
-            except asyncio.CancelledError:
-                if not departed:
+            except (asyncio.CancelledError, ClientDisconnect):
+                if not gone:
                     raise
             except Exception as error:
                 fields = {"request_id": request_id, **describe(error)}

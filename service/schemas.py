@@ -1,9 +1,10 @@
 """The HTTP contract: fields of requests and responses."""
 
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from core.manifest import Chunking, RecallReport
@@ -24,8 +25,24 @@ def _check_filter_item(value: object) -> object:
 FilterItem = Annotated[str | int | bool, BeforeValidator(_check_filter_item)]
 
 
+# Unknown fields of a request that are named in its error.
+_MAX_UNKNOWN = 16
+
+
 class _Request(BaseModel):
+    """A request body; lists and objects in it fail at their first fault, so that faults are few."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown(cls, body: object) -> object:
+        """Drops all unknown fields but the first, where there are many: each is an error."""
+        known = cls.model_fields
+        if not isinstance(body, dict) or len(body) <= len(known) + _MAX_UNKNOWN:
+            return body
+        unknown = islice((name for name in body if name not in known), _MAX_UNKNOWN)
+        return {name: body[name] for name in (*filter(body.__contains__, known), *unknown)}
 
 
 class SearchRequest(_Request):
@@ -35,7 +52,10 @@ class SearchRequest(_Request):
 
     query: str = Field(description="The question, in the user's words.")
     top_k: int = Field(10, ge=1, description="Number of hits to return, at most CARE_MAX_TOP_K.")
-    filter: dict[str, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
+    filter: Annotated[
+        dict[str, Annotated[list[FilterItem], FailFast(), Field(min_length=1, max_length=100)]],
+        FailFast(),
+    ] = Field(
         default_factory=dict,
         max_length=16,
         description="Accepted values by metadata field. A document matches if each of these fields "
@@ -50,8 +70,9 @@ class SearchRequest(_Request):
         description="Whether each document is returned once, by its best chunk. No effect on an "
         "index without chunks.",
     )
-    include: list[Include] = Field(
+    include: Annotated[list[Include], FailFast()] = Field(
         default_factory=lambda: list(get_args(Include)),
+        max_length=16,
         description="Optional fields of hits: text, metadata or both (the default). Hits always "
         "have id, score, rank and title.",
     )
@@ -62,7 +83,6 @@ class BatchRequest(_Request):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"query": _QUESTION}]}]})
 
-    # Validation stops at the first error: a body of errors alone would take seconds and megabytes.
     queries: Annotated[list[SearchRequest], FailFast()] = Field(
         min_length=1, description="At most CARE_MAX_BATCH queries."
     )
@@ -140,7 +160,7 @@ class EmbeddingsRequest(_Request):
         description="The side of the pair that encodes the texts. The service loads the query "
         "encoder only; document is rejected with the code document_encoder_not_loaded.",
     )
-    model: str | None = Field(None, description="Name of the pair; may be omitted.")
+    model: str | None = Field(None, max_length=256, description="Name of the pair; may be omitted.")
     dimensions: int | None = Field(
         None,
         ge=1,
@@ -150,7 +170,7 @@ class EmbeddingsRequest(_Request):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="List of numbers, or base64 of little-endian float32."
     )
-    user: str | None = Field(None, description="Ignored.")
+    user: str | None = Field(None, max_length=256, description="Ignored.")
 
 
 class EmbeddingResponse(BaseModel):

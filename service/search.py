@@ -18,7 +18,7 @@ from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import FloatArray, Hit, Query, RowArray
+from core.types import FilterValue, FloatArray, Hit, Query, RowArray
 from core.versions import index_folder, read_manifest, verify_files
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
@@ -27,6 +27,8 @@ from stores.faiss.store import FaissStore
 # to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# Values of a filter field that the description of an index lists.
+_MAX_FILTER_VALUES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class LoadedIndex:
 
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
+        filter_values: The most frequent values of each filter field.
     """
 
     identity: str
@@ -61,6 +64,12 @@ class LoadedIndex:
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
+    filter_values: dict[str, list[FilterValue]]
+
+    @property
+    def document_bytes(self) -> int:
+        """Mean size of a document or chunk in its file [bytes]."""
+        return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
 
     def search(self, query: Query, vector: FloatArray) -> QueryResult:
         """Returns the hits of a query whose vector is float32 [dimension], of unit norm.
@@ -126,7 +135,11 @@ def load_index(
     vectors = store.open(folder, manifest, filter_reader)
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()
-    return LoadedIndex(identity, manifest, reader, filter_reader, vectors)
+    values = {
+        field: filter_reader.values(field, _MAX_FILTER_VALUES)
+        for field in sorted(filter_reader.fields)
+    }
+    return LoadedIndex(identity, manifest, reader, filter_reader, vectors, values)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:

@@ -90,6 +90,10 @@ class Settings(BaseSettings):
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
     max_body_bytes: AtLeast1 = 4_194_304
     """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
+    max_answer_bytes: AtLeast1 = 134_217_728
+    """Most memory for answers that are being made or sent [bytes], estimated from the `top_k` of
+    all queries and the mean size of a document. A request that exceeds it gets 429. Answers below
+    64 KiB are not counted, and an answer alone is always made."""
     cache_entries: AtLeast0 = 10_000
     """Queries whose results are cached in memory; 0 disables this cache."""
     redis_url: SecretStr | None = None
@@ -121,6 +125,11 @@ class Settings(BaseSettings):
     503 and load balancers remove it [s]."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Lowest level of the log: debug, info, warning or error."""
+
+    @property
+    def max_values(self) -> int:
+        """Most JSON values of a request body: more than any valid request has."""
+        return max(self.max_batch * 2048, self.max_embeddings * 16)
 
     @property
     def encode_workers(self) -> int:
