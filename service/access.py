@@ -128,7 +128,7 @@ async def admitted(
         request: The request.
         queries: Number of queries, or of texts to encode.
         timeout_ms: The time-out that the client asks for [ms], if any.
-        answer: Estimated memory that the answer takes [bytes].
+        answer: Estimated size of the answer [bytes].
 
     Raises:
         RequestError: If the rate limit is exceeded, or the budget of answers.

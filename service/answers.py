@@ -15,8 +15,8 @@ from service.search import LoadedIndex, QueryResult
 
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL = 1 << 16
-# Memory of a hit besides its document [bytes].
-_HIT_BYTES = 1 << 10
+# Size of a hit besides its document [bytes].
+_HIT_BYTES = 128
 # Hits, and numbers of vectors, of one piece.
 _HITS = 16
 _NUMBERS = 4096
@@ -26,10 +26,10 @@ Run = Callable[..., Any]
 
 
 class AnswerBudget:
-    """Limits the memory of all answers that are being made or sent.
+    """Limits the size of all answers that are being made or sent.
 
     Args:
-        limit: Most memory [bytes]; an answer alone may take more.
+        limit: Largest sum of their sizes [bytes]; an answer alone may be larger.
     """
 
     def __init__(self, limit: int) -> None:
@@ -58,15 +58,15 @@ def are_short(results: Iterable[QueryResult]) -> bool:
     """Returns whether the JSON of results takes the event loop less than some 2 ms."""
     room = SMALL
     for result in results:
-        for hit in result.hits:
-            room -= _HIT_BYTES + len(hit.text)
-            if room < 0:
-                return False
-    return True
+        room -= len(result.hits) * _HIT_BYTES
+        if room < 0:
+            return False
+        room -= sum(len(hit.text) for hit in result.hits)
+    return room >= 0
 
 
-def memory_of_hits(index: LoadedIndex, hits: int) -> int:
-    """Returns an estimate of the memory that hits and their JSON take [bytes]."""
+def size_of_hits(index: LoadedIndex, hits: int) -> int:
+    """Returns an estimate of the size of hits with text as JSON [bytes]."""
     return hits * (_HIT_BYTES + index.document_bytes)
 
 

@@ -80,9 +80,8 @@ class DirectRoute(APIRoute):
             if (value := request.headers.get(alias)) is not None:
                 arguments[name] = validated(type_, value, alias)
         for name, type_ in self._bodies:
-            most = get_state(request).settings.max_values
-            body = await read_body(receive)
-            arguments[name] = await parse_body(type_, request.headers, body, most)
+            body, settings = await read_body(receive), get_state(request).settings
+            arguments[name] = await parse_body(type_, request.headers, body, settings)
         result = await self.endpoint(**arguments)
         if isinstance(result, Response):
             await result(scope, receive, send)

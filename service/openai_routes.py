@@ -27,6 +27,8 @@ from service.query import check_text
 _STEP = 16
 # Numbers of an answer that is made on the event loop: 4 ms.
 _SHORT = 8192
+# Size of a number as JSON [bytes].
+_NUMBER_BYTES = 20
 
 openai_routes = routes_for(Depends(RequireRole("search")), prefix="/v1", tags=["OpenAI"])
 
@@ -68,8 +70,8 @@ async def _embeddings(
     engine = state.engine
     most = engine.index.manifest.encoder.dimension
     dimension = body.dimensions or most
-    memory = 4 * most * len(texts)
-    async with admitted(request, len(texts), timeout_ms, memory) as deadline:
+    size = _NUMBER_BYTES * dimension * len(texts)
+    async with admitted(request, len(texts), timeout_ms, size) as deadline:
         vectors, tokens = await engine.embed(texts, deadline)
         in_base64 = body.encoding_format == "base64"
         if len(texts) * most <= _SHORT:

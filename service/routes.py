@@ -9,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
-from core.errors import QueryError
 from core.types import Query
 from service import schemas
 from service.access import (
@@ -22,7 +21,7 @@ from service.access import (
     get_state,
     problem_responses,
 )
-from service.answers import are_short, memory_of_hits, search_json, sent_in_parts
+from service.answers import are_short, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
 from service.metrics import STAGES, Timings
 from service.search import LoadedIndex
@@ -53,10 +52,6 @@ async def search_batch(
     request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
 ) -> Any:
     """Searches for several queries in one index version; results are in the order of queries."""
-    limit = get_state(request).settings.max_batch
-    if len(body.queries) > limit:
-        message = f"contains {len(body.queries)} queries; the limit is {limit} (CARE_MAX_BATCH)"
-        raise QueryError("queries", message, code="batch_too_large", limit=limit)
     return _search(request, body.queries, timeout_ms, batch=True)
 
 
@@ -117,11 +112,11 @@ async def _search(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the JSON of the response in parts; a short one is a single part."""
     state = get_state(request)
-    engine, longest = state.engine, state.settings.max_top_k
+    engine = state.engine
     queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
-    longest = min(longest, engine.index.manifest.count)
-    memory = memory_of_hits(engine.index, sum(min(b.top_k, longest) for b in bodies))
-    async with admitted(request, len(queries), timeout_ms, memory) as deadline:
+    longest = min(state.settings.max_top_k, engine.index.manifest.count)
+    size = size_of_hits(engine.index, sum(min(b.top_k, longest) for b in bodies))
+    async with admitted(request, len(queries), timeout_ms, size) as deadline:
         index, results = await engine.search(queries, deadline, batch=batch)
         slowest = (max(getattr(timings, stage) for _, timings in results) for stage in STAGES)
         request.state.timings = Timings(*slowest)

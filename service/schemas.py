@@ -1,12 +1,24 @@
-"""The HTTP contract: fields of requests and responses."""
+"""The HTTP contract: fields of requests and responses.
+
+Requests are validated with the settings of the service as context.
+"""
 
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
 from service.metrics import Timings
 
@@ -78,12 +90,23 @@ class SearchRequest(_Request):
     )
 
 
+def _check_queries(queries: object, info: ValidationInfo) -> object:
+    """Checks the number of queries before they are validated."""
+    if not isinstance(queries, list) or not info.context:
+        return queries
+    limit = info.context.max_batch
+    if len(queries) > limit:
+        message = f"contains {len(queries)} queries; the limit is {limit} (CARE_MAX_BATCH)"
+        raise QueryError("queries", message, code="batch_too_large", limit=limit)
+    return queries
+
+
 class BatchRequest(_Request):
     """Several queries; results are in the same order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"query": _QUESTION}]}]})
 
-    queries: Annotated[list[SearchRequest], FailFast()] = Field(
+    queries: Annotated[list[SearchRequest], FailFast(), BeforeValidator(_check_queries)] = Field(
         min_length=1, description="At most CARE_MAX_BATCH queries."
     )
 

@@ -90,10 +90,10 @@ class Settings(BaseSettings):
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
     max_body_bytes: AtLeast1 = 4_194_304
     """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
-    max_answer_bytes: AtLeast1 = 134_217_728
-    """Most memory for answers that are being made or sent [bytes], estimated from the `top_k` of
-    all queries and the mean size of a document. A request that exceeds it gets 429. Answers below
-    64 KiB are not counted, and an answer alone is always made."""
+    max_answer_bytes: AtLeast1 = 268_435_456
+    """Most bytes of answers that are being made or sent, estimated before the search: `top_k` times
+    the mean size of a document, for each query. A request that exceeds it gets 429. Answers below
+    64 KiB are not counted, and one answer alone may be larger."""
     cache_entries: AtLeast0 = 10_000
     """Queries whose results are cached in memory; 0 disables this cache."""
     redis_url: SecretStr | None = None
