@@ -121,7 +121,7 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated or modified.
+        IndexVersionError: If a file is missing, truncated, modified or cannot be read.
     """
     for name, record in manifest.files.items():
         path = folder / name
@@ -132,8 +132,13 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
             reason = f"has {size} bytes instead of {record.bytes}: build the index again"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
-        sums = pool.map(sha256_file, [folder / name for name in manifest.files])
-    for (name, record), found in zip(manifest.files.items(), sums, strict=True):
+        sums = {name: pool.submit(sha256_file, folder / name) for name in manifest.files}
+    for name, record in manifest.files.items():
+        try:
+            found = sums[name].result()
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
+            raise IndexVersionError.at(folder / name, reason, "unreadable_file") from error
         if found != record.sha256:
             reason = "differs from its checksum in the manifest: build the index again"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")

@@ -78,9 +78,10 @@ async def parse_body(
 async def has_more_values(body: bytearray, most: int) -> bool:
     """Returns whether a JSON text has more than `most` values, without parsing it.
 
-    Commas and opening brackets outside of strings are counted: a text has at most one value more.
+    Commas and opening brackets outside of strings are counted. A text has at most one value more;
+    fewer only if it has empty lists or objects, which count twice.
     """
-    if _separators(body) < most:
+    if _separators(body) <= most:
         return False
     # Without escaped quotes, every second part between quotes is outside of strings.
     plain = body.replace(rb"\\", b"")
@@ -91,7 +92,7 @@ async def has_more_values(body: bytearray, most: int) -> bool:
         await _pause(body)
         parts = plain[start : start + _LONG].split(b'"')
         found += _separators(b"".join(parts[in_string::2]))
-        if found >= most:
+        if found > most:
             return True
         in_string ^= len(parts) % 2 == 0
     return False
