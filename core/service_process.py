@@ -49,6 +49,7 @@ def start_service(
     index: str,
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = ("-m", "care", "serve"),
 ) -> ServerProcess:
     """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
 
@@ -60,6 +61,7 @@ def start_service(
         index: Name of the index.
         settings: Settings without the prefix `CARE_`, for example `{"PAIR": "care-mini"}`.
         environment: Variables of the process; by default those of the caller.
+        launcher: Arguments of Python that run the service.
 
     Raises:
         CareError: If the service does not start; its output is on standard error.
@@ -77,7 +79,7 @@ def start_service(
         line = output.readline().decode()
         return line.split()[-1] if line.endswith("\n") else None
 
-    return _start([sys.executable, "-m", "care", "serve"], inherited | variables, None, announced)
+    return _start([sys.executable, *launcher], inherited | variables, None, announced)
 
 
 def running_service(

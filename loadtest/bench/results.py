@@ -16,7 +16,8 @@ from jinja2 import Environment
 from core.provenance import commit, hardware
 from core.records import write_json
 
-BENCH_NAME, BUILD_NAME, TABLE_NAME = "bench.json", "build.json", "README.md"
+BENCH_NAME, BUILD_NAME, HOSTILE_NAME = "bench.json", "build.json", "hostile.json"
+TABLE_NAME = "README.md"
 
 _TEMPLATE = Path(__file__).with_name("results.md.j2")
 _LIST = (

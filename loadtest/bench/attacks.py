@@ -1,0 +1,336 @@
+"""Requests and connections that try to stall the service or to fill its memory.
+
+An attack is a function from a `Target` to the number of outcomes: a status, "closed" if the service
+closed the connection without a status, or "waiting" if it did neither before the attack ended.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import repeat
+from typing import Any
+
+# The default of CARE_MAX_BODY_BYTES: longer bodies are not read.
+BODY_BYTES = 4 << 20
+# Fields of the attacked index, each with this many values (loadtest/bench/hostile.py).
+FIELDS = tuple(f"field-{i:02d}" for i in range(16))
+VALUES = tuple(f"value-{i:02d}" for i in range(100))
+
+_QUESTION = "高血压患者饮食上要注意什么？"
+_READ_BYTES = 1 << 18
+_DRIP_SECONDS = 0.2
+# How long a client that sends waits for the answer [s].
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The attacked service.
+
+    Attributes:
+        host: Its address.
+        port: Its port.
+        hold: How long connections are held open that do not read, or do not send [s].
+    """
+
+    host: str
+    port: int
+    hold: float = 20.0
+
+
+Attack = Callable[[Target], Awaitable[Counter[str]]]
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """Returns a POST of JSON."""
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+    return _head("POST", path, head, *headers) + body
+
+
+def batch(queries: int, **fields: Any) -> bytes:
+    """Returns a POST of different queries, each with the same other fields, to /search/batch."""
+    questions = [{"query": f"{_QUESTION}{i}", **fields} for i in range(queries)]
+    return post("/search/batch", json.dumps({"queries": questions}).encode())
+
+
+async def ask(target: Target, *parts: bytes) -> str:
+    """Sends a request while it reads the response; returns the outcome."""
+    async with _connection(target) as (reader, writer), asyncio.timeout(_PATIENCE):
+        sending = asyncio.create_task(_send(writer, parts))
+        try:
+            return await _status(reader)
+        finally:
+            sending.cancel()
+
+
+def _head(method: str, path: str, *headers: str) -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: x", *headers, "\r\n")).encode()
+
+
+@asynccontextmanager
+async def _connection(
+    target: Target, buffer: int = _READ_BYTES
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Opens a connection, which is reset at the end, whatever is unsent.
+
+    `buffer` is how many bytes are read before they are asked for.
+    """
+    reader, writer = await asyncio.open_connection(target.host, target.port, limit=buffer)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def _send(writer: asyncio.StreamWriter, parts: Iterable[bytes]) -> None:
+    with suppress(ConnectionError):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+
+
+async def _status(reader: asyncio.StreamReader) -> str:
+    """Reads a response to its end; returns its status."""
+    status = "closed"
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        status = head.split(maxsplit=2)[1].decode()
+        length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+        left = int(length) if length else None
+        while left is None or left > 0:
+            part = await reader.read(_READ_BYTES)
+            if not part:
+                break
+            left = left - len(part) if left is not None else None
+    return status
+
+
+async def _closed(reader: asyncio.StreamReader, seconds: float) -> str:
+    """Waits until the service closes a connection; returns the status that it sent before."""
+    received = b""
+    try:
+        async with asyncio.timeout(seconds):
+            while part := await reader.read(_READ_BYTES):
+                received = (received + part)[:64]
+    except TimeoutError:
+        return "waiting"
+    except ConnectionError:
+        pass
+    return received.split(maxsplit=2)[1].decode() if b" " in received else "closed"
+
+
+async def _all(outcomes: Iterable[Awaitable[str]]) -> Counter[str]:
+    async def settled(outcome: Awaitable[str]) -> str:
+        try:
+            return await outcome
+        except TimeoutError:
+            return "waiting"
+        except OSError:
+            return "closed"
+
+    return Counter(await asyncio.gather(*map(settled, outcomes)))
+
+
+# Bodies
+
+
+@cache
+def bodies(size: int = BODY_BYTES) -> dict[str, tuple[str, bytes]]:
+    """Returns hostile bodies of at most `size` bytes with their paths, by name."""
+
+    def filled(start: str, item: str, end: str) -> bytes:
+        count = (size - len(start) - len(end)) // (len(item) + 1)
+        return (start + ",".join(repeat(item, count)) + end).encode()
+
+    def numbered(start: str, item: str, end: str) -> bytes:
+        count = (size - len(start) - len(end)) // (len(item % 999_999) + 1)
+        return (start + ",".join(item % i for i in range(count)) + end).encode()
+
+    question, nested = '{"query":"a"', size // 2 - 40
+    wide = {field: list(VALUES) for field in FIELDS}
+    filters = [{"query": f"{_QUESTION}{i}", "filter": wide} for i in range(64)]
+    plain = {
+        "token ids": ("/v1/embeddings", filled('{"input":[', "1", "]}")),
+        "short texts": ("/v1/embeddings", filled('{"input":[', '"a"', "]}")),
+        "lists of token ids": ("/v1/embeddings", filled('{"input":[', "[1]", "]}")),
+        "include of numbers": ("/search", filled(question + ',"include":[', "1", "]}")),
+        "include of texts": ("/search", filled(question + ',"include":[', '"text"', "]}")),
+        "unknown fields": ("/search", numbered(question + ",", '"f%06d":1', "}")),
+        "repeated field": ("/search", filled(question + ",", '"query":"a"', "}")),
+        "values of a filter": ("/search", filled(question + ',"filter":{"a":[', '"a"', "]}}")),
+        "wrong values of a filter": ("/search", filled(question + ',"filter":{"a":[', "{}", "]}}")),
+        "fields of a filter": (
+            "/search",
+            numbered(question + ',"filter":{', '"f%06d":["a"]', "}}"),
+        ),
+        "escapes": ("/search", b'{"query":"' + b"\\u00e9" * (size // 6 - 4) + b'"}'),
+        "huge number": ("/search", b'{"query":"a","top_k":' + b"9" * (size - 40) + b"}"),
+        "huge exponent": ("/search", b'{"query":"a","min_score":1e' + b"9" * (size - 40) + b"}"),
+        "list of numbers": ("/search", filled("[", "1.5e308", "]")),
+        "nested lists": ("/search", b"[" * nested + b"]" * nested),
+        "unclosed lists": ("/search", b"[" * size),
+        "nested objects": ("/search", b'{"filter":' * (size // 10)),
+        "white space": ("/search", b" " * size),
+        "empty queries": ("/search/batch", filled('{"queries":[', "{}", "]}")),
+        "valid queries": ("/search/batch", filled('{"queries":[', '{"query":"a"}', "]}")),
+        "numbers as queries": ("/search/batch", filled('{"queries":[', "1", "]}")),
+        "wide filters": ("/search/batch", json.dumps({"queries": filters}).encode()),
+    }
+    return {name: (path, body[:size]) for name, (path, body) in plain.items()}
+
+
+async def _body(target: Target, name: str, size: int) -> Counter[str]:
+    request = post(*bodies(size)[name])
+    return await _all(ask(target, request) for _ in range(2))
+
+
+# Heads
+
+
+def _stream(start: bytes, item: bytes, size: int) -> Iterator[bytes]:
+    part = item * max(1, (64 << 10) // len(item))
+    return (start, *repeat(part, size // len(part)))  # type: ignore[return-value]
+
+
+async def _endless(target: Target, start: bytes, item: bytes, size: int) -> Counter[str]:
+    return await _all([ask(target, *_stream(start, item, size))])
+
+
+_CHUNKED = _head("POST", "/search", "Content-Type: application/json", "Transfer-Encoding: chunked")
+_ENDLESS = {
+    "header of 20 MB": (b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: ", b"a", 20 << 20),
+    "header of 100 MB": (b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: ", b"a", 100 << 20),
+    "headers without end": (b"GET /health/live HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n", 20 << 20),
+    "URL of 20 MB": (b"GET /", b"a", 20 << 20),
+    "chunk extension": (_CHUNKED + b"1;", b"a", 100 << 20),
+    "trailers": (_CHUNKED + b"0\r\n", b"A: b\r\n", 20 << 20),
+    "chunks of one byte": (_CHUNKED, b"1\r\n \r\n", 20 << 20),
+}
+
+
+# Connections
+
+
+async def _unread(target: Target, clients: int, request: bytes) -> Counter[str]:
+    async def client() -> str:
+        async with _connection(target, buffer=1) as (reader, writer):
+            writer.write(request)
+            # The transport stops reading at two bytes; what the kernel holds stays there.
+            await asyncio.sleep(target.hold)
+            return await _closed(reader, 0.2)
+
+    return await _all(client() for _ in range(clients))
+
+
+@asynccontextmanager
+async def hold_unread(target: Target, clients: int) -> AsyncIterator[None]:
+    """Holds connections that have asked for 24,000 hits each and do not read them."""
+    async with AsyncExitStack() as stack:
+        for _ in range(clients):
+            _, writer = await stack.enter_async_context(_connection(target, buffer=1))
+            writer.write(_UNREAD)
+        yield
+
+
+async def _drip(
+    target: Target, clients: int, start: bytes, byte: bytes, *, reading: bool = False
+) -> Counter[str]:
+    """Sends, or reads, a byte at a time."""
+
+    async def client() -> str:
+        async with _connection(target, buffer=1) as (reader, writer):
+            writer.write(start)
+            ended = asyncio.create_task(_closed(reader, target.hold))
+            if reading:
+                ended.cancel()
+            loop = asyncio.get_running_loop()
+            end = loop.time() + target.hold
+            while loop.time() < end and (reading or not ended.done()):
+                if not reading:
+                    writer.write(byte)
+                elif not await reader.read(1):
+                    return "closed"
+                await asyncio.sleep(_DRIP_SECONDS)
+            return "waiting" if reading else await ended
+
+    return await _all(client() for _ in range(clients))
+
+
+async def _idle(target: Target, clients: int) -> Counter[str]:
+    async def client() -> str:
+        async with _connection(target) as (reader, _):
+            return await _closed(reader, target.hold)
+
+    return await _all(client() for _ in range(clients))
+
+
+async def _abort(target: Target, clients: int) -> Counter[str]:
+    async def client() -> str:
+        async with _connection(target) as (_, writer):
+            await _send(writer, [post("/search", b" " * (1 << 20))[: 1 << 19]])
+        return "aborted"
+
+    return await _all(client() for _ in range(clients))
+
+
+async def _pipeline(target: Target, request: bytes, count: int, clients: int) -> Counter[str]:
+    """Sends many requests in one go and reads nothing."""
+
+    async def client() -> str:
+        async with _connection(target, buffer=1) as (reader, writer):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(target.hold):
+                    await _send(writer, repeat(request * 100, count // 100))
+            return await _closed(reader, 0.2)
+
+    return await _all(client() for _ in range(clients))
+
+
+async def _ask_often(target: Target, request: bytes, clients: int) -> Counter[str]:
+    return await _all(ask(target, request) for _ in range(clients))
+
+
+_UNREAD = batch(24, top_k=1000)
+_UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
+_SEARCH = json.dumps({"query": _QUESTION}).encode()
+_REPEATED = json.dumps(
+    {"query": _QUESTION, "filter": {field: [VALUES[0]] * 100 for field in FIELDS}}
+).encode()
+_TEXTS = json.dumps({"input": [f"{_QUESTION}{i}" for i in range(2048)]}).encode()
+
+ATTACKS: Mapping[str, Attack] = {
+    "token ids, 1 MB": partial(_body, name="token ids", size=1 << 20),
+    "include of numbers, 1 MB": partial(_body, name="include of numbers", size=1 << 20),
+    **{name: partial(_body, name=name, size=BODY_BYTES) for name in bodies(1 << 10)},
+    **{
+        name: partial(_endless, start=start, item=item, size=size)
+        for name, (start, item, size) in _ENDLESS.items()
+    },
+    "64 × top_k 1000 with text": partial(_ask_often, request=batch(64, top_k=1000), clients=2),
+    "2048 texts": partial(_ask_often, request=post("/v1/embeddings", _TEXTS), clients=2),
+    "repeated values of 16 fields": partial(
+        _ask_often, request=post("/search", _REPEATED, "X-Request-Timeout-Ms: 1000"), clients=4
+    ),
+    "Upgrade: h2c": partial(_ask_often, request=post("/search", _SEARCH, *_UPGRADE), clients=4),
+    "30 clients that do not read": partial(_unread, clients=30, request=_UNREAD),
+    "100 clients that do not read": partial(_unread, clients=100, request=_UNREAD),
+    "100 clients that read slowly": partial(
+        _drip, clients=100, start=_UNREAD, byte=b"", reading=True
+    ),
+    "100 slow heads": partial(_drip, clients=100, start=b"GET / HTTP/1.1\r\nX: ", byte=b"a"),
+    "100 slow bodies": partial(
+        _drip, clients=100, start=post("/search", b" " * (1 << 20))[: -(1 << 20)], byte=b" "
+    ),
+    "180 idle connections": partial(_idle, clients=180),
+    "500 aborted uploads": partial(_abort, clients=500),
+    "20,000 pipelined requests": partial(
+        _pipeline, request=_head("GET", "/health/live"), count=20_000, clients=4
+    ),
+    "4,000 pipelined searches": partial(
+        _pipeline, request=post("/search", _SEARCH), count=4000, clients=4
+    ),
+}
