@@ -7,7 +7,15 @@ closed the connection without a status, or "waiting" if it did neither before th
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,7 +50,7 @@ class Target:
     hold: float = 20.0
 
 
-Attack = Callable[[Target], Awaitable[Counter[str]]]
+Attack = Callable[[Target], Coroutine[Any, Any, Counter[str]]]
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
@@ -57,14 +65,24 @@ def batch(queries: int, **fields: Any) -> bytes:
     return post("/search/batch", json.dumps({"queries": questions}).encode())
 
 
-async def ask(target: Target, *parts: bytes) -> str:
-    """Sends a request while it reads the response; returns the outcome."""
+async def ask(target: Target, parts: Iterable[bytes]) -> str:
+    """Sends a request while it reads the response; returns the outcome.
+
+    Raises:
+        TimeoutError: If the response does not end within a minute.
+        OSError: If the connection is refused.
+    """
     async with _connection(target) as (reader, writer), asyncio.timeout(_PATIENCE):
-        sending = asyncio.create_task(_send(writer, parts))
+        sending = asyncio.create_task(_write(writer, parts))
         try:
             return await _status(reader)
         finally:
             sending.cancel()
+
+
+async def send(target: Target, request: bytes, clients: int = 1) -> Counter[str]:
+    """Sends a request over some connections at once and reads the responses."""
+    return await _all(ask(target, [request]) for _ in range(clients))
 
 
 def _head(method: str, path: str, *headers: str) -> bytes:
@@ -86,7 +104,7 @@ async def _connection(
         writer.transport.abort()
 
 
-async def _send(writer: asyncio.StreamWriter, parts: Iterable[bytes]) -> None:
+async def _write(writer: asyncio.StreamWriter, parts: Iterable[bytes]) -> None:
     with suppress(ConnectionError):
         for part in parts:
             writer.write(part)
@@ -184,31 +202,35 @@ def bodies(size: int = BODY_BYTES) -> dict[str, tuple[str, bytes]]:
 
 
 async def _body(target: Target, name: str, size: int) -> Counter[str]:
-    request = post(*bodies(size)[name])
-    return await _all(ask(target, request) for _ in range(2))
+    return await send(target, post(*bodies(size)[name]), clients=2)
 
 
 # Heads
 
 
-def _stream(start: bytes, item: bytes, size: int) -> Iterator[bytes]:
+def _stream(start: bytes, item: bytes, end: bytes, size: int) -> Iterator[bytes]:
     part = item * max(1, (64 << 10) // len(item))
-    return (start, *repeat(part, size // len(part)))  # type: ignore[return-value]
+    yield start
+    yield from repeat(part, size // len(part))
+    yield end
 
 
-async def _endless(target: Target, start: bytes, item: bytes, size: int) -> Counter[str]:
-    return await _all([ask(target, *_stream(start, item, size))])
+async def _long(target: Target, start: bytes, item: bytes, end: bytes, size: int) -> Counter[str]:
+    return await _all([ask(target, _stream(start, item, end, size))])
 
 
+_LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
 _CHUNKED = _head("POST", "/search", "Content-Type: application/json", "Transfer-Encoding: chunked")
-_ENDLESS = {
-    "header of 20 MB": (b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: ", b"a", 20 << 20),
-    "header of 100 MB": (b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: ", b"a", 100 << 20),
-    "headers without end": (b"GET /health/live HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n", 20 << 20),
-    "URL of 20 MB": (b"GET /", b"a", 20 << 20),
-    "chunk extension": (_CHUNKED + b"1;", b"a", 100 << 20),
-    "trailers": (_CHUNKED + b"0\r\n", b"A: b\r\n", 20 << 20),
-    "chunks of one byte": (_CHUNKED, b"1\r\n \r\n", 20 << 20),
+_END = b"\r\n\r\n"
+# Start, repeated bytes, end, and their size [bytes].
+_STREAMS = {
+    "header of 20 MB": (_LIVE + b"X: ", b"a", _END, 20 << 20),
+    "header of 100 MB": (_LIVE + b"X: ", b"a", _END, 100 << 20),
+    "3 million headers": (_LIVE, b"A: b\r\n", b"\r\n", 20 << 20),
+    "URL of 20 MB": (b"GET /", b"a", b" HTTP/1.1\r\nHost: x" + _END, 20 << 20),
+    "chunk extension of 100 MB": (_CHUNKED + b"1;", b"a", b"\r\n0" + _END, 100 << 20),
+    "3 million trailers": (_CHUNKED + b"0\r\n", b"A: b\r\n", b"\r\n", 20 << 20),
+    "3 million chunks": (_CHUNKED, b"1\r\n \r\n", b"0" + _END, 18 << 20),
 }
 
 
@@ -271,7 +293,7 @@ async def _idle(target: Target, clients: int) -> Counter[str]:
 async def _abort(target: Target, clients: int) -> Counter[str]:
     async def client() -> str:
         async with _connection(target) as (_, writer):
-            await _send(writer, [post("/search", b" " * (1 << 20))[: 1 << 19]])
+            await _write(writer, [post("/search", b" " * (1 << 20))[: 1 << 19]])
         return "aborted"
 
     return await _all(client() for _ in range(clients))
@@ -284,14 +306,10 @@ async def _pipeline(target: Target, request: bytes, count: int, clients: int) ->
         async with _connection(target, buffer=1) as (reader, writer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(target.hold):
-                    await _send(writer, repeat(request * 100, count // 100))
+                    await _write(writer, repeat(request * 100, count // 100))
             return await _closed(reader, 0.2)
 
     return await _all(client() for _ in range(clients))
-
-
-async def _ask_often(target: Target, request: bytes, clients: int) -> Counter[str]:
-    return await _all(ask(target, request) for _ in range(clients))
 
 
 _UNREAD = batch(24, top_k=1000)
@@ -307,15 +325,15 @@ ATTACKS: Mapping[str, Attack] = {
     "include of numbers, 1 MB": partial(_body, name="include of numbers", size=1 << 20),
     **{name: partial(_body, name=name, size=BODY_BYTES) for name in bodies(1 << 10)},
     **{
-        name: partial(_endless, start=start, item=item, size=size)
-        for name, (start, item, size) in _ENDLESS.items()
+        name: partial(_long, start=start, item=item, end=end, size=size)
+        for name, (start, item, end, size) in _STREAMS.items()
     },
-    "64 × top_k 1000 with text": partial(_ask_often, request=batch(64, top_k=1000), clients=2),
-    "2048 texts": partial(_ask_often, request=post("/v1/embeddings", _TEXTS), clients=2),
+    "64 × top_k 1000 with text": partial(send, request=batch(64, top_k=1000), clients=2),
+    "2048 texts": partial(send, request=post("/v1/embeddings", _TEXTS), clients=2),
     "repeated values of 16 fields": partial(
-        _ask_often, request=post("/search", _REPEATED, "X-Request-Timeout-Ms: 1000"), clients=4
+        send, request=post("/search", _REPEATED, "X-Request-Timeout-Ms: 1000"), clients=4
     ),
-    "Upgrade: h2c": partial(_ask_often, request=post("/search", _SEARCH, *_UPGRADE), clients=4),
+    "Upgrade: h2c": partial(send, request=post("/search", _SEARCH, *_UPGRADE), clients=4),
     "30 clients that do not read": partial(_unread, clients=30, request=_UNREAD),
     "100 clients that do not read": partial(_unread, clients=100, request=_UNREAD),
     "100 clients that read slowly": partial(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +37,7 @@ from models.pairs import load_pair
 
 _SAMPLE = Path("data/sample/corpus.jsonl")
 _INDEX = "hostile"
+_TEXTS = 64
 _GOAL_MS = 50.0
 _PROBE_SECONDS = 0.1
 # As in deploy/kubernetes.
@@ -104,7 +106,7 @@ class Victim:
         with sampled(self.server.rss, every=0.02) as rss, _probed(target) as probes:
             outcomes = asyncio.run(attack(target))
         seconds = time.perf_counter() - started
-        if (status := asyncio.run(ask(target, batch(1, top_k=3)))) != "200":
+        if (status := asyncio.run(ask(target, [batch(1, top_k=3)]))) != "200":
             raise CareError(f"a search gets {status} after an attack", code="service_unusable")
         loop = self._log.summary()
         return Finding(
@@ -121,7 +123,7 @@ class Victim:
             seconds=round(seconds, 1),
         )
 
-    def end(self, hold: float, within: float) -> dict[str, Any]:
+    def end(self, within: float) -> dict[str, Any]:
         """Sends SIGTERM while clients do not read their answers.
 
         Returns the exit status, None if the service still ran after `within` seconds, and the time
@@ -129,7 +131,7 @@ class Victim:
         """
 
         async def terminate() -> None:
-            async with hold_unread(self.target(hold), _UNREAD_CLIENTS):
+            async with hold_unread(self.target(within), _UNREAD_CLIENTS):
                 await asyncio.sleep(1)  # Long enough to fill the buffers of the kernel.
                 self.process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
@@ -138,7 +140,11 @@ class Victim:
         started = time.perf_counter()
         asyncio.run(terminate())
         seconds = time.perf_counter() - started - 1
-        return {"status": self.process.poll(), "seconds": round(seconds, 1)}
+        return {
+            "clients": _UNREAD_CLIENTS,
+            "status": self.process.poll(),
+            "seconds": round(seconds, 1),
+        }
 
 
 @contextmanager
@@ -160,14 +166,14 @@ def victim(
 def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
     """Builds an index with 16 metadata fields of 100 values; returns the folder of indexes.
 
-    The documents repeat the texts of the sample corpus, so that only these are encoded. An index
+    The documents repeat 64 texts of the sample corpus, so that only these are encoded. An index
     that exists is kept.
     """
     indexes = folder / "indexes"
     if (indexes / _INDEX / "CURRENT").is_file():
         return indexes
     folder.mkdir(parents=True, exist_ok=True)
-    sample = [record for _, record in read_jsonl(_SAMPLE)]
+    sample = [record for _, record in islice(read_jsonl(_SAMPLE), _TEXTS)]
     corpus = folder / "hostile.jsonl"
     records = (
         {
@@ -182,7 +188,8 @@ def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
     options = BuildOptions(
         str(corpus), _INDEX, indexes, folder / "builds", factory="Flat", progress=False
     )
-    build(options, *(OnnxEncoder(s, loaded.folder, 1) for s in (loaded.document, loaded.query)))
+    document, query = (OnnxEncoder(s, loaded.folder, 1) for s in (loaded.document, loaded.query))
+    build(options, document, query)
     return indexes
 
 
@@ -211,7 +218,7 @@ def run(options: HostileOptions) -> None:
         _log.info("%-32s %s", name, _line(found))
         results.write(result, options.out / results.HOSTILE_NAME)
     with start() as service:
-        result["end"] = service.end(options.hold, 2 * _END_WITHIN)
+        result["end"] = service.end(2 * _END_WITHIN)
         _log.info("SIGTERM with %d unread answers: %s", _UNREAD_CLIENTS, result["end"])
     _log.info("wrote %s", results.write(result, options.out / results.HOSTILE_NAME))
 

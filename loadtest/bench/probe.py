@@ -2,8 +2,8 @@
 
 The loop is uvloop's, with wrapped callbacks. A callback that takes at least a millisecond of the
 loop thread's processor time, and a beat of a timer that is at least 10 ms late, become lines of
-JSON at the end of a file. Callbacks of libuv itself, which accept connections and write buffers, are not
-measured; `Summary.measured` tells how much that leaves out.
+JSON at the end of a file. Callbacks of libuv itself, which accept connections and write buffers,
+are not measured; `Summary.measured` tells how much that leaves out.
 """
 
 import argparse
@@ -18,10 +18,11 @@ from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import uvloop
 
+_Ts = TypeVarTuple("_Ts")
 _WRITTEN_FROM_MS = 1.0
 _LATE_FROM_MS = 10.0
 _BEAT_SECONDS = 0.02
@@ -75,7 +76,7 @@ class ProbeLog:
         )
 
 
-class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
+class ProbedLoop(uvloop.Loop):
     """A loop of uvloop that writes its long callbacks and its delays to a file.
 
     Args:
@@ -94,13 +95,13 @@ class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
         super().run_forever()
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Schedules a measured callback."""
         return super().call_soon(self._run, callback, *args, context=context)
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Schedules a measured callback from another thread."""
         return super().call_soon_threadsafe(self._run, callback, *args, context=context)
@@ -108,8 +109,8 @@ class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedules a measured callback after a delay [s]."""
@@ -118,8 +119,8 @@ class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedules a measured callback at a time of the loop's clock [s]."""
@@ -127,7 +128,7 @@ class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
 
     async def create_server(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], *args: Any, **options: Any
-    ) -> asyncio.Server:
+    ) -> Any:
         """Creates a server whose protocols are measured."""
 
         def probed() -> asyncio.BaseProtocol:
@@ -139,7 +140,7 @@ class ProbedLoop(uvloop.Loop):  # type: ignore[misc]
 
         return await super().create_server(probed, *args, **options)
 
-    def _run(self, callback: Callable[..., object], *args: Any) -> object:
+    def _run(self, callback: Callable[[*_Ts], object], *args: *_Ts) -> object:
         if self._inside:
             return callback(*args)
         self._inside = True

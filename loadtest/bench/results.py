@@ -124,6 +124,7 @@ def tables(folder: Path) -> str:
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
+        hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
         starts=_read(folder, "start-*.json"),
         build=next(iter(_read(folder, BUILD_NAME)), None),
         scales=scale_results(folder),
