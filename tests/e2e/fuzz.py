@@ -12,8 +12,6 @@ from loadtest.bench.hostile import Finding, Victim
 _CALLBACK_MS = 150.0
 _ATTEMPTS = 3
 
-ROUTES = ("/search", "/search/batch", "/v1/embeddings")
-
 _NAMES = {
     "/search": ("query", "top_k", "filter", "min_score", "collapse", "include"),
     "/search/batch": ("queries",),
@@ -47,11 +45,11 @@ _SCALARS = st.one_of(
 
 def _repeated(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     """Lists of one value, as long as the limit allows."""
-    return st.builds(
-        lambda value, count: f"[{','.join([value] * min(count, BODY_BYTES // (len(value) + 1)))}]",
-        values,
-        _LONG,
-    )
+
+    def repeated(value: str, count: int) -> str:
+        return f"[{f'{value},' * min(count, BODY_BYTES // (len(value) + 1))}{value}]"
+
+    return st.builds(repeated, values, _LONG)
 
 
 def _nested(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -88,38 +86,46 @@ def _values(names: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.recursive(_SCALARS, larger, max_leaves=6)
 
 
-@st.composite
-def _written(draw: st.DrawFn, route: str) -> bytes:
-    """A valid object of a route in which some fields have other values."""
-    known = st.sampled_from(_NAMES[route]).map(json.dumps)
-    names = known | st.text(max_size=80).map(json.dumps)
-    fields = {json.dumps(name): json.dumps(value) for name, value in _VALID[route].items()}
-    fields |= draw(st.dictionaries(names, _values(known), max_size=3))
-    return ("{" + ",".join(f"{name}:{value}" for name, value in fields.items()) + "}").encode()
+def _written(
+    route: str, names: st.SearchStrategy[str], values: st.SearchStrategy[str]
+) -> st.SearchStrategy[bytes]:
+    """Valid objects of a route in which some fields have other values."""
+    valid = {json.dumps(name): json.dumps(value) for name, value in _VALID[route].items()}
+    others = st.dictionaries(names | st.text(max_size=80).map(json.dumps), values, max_size=3)
+
+    def written(fields: dict[str, str]) -> bytes:
+        pairs = (f"{name}:{value}" for name, value in (valid | fields).items())
+        return ("{" + ",".join(pairs) + "}").encode()
+
+    return others.map(written)
 
 
-@st.composite
-def _mutated(draw: st.DrawFn, route: str) -> bytes:
-    """A valid body in which pieces are deleted, repeated or replaced by other bytes."""
-    body = json.dumps(_VALID[route], ensure_ascii=False).encode()
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(body)))
-        end = draw(st.integers(start, min(len(body), start + 40)))
-        other = draw(st.binary(max_size=8)) if draw(st.booleans()) else body[start:end]
-        body = (
-            body[:start] + other * draw(st.sampled_from((0, 1, 2, 1 << 10, 1 << 16))) + body[end:]
-        )
-        body = body[:BODY_BYTES]
-    return body
+def _mutated(route: str) -> st.SearchStrategy[bytes]:
+    """Valid bodies in which pieces are deleted, repeated or replaced by other bytes."""
+    valid = json.dumps(_VALID[route], ensure_ascii=False).encode()
+    place = st.integers(0, len(valid))
+    times = st.sampled_from((0, 1, 2, 1 << 10, 1 << 16))
+    change = st.tuples(place, st.integers(0, 40), st.none() | st.binary(max_size=8), times)
+
+    def mutated(changes: list[tuple[int, int, bytes | None, int]]) -> bytes:
+        body = valid
+        for start, length, other, count in changes:
+            piece = body[start : start + length] if other is None else other
+            body = body[:start] + piece * count + body[start + length :]
+        return body
+
+    return st.lists(change, min_size=1, max_size=4).map(mutated)
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A route and a body of at most 4 MiB."""
-    route = draw(st.sampled_from(ROUTES))
-    anything = _values(st.sampled_from(_NAMES[route]).map(json.dumps)).map(str.encode)
-    body = draw(st.one_of(_written(route), _mutated(route), anything))
-    return route, body[:BODY_BYTES]
+def _bodies(route: str) -> st.SearchStrategy[tuple[str, bytes]]:
+    names = st.sampled_from(_NAMES[route]).map(json.dumps)
+    values = _values(names)
+    body = st.one_of(_written(route, names, values), _mutated(route), values.map(str.encode))
+    return body.map(lambda body: (route, body[:BODY_BYTES]))
+
+
+# A route, and a body of at most 4 MiB.
+REQUESTS = st.one_of(*map(_bodies, _NAMES))
 
 
 def check(service: Victim, attack: Attack, hold: float) -> Finding:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from loadtest.bench.attacks import ATTACKS, post, send
 from loadtest.bench.hostile import Victim, build_index, victim
-from tests.e2e.fuzz import check, requests
+from tests.e2e.fuzz import REQUESTS, check
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ def test_clients_that_neither_send_nor_read_are_bounded(service: Victim, name: s
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(requests())
+@given(REQUESTS)
 def test_no_body_stalls_the_event_loop(service: Victim, request_: tuple[str, bytes]) -> None:
     check(service, partial(send, request=post(*request_)), HOLD)
 
