@@ -37,7 +37,7 @@ from models.pairs import load_pair
 
 _SAMPLE = Path("data/sample/corpus.jsonl")
 _INDEX = "hostile"
-_TEXTS = 64
+_TEXTS = 32
 _GOAL_MS = 50.0
 _PROBE_SECONDS = 0.1
 # As in deploy/kubernetes.
@@ -166,7 +166,7 @@ def victim(
 def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
     """Builds an index with 16 metadata fields of 100 values; returns the folder of indexes.
 
-    The documents repeat 64 texts of the sample corpus, so that only these are encoded. An index
+    The documents repeat 32 texts of the sample corpus, so that only these are encoded. An index
     that exists is kept.
     """
     indexes = folder / "indexes"

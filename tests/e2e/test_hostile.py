@@ -21,7 +21,7 @@ HELD = [name for name in ATTACKS if "clients" in name or "slow" in name or "pipe
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an index with many values in many fields."""
-    return build_index(tmp_path_factory.mktemp("hostile"), documents=5000)
+    return build_index(tmp_path_factory.mktemp("hostile"), documents=2000)
 
 
 @pytest.fixture(scope="module")
