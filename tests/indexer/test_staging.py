@@ -119,6 +119,14 @@ def test_a_corpus_of_rejects_is_an_error(corpus: Path) -> None:
         run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
 
 
+def test_too_many_different_fields_are_an_error_that_names_the_record(corpus: Path) -> None:
+    records = [{"_id": i, "text": f"{i}", "metadata": {f"f{i}": 1}} for i in range(1001)]
+    assert len(run(write_jsonl(corpus, records[:1000])).filter_fields) == 1000
+    (corpus.parent / SUMMARY).unlink()
+    with raises(CorpusError, "too_many_fields", path=corpus, line=1001, limit=1000):
+        run(write_jsonl(corpus, records))
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_an_empty_corpus_is_an_error(corpus: Path, content: str) -> None:
     corpus.write_text(content)

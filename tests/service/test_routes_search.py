@@ -137,6 +137,7 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
         "count": 60,
         "documents": 60,
         "chunking": None,
+        "active": True,
         "factory": "Flat",
         "search_parameters": {},
         "recall": manifest.recall.model_dump(mode="json"),
