@@ -24,6 +24,8 @@ from typing import Any
 
 # The default of CARE_MAX_BODY_BYTES: longer bodies are not read.
 BODY_BYTES = 4 << 20
+# Sizes of hostile bodies: the shortest is within the limits of JSON values of a body.
+_BODY_SIZES = (1 << 18, 1 << 20, BODY_BYTES)
 # Fields of the attacked index, each with this many values (loadtest/bench/hostile.py).
 FIELDS = tuple(f"field-{i:02d}" for i in range(16))
 VALUES = tuple(f"value-{i:02d}" for i in range(100))
@@ -321,9 +323,11 @@ _REPEATED = json.dumps(
 _TEXTS = json.dumps({"input": [f"{_QUESTION}{i}" for i in range(2048)]}).encode()
 
 ATTACKS: Mapping[str, Attack] = {
-    "token ids, 1 MB": partial(_body, name="token ids", size=1 << 20),
-    "include of numbers, 1 MB": partial(_body, name="include of numbers", size=1 << 20),
-    **{name: partial(_body, name=name, size=BODY_BYTES) for name in bodies(1 << 10)},
+    **{
+        f"{name}, {size >> 10:,} KiB": partial(_body, name=name, size=size)
+        for name in bodies(1 << 10)
+        for size in _BODY_SIZES
+    },
     **{
         name: partial(_long, start=start, item=item, end=end, size=size)
         for name, (start, item, end, size) in _STREAMS.items()
