@@ -15,6 +15,7 @@ pytestmark = pytest.mark.e2e
 
 # How long clients hold connections that do not send or do not read [s].
 HOLD = 3.0
+QUICK = [name for name in ATTACKS if "1,024 KiB" not in name]
 HELD = [name for name in ATTACKS if "clients" in name or "slow" in name or "pipelined" in name]
 
 
@@ -31,7 +32,7 @@ def service(attacked: Path) -> Iterator[Victim]:
         yield service
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in HELD])
+@pytest.mark.parametrize("name", [name for name in QUICK if name not in HELD])
 def test_no_request_stalls_the_event_loop(service: Victim, name: str) -> None:
     check(service, ATTACKS[name], HOLD)
 
