@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import FloatArray, Hit, Query, RowArray
+from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
@@ -54,6 +54,8 @@ class LoadedIndex:
 
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
+        filter_values: The first filter fields by name, each with its most frequent values; bounded
+            in number and size.
     """
 
     identity: str
@@ -61,22 +63,30 @@ class LoadedIndex:
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
+    filter_values: Mapping[str, Sequence[FilterValue]]
 
-    def search(self, query: Query, vector: FloatArray) -> QueryResult:
-        """Returns the hits of a query whose vector is float32 [dimension], of unit norm.
+    def search(self, query: Query, vector: FloatArray, check: Check = no_check) -> QueryResult:
+        """Returns the hits of a query.
+
+        Args:
+            query: The query, checked by `service/query.py`.
+            vector: float32 [dimension], unit norm.
+            check: Called between the steps of the search; stops it by an exception.
 
         Raises:
             UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
-        passing = self.filters.rows(query.filter)
+        passing = self.filters.rows(query.filter, self.manifest.count, check)
         if query.collapse:
-            nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
+            nearest = partial(
+                self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
+            )
             most = len(self.documents) if passing is None else len(passing)
             first = self.documents.first_chunks
             scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
         else:
-            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
+            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter, check)
         if query.min_score is not None:
             good = scores >= query.min_score
             scores, rows = scores[good], rows[good]
@@ -126,7 +136,8 @@ def load_index(
     vectors = store.open(folder, manifest, filter_reader)
     files = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()
-    return LoadedIndex(identity, manifest, reader, filter_reader, vectors)
+    listed = filter_reader.frequent_values()
+    return LoadedIndex(identity, manifest, reader, filter_reader, vectors, listed)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:
