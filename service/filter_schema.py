@@ -1,8 +1,8 @@
 """The `filter` field of requests as it is documented; `core/conditions.py` checks it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from core.conditions import MAX_FIELDS, MAX_TEXT_CHARS, MAX_VALUES
 
@@ -34,9 +34,13 @@ def _all_optional(schema: dict[str, object]) -> None:
     schema["minProperties"] = 1
 
 
-# Without validation here, the same checks and errors apply over HTTP and in Python.
+# Nothing is validated here, so that the same checks and errors apply over HTTP and in Python.
 FilterField = Annotated[
-    SkipValidation[dict[str, _Item | _Items | FilterConditions]],
+    dict[str, Any],
+    PlainValidator(
+        lambda filter_: filter_,
+        json_schema_input_type=dict[str, _Item | _Items | FilterConditions],
+    ),
     Field(
         json_schema_extra={"maxProperties": MAX_FIELDS},
         description="Conditions by metadata field; a document matches if all hold. A value or a "

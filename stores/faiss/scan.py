@@ -82,17 +82,20 @@ class ListsScan:
         selector = None
         if rows is not None:
             selector = faiss.IDSelectorBitmap(_packed(rows, self._lists.ntotal))
-        scores, lists = self._lists.quantizer.search(query[None], self._lists.nlist)
+        query = np.ascontiguousarray(query, np.float32)
+        distances, lists = self._lists.quantizer.search(query[None], self._lists.nlist)
         nearest = _Nearest(k)
         for start in range(0, self._lists.nlist, self._group):
             check()
-            group = slice(start, start + self._group)
-            chosen = np.ascontiguousarray(lists[:, group])
-            parameters = faiss.SearchParametersIVF(sel=selector, nprobe=chosen.shape[1])
-            found = self._lists.search_preassigned(
-                query[None], k, chosen, np.ascontiguousarray(scores[:, group]), params=parameters
+            chosen = lists[0, start : start + self._group]
+            scores, found = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
+            # `search_preassigned` of FAISS's numpy interface takes no parameters.
+            arrays = (chosen, distances[0, start : start + self._group], scores, found)
+            parameters = faiss.SearchParametersIVF(sel=selector, nprobe=len(chosen))
+            self._lists.search_preassigned_c(
+                1, faiss.swig_ptr(query), k, *map(faiss.swig_ptr, arrays), False, parameters
             )
-            nearest.add(*found)
+            nearest.add(scores, found)
         return nearest.best()
 
 
