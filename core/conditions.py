@@ -56,7 +56,7 @@ def parse_filter(filter_: Filter) -> dict[str, Condition]:
         QueryError: If the filter is malformed (code `invalid_filter`) or exceeds a limit
             (`filter_too_large`); `field` names the metadata field.
     """
-    if not isinstance(filter_, Mapping):
+    if not isinstance(filter_, Mapping) or not all(isinstance(field, str) for field in filter_):
         raise QueryError("filter", "is not an object of conditions by field", code="invalid_filter")
     if len(filter_) > MAX_FIELDS:
         raise _too_large("filter", f"names {len(filter_)} fields", MAX_FIELDS)
