@@ -133,7 +133,9 @@ class IndexManifest(FrozenModel):
         schema_version: Version of this schema.
         name: Name of the index.
         version: Id of the version.
-        parent: The version that was active when this one was built, or None.
+        parent: The version that was active when this one was published, or None.
+        number: Place in the order of publication, larger than those of all versions that existed;
+            None in manifests of older releases.
         encoder: Specification of the document encoder.
         backend: Backend of the document encoder: onnx, transformers, vllm or openai.
         dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
@@ -161,6 +163,7 @@ class IndexManifest(FrozenModel):
     name: str
     version: str
     parent: str | None
+    number: int | None = None
     encoder: EncoderSpec
     backend: str
     dtype: str

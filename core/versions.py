@@ -2,22 +2,29 @@
 
 <root>/<name>/CURRENT                  id of the active version
 <root>/<name>/<version>/manifest.json  written last; folders without it are not versions
+
+Versions are ordered by publication. Their numbers say the order; for versions of older releases,
+which have none, parents and then ids do. Clocks of machines do not matter otherwise.
 """
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from core.errors import IndexVersionError
-from core.files import sha256_file, write_text
+from core.errors import CareError, IndexVersionError
+from core.files import atomic, sha256_file, sync
 from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
 
 MANIFEST = "manifest.json"
 
 _CURRENT = "CURRENT"
+_T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -37,9 +44,42 @@ def index_folder(root: Path, name: str) -> Path:
 
 
 def list_versions(root: Path, name: str) -> list[str]:
-    """Returns the ids of all complete versions, sorted from oldest to newest."""
-    folder = index_folder(root, name)
-    return sorted(path.parent.name for path in folder.glob(f"[!.]*/{MANIFEST}"))
+    """Returns the ids of all complete versions, in the order of their publication."""
+    return list(version_numbers(root, name))
+
+
+def version_numbers(root: Path, name: str) -> dict[str, int]:
+    """Returns the number of each complete version, in the order of their publication.
+
+    Versions without a number precede the others and each other by their parents, then by their
+    ids; they get the numbers before the smallest one.
+    """
+    places: dict[str, tuple[int | None, str | None]] = {}
+    for path in index_folder(root, name).glob(f"[!.]*/{MANIFEST}"):
+        with suppress(FileNotFoundError):  # it is being deleted
+            places[path.parent.name] = _place(path)
+    waiting = sorted(version for version, (number, _) in places.items() if number is None)
+    numbered = {version: number for version, (number, _) in places.items() if number is not None}
+    first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
+    numbers: dict[str, int] = {}
+    while waiting:
+        # In a cycle of parents, which no release writes, the first id is next.
+        following = (version for version in waiting if places[version][1] not in waiting)
+        version = next(following, waiting[0])
+        waiting.remove(version)
+        numbers[version] = first + len(numbers)
+    return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+
+
+def _place(path: Path) -> tuple[int | None, str | None]:
+    """Returns number and parent of a manifest of any schema; None for what it does not name."""
+    try:
+        content = json.loads(path.read_bytes())
+        base = (content["corpus"].get("update") or {}).get("base")
+        number, parent = content.get("number"), content.get("parent") or base
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, None
+    return number if isinstance(number, int) else None, parent
 
 
 def current_version(root: Path, name: str) -> str:
@@ -64,8 +104,44 @@ def current_version(root: Path, name: str) -> str:
     return version
 
 
+def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
+    """Returns what `use` returns for the id of the active version.
+
+    If `use` fails and another version is active by then, it is called again: the first version may
+    have been deleted in the meantime. Programs that only read need no lock for this reason.
+
+    Args:
+        active: Returns the id of the active version.
+        use: Opens or reads the version of an id.
+
+    Raises:
+        CareError, OSError: The error of `use`, if the active version has not changed.
+    """
+    version = active()
+    while True:
+        try:
+            return use(version)
+        except (CareError, OSError):
+            if (now := active()) == version:
+                raise
+            version = now
+
+
 def set_current(root: Path, name: str, version: str) -> None:
     """Activates a version, atomically.
+
+    Raises:
+        IndexVersionError: If the version does not exist.
+    """
+    with new_current(root, name, version):
+        pass
+
+
+@contextmanager
+def new_current(root: Path, name: str, version: str) -> Iterator[None]:
+    """Activates a version, atomically, when the block succeeds.
+
+    `CURRENT` is written before the block runs, so that a full disk fails before the block.
 
     Raises:
         IndexVersionError: If the version does not exist.
@@ -76,7 +152,10 @@ def set_current(root: Path, name: str, version: str) -> None:
             f"{', '.join(versions) or 'none'}"
         )
         raise IndexVersionError(message, code="unknown_version", version=version)
-    write_text(index_folder(root, name) / _CURRENT, version + "\n")
+    with atomic(index_folder(root, name) / _CURRENT) as temporary:
+        temporary.write_text(version + "\n", encoding="utf-8")
+        sync(temporary)
+        yield
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -121,7 +200,7 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated or modified.
+        IndexVersionError: If a file is missing, truncated, modified or cannot be read.
     """
     for name, record in manifest.files.items():
         path = folder / name
@@ -132,8 +211,13 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
             reason = f"has {size} bytes instead of {record.bytes}: build the index again"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
-        sums = pool.map(sha256_file, [folder / name for name in manifest.files])
-    for (name, record), found in zip(manifest.files.items(), sums, strict=True):
+        sums = {name: pool.submit(sha256_file, folder / name) for name in manifest.files}
+    for name, record in manifest.files.items():
+        try:
+            found = sums[name].result()
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
+            raise IndexVersionError.at(folder / name, reason, "unreadable_file") from error
         if found != record.sha256:
             reason = "differs from its checksum in the manifest: build the index again"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")

@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -10,12 +10,15 @@ from typing import Annotated, Any, cast
 from fastapi import Header, Request
 from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import schemas
-from service.api_keys import ApiKeys, Role
+from service.api_keys import ApiKey, ApiKeys, Role
 from service.engine import Engine
 from service.metrics import Metrics
-from service.problems import MEDIA_TYPE, RequestError
+from service.problems import MEDIA_TYPE, RequestError, problem_response
 from service.rate_limit import RateLimiter
 from service.settings import Settings
 
@@ -40,46 +43,111 @@ def get_state(request: Request) -> State:
     return cast("State", request.app.state.service)
 
 
-class RequireRole(HTTPBearer):
-    """Dependency: the request carries a bearer key with a role; OpenAPI documents the key.
+# Paths that need no key: probes, pages and the files of the pages. All others need one.
+_OPEN = frozenset({"/", "/docs", "/health/live", "/health/ready"})
+_OPEN_FILES = "/page/"
 
-    Without any key in `CARE_API_KEYS`, searching is open to everyone. Administration is then open
-    to clients on this machine, if the service listens on a loopback address.
+
+class RequireKey:
+    """Middleware: a request carries a known bearer key, if any key is configured.
+
+    It runs before routing, so that it covers each route, file and unknown path: 401 precedes 404.
+    Open are the paths of `_OPEN` and `_OPEN_FILES`, and `/metrics` by `CARE_OPEN_METRICS`. The name
+    of the key is stored in the state of the request for logs and rate limits.
+
+    Args:
+        app: The application.
+        routes: The routes of the application, by which metrics and logs name rejected requests.
     """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one ASGI connection."""
+        if scope["type"] == "http":
+            state = cast("State", scope["app"].state.service)
+            if state.keys and not _is_open(scope["state"]["path"], state.settings):
+                try:
+                    scope["state"]["api_key"] = key = find_key(state, Headers(scope=scope))
+                except RequestError as error:
+                    state.metrics.rejections.labels(error.rejection).inc()
+                    matching = (r for r in self._routes if r.matches(scope)[0] is not Match.NONE)
+                    scope["route"] = next(matching, None)
+                    await problem_response(error, scope)(scope, receive, send)
+                    return
+                scope["state"]["key"] = key.name
+        await self._app(scope, receive, send)
+
+
+def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
+    """Returns the key that a request carries in the header Authorization.
+
+    Raises:
+        RequestError: If the key is missing or unknown.
+    """
+    scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
+    key = state.keys.find(secret) if scheme.lower() == "bearer" else None
+    if key is None:
+        message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
+        raise RequestError("unauthorized", message)
+    return key
+
+
+def check_role(
+    state: State, key: ApiKey | None, role: Role, headers: Mapping[str, str], client: str
+) -> None:
+    """Checks that a request may use the routes of a role.
+
+    Without any key, searching is open to everyone. Administration is then open to clients on this
+    machine, if the service listens on a loopback address.
+
+    Args:
+        state: The state of the application.
+        key: The key of the request, which `RequireKey` has found, or None without any key.
+        role: The role of the route.
+        headers: The headers of the request.
+        client: The address of the client, or "".
+
+    Raises:
+        RequestError: If the key lacks the role.
+    """
+    if not state.keys and (role == "search" or _is_local(headers, client, state.settings.host)):
+        return
+    if role == "admin" and not state.keys.has("admin"):
+        message = "this route needs a key with the role admin; CARE_API_KEYS lists no such key"
+        raise RequestError("no_admin_key", message)
+    if key is None or not key.allows(role):
+        name = key.name if key else ""
+        message = f"the key '{name}' lacks the role {role}"
+        raise RequestError("forbidden", message, key=name, role=role)
+
+
+class RequireRole(HTTPBearer):
+    """Dependency: the key of the request has a role; OpenAPI documents the key."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(scheme_name="HTTPBearer", description="A key listed in CARE_API_KEYS.")
         self._role = role
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
-        """Stores the name of the key in the request's state.
-
-        Raises:
-            RequestError: If the key is missing or unknown, or lacks the role.
-        """
-        state = get_state(request)
-        is_open = self._role == "search" or _is_local(request, state.settings.host)
-        if not state.keys and is_open:
-            return
-        if self._role == "admin" and not state.keys.has("admin"):
-            message = "this route needs a key with the role admin; CARE_API_KEYS lists no such key"
-            raise RequestError("no_admin_key", message)
-        scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
-        key = state.keys.find(secret) if scheme.lower() == "bearer" else None
-        if key is None:
-            message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
-            raise RequestError("unauthorized", message)
-        if not key.allows(self._role):
-            message = f"the key '{key.name}' lacks the role {self._role}"
-            raise RequestError("forbidden", message, key=key.name, role=self._role)
-        request.state.key = key.name
+        """Checks the role; raises `RequestError`."""
+        key = getattr(request.state, "api_key", None)
+        client = request.client.host if request.client else ""
+        check_role(get_state(request), key, self._role, request.headers, client)
 
 
-def _is_local(request: Request, host: str) -> bool:
+def _is_open(path: str, settings: Settings) -> bool:
+    if path == "/metrics":
+        return settings.open_metrics
+    return path in _OPEN or path.startswith(_OPEN_FILES)
+
+
+def _is_local(headers: Mapping[str, str], client: str, host: str) -> bool:
     """Returns whether a client on this machine connects to a loopback address without a proxy."""
-    peer = request.client.host if request.client else ""
-    direct = not any(name in request.headers for name in _PROXY_HEADERS)
-    return direct and _is_loopback(host) and _is_loopback(peer)
+    direct = not any(name in headers for name in _PROXY_HEADERS)
+    return direct and _is_loopback(host) and _is_loopback(client)
 
 
 def _is_loopback(host: str) -> bool:

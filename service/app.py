@@ -15,12 +15,12 @@ from starlette.types import Lifespan
 
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
-from core.errors import PairError
+from core.errors import IndexVersionError, PairError
 from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
-from service.access import State
+from service.access import RequireKey, State
 from service.api_keys import ApiKeys
 from service.cache import QueryKeys
 from service.engine import Engine
@@ -32,6 +32,7 @@ from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
 from service.routes import PAGE, admin_routes, public_routes, search_routes
 from service.search import check_space
+from service.served_index import DAMAGE
 from service.settings import Settings
 from service.tracing import make_tracer
 from stores.registry import MilvusAddress, VectorStores
@@ -84,8 +85,13 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address).get(settings.store)
     version = store.active_version(settings.indexes, settings.index)
-    manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
-    check_space(manifest, encoder.spec if encoder else pair.query)
+    try:
+        manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
+        check_space(manifest, encoder.spec if encoder else pair.query)
+    except IndexVersionError as error:
+        # In place of a damaged version the engine serves the last whole one.
+        if error.code not in DAMAGE:
+            raise
     encoder = encoder or load_query_encoder(settings)
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     rate = settings.rate_limit
@@ -96,7 +102,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
         engine: Engine = app.state.service.engine
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
-        watching = loop.create_task(engine.watch(settings.watch_seconds))
+        watching = loop.create_task(engine.served.watch(settings.watch_seconds))
         yield
         watching.cancel()
         await engine.close()
@@ -109,7 +115,9 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     add_problem_handlers(app)
-    # The last one added is the outermost.
+    # The last one added is the outermost. Preflight requests of browsers carry no key.
+    routes = [route for router in ROUTERS for route in router.routes]
+    app.add_middleware(RequireKey, routes=routes)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -123,8 +131,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     metrics.register_routes(
         {
             route.path: [route.status_code or 200, *(int(code) for code in route.responses)]
-            for router in ROUTERS
-            for route in router.routes
+            for route in routes
             if isinstance(route, APIRoute)
         }
     )

@@ -1,40 +1,33 @@
-"""The engine: searches through caches and pipeline, encodes texts, and reloads the index."""
+"""The engine: searches through caches and pipeline, and encodes texts."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.encoders import QueryEncoder
-from core.errors import CareError, QueryError
+from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
 from service.cache import MemoryCache, QueryKeys
-from service.logs import describe
 from service.metrics import Metrics, Timings
 from service.pipeline import DEADLINE_EXCEEDED, Flight, Pipeline, spawn
 from service.problems import RequestError
 from service.query import checked_query
-from service.search import LoadedIndex, QueryResult, load_index
+from service.search import LoadedIndex, QueryResult
+from service.served_index import ServedIndex
 from service.settings import Settings
 from stores.base import VectorStore
-from stores.faiss.search import limit_threads
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache
 
-_LOG = logging.getLogger("care.service")
-
 # Time-out of the search of a readiness check, and how long its success is reused [s].
 _CHECK_TIMEOUT = 5.0
 _CHECK_EVERY = 1.0
-# The longest pause between two attempts to load a version that fails to load [s].
-_LONGEST_PAUSE = 600.0
 # Lists of texts in several parts that are encoded at once; each takes a quarter of the queue.
 _LONG_LISTS = 2
 # Writes to Redis in flight; more are dropped, as a cache may lose entries.
@@ -54,7 +47,7 @@ class Engine:
         redis: The cache in Redis, if configured.
 
     Raises:
-        IndexVersionError: If the active version cannot be served.
+        IndexVersionError: If no version can be served.
     """
 
     def __init__(
@@ -68,23 +61,26 @@ class Engine:
         redis: "RedisCache | None",
     ) -> None:
         self._settings = settings
-        self._store = store
         self._pair = pair
-        self._encoder = encoder
         self._metrics = metrics
         self._keys = keys
         self._memory = MemoryCache(settings.cache_entries)
         self._redis = redis
         self._writes: set[asyncio.Task[None]] = set()
-        self._reloading = asyncio.Lock()
         self._checking = asyncio.Lock()
         self._checked = float("-inf")
         self._draining = False
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
-        self.index = self._load()
+        self.served = ServedIndex(
+            settings.indexes, settings.index, encoder, store, metrics, self._on_change
+        )
         self._pipeline = Pipeline(encoder, settings, metrics, self._keep)
         self._show(self.index)
+
+    @property
+    def index(self) -> LoadedIndex:
+        """The index version that is served."""
+        return self.served.index
 
     async def search(
         self, queries: Sequence[Query], deadline: float, *, batch: bool
@@ -182,45 +178,6 @@ class Engine:
             self._metrics.ready.set(1)
             self._checked = now
 
-    async def reload(self) -> LoadedIndex:
-        """Loads and checks the active version, then replaces the served one.
-
-        Raises:
-            IndexVersionError: If a check fails; the old version stays.
-        """
-        async with self._reloading:
-            loop = asyncio.get_running_loop()
-            try:
-                index = await loop.run_in_executor(self._loader, self._load)
-            except Exception:
-                self._metrics.reloads.labels("failure").inc()
-                raise
-            self._metrics.reloads.labels("success").inc()
-            self.index = index
-            self._memory = MemoryCache(self._settings.cache_entries)
-            self._show(index)
-            return index
-
-    async def watch(self, every: float) -> None:
-        """Checks for another active version every `every` seconds and loads it; 0 disables this.
-
-        Failures are logged and retried after pauses that double up to `_LONGEST_PAUSE`.
-        """
-        loop = asyncio.get_running_loop()
-        look = partial(self._store.active_version, self._settings.indexes, self._settings.index)
-        pause = every
-        while every:
-            await asyncio.sleep(pause)
-            try:
-                active = await loop.run_in_executor(self._loader, look)
-                if active != self.index.manifest.version:
-                    await self.reload()
-                pause = every
-            except Exception as error:
-                pause = min(2 * pause, max(every, _LONGEST_PAUSE))
-                code = error.code if isinstance(error, CareError) else "internal_error"
-                _LOG.error("reload failed", extra={"fields": {"code": code, **describe(error)}})
-
     def drain(self) -> None:
         """Makes readiness checks fail from now on; requests are still served."""
         self._draining = True
@@ -236,10 +193,11 @@ class Engine:
     def stop(self) -> None:
         """Stops the threads; for callers outside the event loop."""
         self._pipeline.stop()
-        self._loader.shutdown()
+        self.served.close()
 
-    def _load(self) -> LoadedIndex:
-        return load_index(self._settings.indexes, self._settings.index, self._encoder, self._store)
+    def _on_change(self, index: LoadedIndex) -> None:
+        self._memory = MemoryCache(self._settings.cache_entries)
+        self._show(index)
 
     def _show(self, index: LoadedIndex) -> None:
         self._metrics.show_index(index.manifest, self._pair)

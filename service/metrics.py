@@ -14,7 +14,7 @@ UNMATCHED = "unmatched"  # the label of all paths without a route: values must b
 DEPARTED = "499"  # the status of a request whose client disconnected before the response
 
 Tier = Literal["memory", "in_flight", "redis"]
-Rejection = Literal["queue", "rate", "connections", "deadline", "departed"]
+Rejection = Literal["key", "queue", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
@@ -87,6 +87,10 @@ class Metrics:
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
+        self.index_fallback = gauge(
+            "care_index_fallback",
+            "1 while the active index version cannot be loaded and another one is served, else 0.",
+        )
         self.index_info = gauge(
             "care_index_info",
             "The active index version; always 1.",
@@ -116,7 +120,7 @@ class Metrics:
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
-        for route, codes in {**statuses, UNMATCHED: [404]}.items():
+        for route, codes in {**statuses, UNMATCHED: [401, 404]}.items():
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))

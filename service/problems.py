@@ -34,6 +34,7 @@ _STATUSES = {
     "deadline_exceeded": 504,
 }
 _REJECTIONS: dict[str, Rejection] = {
+    "unauthorized": "key",
     "overloaded": "queue",
     "rate_limited": "rate",
     "deadline_exceeded": "deadline",

@@ -65,7 +65,7 @@ async def search_batch(
     "/index", response_model=schemas.IndexResponse, responses=problem_responses(401, 403, 503)
 )
 async def index(request: Request) -> Any:
-    """Describes the active index version."""
+    """Describes the index version that is served."""
     state = get_state(request)
     return _index_response(state.engine.index, state)
 
@@ -78,7 +78,7 @@ async def index(request: Request) -> Any:
 async def reload_index(request: Request) -> Any:
     """Loads the active version and serves it. If it fails its checks, the old one stays."""
     state = get_state(request)
-    return _index_response(await state.engine.reload(), state)
+    return _index_response(await state.engine.served.reload(), state)
 
 
 @public_routes.get("/health/live", response_model=schemas.Health, responses=problem_responses())
@@ -94,7 +94,7 @@ async def ready(request: Request) -> Any:
     return {"status": "ready"}
 
 
-@public_routes.get("/metrics", response_class=Response, responses=problem_responses())
+@public_routes.get("/metrics", response_class=Response, responses=problem_responses(401))
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text format of Prometheus."""
     registry = get_state(request).metrics.registry
@@ -136,6 +136,7 @@ def _index_response(loaded: LoadedIndex, state: State) -> schemas.IndexResponse:
     manifest = loaded.manifest
     return schemas.IndexResponse(
         **dict(manifest),
+        active=state.engine.served.is_active,
         pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,

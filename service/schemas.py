@@ -179,8 +179,11 @@ class ModelsResponse(BaseModel):
 
 
 class IndexResponse(IndexReference):
-    """The active index version."""
+    """The index version that is served."""
 
+    active: bool = Field(
+        description="Whether this is the active version; false if that one cannot be loaded."
+    )
     pair: str = Field(description="Name of the pair whose query encoder is loaded.")
     embedding_space: str
     dimension: int = Field(description="Dimensions of the vectors.")

@@ -20,6 +20,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files
+from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
 
@@ -54,11 +55,13 @@ class LoadedIndex:
 
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
+        files: The files before they were verified.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
     """
 
     identity: str
+    files: VersionFiles
     manifest: IndexManifest
     documents: DocumentReader
     filters: FilterReader
@@ -113,12 +116,31 @@ def load_index(
 ) -> LoadedIndex:
     """Opens the active version of an index and checks its files, counts and canaries.
 
+    If another version becomes active and the first one is pruned meanwhile, the new one is opened.
+
     Raises:
         IndexVersionError: If the index has no active version, or a check fails.
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     store = store or FaissStore()
-    folder = index_folder(root, name) / store.active_version(root, name)
+    version = store.active_version(root, name)
+    while True:
+        try:
+            return open_version(index_folder(root, name) / version, encoder, store)
+        except IndexVersionError:
+            opened, version = version, store.active_version(root, name)
+            if version == opened:
+                raise
+
+
+def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIndex:
+    """Opens the version in a folder and checks its files, counts and canaries.
+
+    Raises:
+        IndexVersionError: If a check fails.
+        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
+    """
+    files = VersionFiles.of(folder)
     manifest = read_manifest(folder)
     check_space(manifest, encoder.spec)
     with ThreadPoolExecutor(1) as pool:
@@ -134,10 +156,10 @@ def load_index(
         raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
-    files = sorted((name, record.sha256) for name, record in manifest.files.items())
-    identity = sha256(json.dumps([manifest.name, manifest.version, files]).encode()).hexdigest()
+    sums = sorted((name, record.sha256) for name, record in manifest.files.items())
+    identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
     listed = filter_reader.frequent_values()
-    return LoadedIndex(identity, manifest, reader, filter_reader, vectors, listed)
+    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors, listed)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:

@@ -13,6 +13,7 @@ import uvicorn
 
 from core.errors import CareError
 from service.app import create_app
+from service.bus_error import restart_on_bus_error
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -27,6 +28,7 @@ def serve(settings: Settings) -> None:
         # Uvicorn also raises the signal again once all requests have ended.
         signal.signal(number, lambda *_: sys.exit(0))
     configure_logs(settings.log_level)
+    restart_on_bus_error()
     listener = Listener(settings.host, settings.port)
     app = create_app(settings)
     engine = app.state.service.engine

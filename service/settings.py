@@ -103,8 +103,11 @@ class Settings(BaseSettings):
     replicas."""
     api_keys: SecretStr | None = None
     """API keys as comma-separated name:role:sha256; the role is search or admin. `care key` makes
-    one. Without keys, search is open to everyone, and POST /index/reload to clients on this machine
-    if CARE_HOST is a loopback address."""
+    one. With any key, every path needs one except health, the pages and their files, and /metrics
+    (see `CARE_OPEN_METRICS`). Without keys, search is open to everyone, and POST /index/reload to
+    clients on this machine if CARE_HOST is a loopback address."""
+    open_metrics: bool = True
+    """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)
     """Most queries per second of one API key; 0 disables the limit."""
     rate_burst: AtLeast1 = 100
@@ -113,9 +116,9 @@ class Settings(BaseSettings):
     """Origins whose pages may call the service (CORS), comma-separated."""
     root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$")
     """Path prefix that a reverse proxy strips, such as /care."""
-    watch_seconds: float = Field(0.0, ge=0)
-    """Interval at which the service checks for another active version and loads it [s]; 0 disables
-    the checks: call POST /index/reload instead."""
+    watch_seconds: float = Field(10.0, ge=0)
+    """Mean interval at which the service checks for another active version and loads it [s]; 0
+    disables the checks: call POST /index/reload instead."""
     drain_seconds: float = Field(0.0, ge=0)
     """Time that the service keeps accepting requests after SIGTERM, while GET /health/ready returns
     503 and load balancers remove it [s]."""

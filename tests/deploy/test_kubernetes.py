@@ -200,8 +200,8 @@ def test_the_settings_are_accepted_and_leave_time_to_drain(example: Objects) -> 
     }
     values = {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
     assert set(values) <= set(Settings.model_fields)
-    assert float(values["watch_seconds"]) > 0
     settings = Settings.model_validate(values)
+    assert settings.watch_seconds > 0
     spec = pod(example["Deployment", "care"])
     drain = settings.drain_seconds + settings.timeout_ms / 1000
     assert settings.drain_seconds > 0

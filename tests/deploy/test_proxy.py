@@ -5,7 +5,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -77,8 +77,9 @@ def proxy(
         yield server.url
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+def get(url: str, headers: Mapping[str, str] | None = None) -> str:
+    request = urllib.request.Request(url, headers=dict(headers or {}))
+    with urllib.request.urlopen(request, timeout=10) as response:
         body: bytes = response.read()
         return body.decode()
 
@@ -96,7 +97,7 @@ def test_the_page_and_the_documentation_are_under_the_prefix(proxy: str) -> None
     docs = f"{proxy}/care/docs"
     named = re.search(r"""["']([^"']*openapi\.json)["']""", get(docs))
     assert named
-    document = json.loads(get(urljoin(docs, named[1])))
+    document = json.loads(get(urljoin(docs, named[1]), {"Authorization": "Bearer secret"}))
     assert document["servers"] == [{"url": "/care"}]
 
 

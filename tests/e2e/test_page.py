@@ -332,3 +332,21 @@ def test_the_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
         expect(page.locator("#index-info")).to_contain_text("sample")
         assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
         page.close()
+
+
+def test_the_api_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
+    with running_service(indexes, "sample", API_KEYS=SEARCH_KEY) as service:
+        page = browser.new_page()
+        page.goto(f"{service.url}/docs")
+        expect(page.locator("#key-form")).to_be_visible()
+        page.fill("#access-key", "asks")
+        page.press("#access-key", "Enter")
+        index = page.locator("#operations-search-index_index_get")
+        index.locator(".opblock-summary").click()
+        index.get_by_role("button", name="Try it out").click()
+        index.get_by_role("button", name="Execute").click()
+        live = index.locator(".live-responses-table tbody .response-col_status")
+        expect(live).to_contain_text("200")
+        expect(page.locator("#key-form")).to_be_hidden()
+        assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
+        page.close()

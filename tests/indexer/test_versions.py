@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import IndexVersionError
-from core.files import exclusive
+from core.locks import exclusive
 from core.versions import current_version, list_versions
 from indexer.build import encode
 from indexer.versions import activate, prune, rollback
@@ -139,6 +139,6 @@ def test_build_folders_without_a_version_are_kept(
 
 def test_a_locked_build_folder_is_kept(versions: list[str], indexes: Path, builds: Path) -> None:
     (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
-    with exclusive(at_work):
+    with exclusive(at_work, "build"):
         prune(indexes, "test", builds, keep=1)
     assert keys(builds) == keys_of([versions[0], versions[-1]])

@@ -1,5 +1,5 @@
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
@@ -53,19 +53,67 @@ def test_search_and_admin_keys_may_search(
     assert closed.request(method, path, json=body, headers=bearer(key)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/health/live", "/health/ready", "/metrics", "/docs"])
-def test_public_routes_need_no_key(closed: TestClient, path: str) -> None:
+OPEN = ("/", "/docs", "/health/live", "/health/ready", "/metrics", "/page/search.js")
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_probes_pages_and_metrics_need_no_key(closed: TestClient, path: str) -> None:
     assert closed.get(path).status_code == 200
 
 
-def test_every_other_route_needs_a_key(closed: TestClient) -> None:
-    """A route needs a key unless it is on the public router."""
-    paths = closed.get("/openapi.json").json()["paths"]
-    open_ = {"/health/live", "/health/ready", "/metrics"}
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PROPFIND"])
+def test_every_other_path_needs_a_key_before_it_is_looked_up(
+    closed: TestClient, method: str
+) -> None:
+    for path in (
+        *("/openapi.json", "/nowhere", "/v1/nowhere", "/docs/", "/health", "/health/other"),
+        *("/page", "/search/", "/metrics/", "/docs%0A", "/health/live%0A", "/Docs"),
+    ):
+        closed.follow_redirects = False
+        assert closed.request(method, path).status_code == 401
+        assert closed.request(method, path, headers=bearer("asks")).status_code != 401
+
+
+def test_a_route_needs_a_key_unless_it_is_listed_as_open(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    client = serve(api_keys=SecretStr(SEARCH_KEY))
+
+    async def forgotten(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    cast("Any", client.app).router.add_route("/added", forgotten)
+    assert client.get("/added").status_code == 401
+
+
+def test_every_documented_route_but_the_open_ones_needs_a_key(closed: TestClient) -> None:
+    paths = closed.get("/openapi.json", headers=bearer("asks")).json()["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
-            assert ("security" in operation) == (path not in open_)
-            assert (closed.request(method, path).status_code == 401) == (path not in open_)
+            assert ("security" in operation) == (path not in OPEN)
+            assert (closed.request(method, path).status_code == 401) == (path not in OPEN)
+
+
+def test_metrics_need_a_key_by_setting(serve: Serve, manifest: IndexManifest) -> None:
+    keys = SecretStr(f"{ADMIN_KEY},{SEARCH_KEY}")
+    client = serve(api_keys=keys, open_metrics=False)
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers=bearer("asks")).status_code == 200
+    assert client.get("/health/live").status_code == 200
+
+
+def test_metrics_are_open_without_any_key(serve: Serve, manifest: IndexManifest) -> None:
+    assert serve(open_metrics=False).get("/metrics").status_code == 200
+
+
+def test_requests_without_a_key_are_counted_by_route(closed: TestClient) -> None:
+    closed.post("/search", json=QUERY)
+    closed.get("/v1/models/any", headers=bearer("wrong"))
+    closed.get("/nowhere")
+    total = "care_http_requests_total"
+    for route in ("/search", "/v1/models/{model}", "unmatched"):
+        assert sample(closed, total, route=route, status="401") == 1
+    assert sample(closed, "care_rejections_total", reason="key") == 3
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
@@ -97,7 +145,7 @@ def test_any_configured_key_closes_search(
         (ADMIN_KEY, "Bearer ", 401, "unauthorized"),
         (f"{ADMIN_KEY},{SEARCH_KEY}", "Bearer asks", 403, "forbidden"),
         (SEARCH_KEY, "Bearer asks", 401, "no_admin_key"),
-        (SEARCH_KEY, None, 401, "no_admin_key"),
+        (SEARCH_KEY, None, 401, "unauthorized"),
     ],
 )
 def test_a_reload_needs_an_admin_key(

@@ -37,6 +37,7 @@ VALUES = [
     ("CACHE_TTL_SECONDS", "14", 14),
     ("CACHE_SECRET", "long", SecretStr("long")),
     ("API_KEYS", "app:search:00", SecretStr("app:search:00")),
+    ("OPEN_METRICS", "false", False),
     ("RATE_LIMIT", "0.5", 0.5),
     ("RATE_BURST", "15", 15),
     ("CORS_ORIGINS", "https://a.example, https://b.example", TWO_ORIGINS),

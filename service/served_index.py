@@ -1,0 +1,249 @@
+"""The index version that a service serves: loaded at start, reloaded, watched for changes."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from core.encoders import Encoder
+from core.errors import CareError, IndexVersionError
+from core.versions import index_folder, list_versions, read_manifest
+from service.logs import describe
+from service.metrics import Metrics
+from service.search import LoadedIndex, load_index, open_version
+from service.version_files import VersionFiles
+from stores.base import StoreError, VectorStore
+from stores.faiss.search import limit_threads
+
+_LOG = logging.getLogger("care.service")
+
+# The longest pause between two attempts to load a version whose files do not change [s].
+_LONGEST_PAUSE = 600.0
+# Codes of errors after which an older version is served: files are missing, damaged or unreadable.
+DAMAGE = frozenset(
+    {
+        "bad_canaries",
+        "file_missing",
+        "foreign_vectors",
+        "invalid_manifest",
+        "manifest_missing",
+        "unreadable_documents",
+        "unreadable_file",
+        "unreadable_filters",
+        "unreadable_vectors",
+        "wrong_checksum",
+        "wrong_document_count",
+        "wrong_size",
+        "wrong_vectors",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a look at the index found; if it differs from the last one, a reload is attempted.
+
+    Attributes:
+        active: The active version, or the code of the error if there is none.
+        files: The files of the active version.
+        served: The files of the served version.
+    """
+
+    active: str
+    files: VersionFiles | None
+    served: VersionFiles | None
+
+
+class ServedIndex:
+    """Loads the active version of an index and replaces it by a newer one while it is served.
+
+    If the active version is damaged at start, the last whole version before it is served. The same
+    happens later if the files of the served version are changed in place. Otherwise a version that
+    cannot be loaded leaves the served one as it is.
+
+    Args:
+        root: Folder of all indexes.
+        name: Name of the index.
+        encoder: The query encoder.
+        store: The store of the vectors.
+        metrics: Shows the served version and counts reloads.
+        on_change: Called in the event loop after another version is served.
+
+    Raises:
+        IndexVersionError: If no version can be served.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        encoder: Encoder,
+        store: VectorStore,
+        metrics: Metrics,
+        on_change: Callable[[LoadedIndex], None],
+    ) -> None:
+        self._folder = index_folder(root, name)
+        self._active = partial(store.active_version, root, name)
+        self._load_active = partial(load_index, root, name, encoder, store)
+        self._open = partial(open_version, encoder=encoder, store=store)
+        self._older = partial(versions_before, root, name)
+        self._metrics = metrics
+        self._on_change = on_change
+        self._reloading = asyncio.Lock()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
+        self._seen: _Seen | None = None
+        self._failure: object = None
+        self._look_failure = ""
+        self.index, error = self._load()
+        self._record(error)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the active version is served; false if it could not be loaded."""
+        return self._failure is None
+
+    async def reload(self) -> LoadedIndex:
+        """Loads and checks the active version, then replaces the served one.
+
+        Raises:
+            CareError: If the active version cannot be loaded. The served one stays, unless its
+                files were changed in place: then the last whole version before it replaces it.
+        """
+        async with self._reloading:
+            loop = asyncio.get_running_loop()
+            old = self.index.manifest.version
+            try:
+                index, error = await loop.run_in_executor(
+                    self._loader, self._load, self.index.files
+                )
+            except Exception as failure:
+                self._metrics.reloads.labels("failure").inc()
+                self._record(failure)
+                raise
+            self._metrics.reloads.labels("failure" if error else "success").inc()
+            retired = [self.index]
+            self.index = index
+            self._on_change(index)
+            fields = {"old": old, "version": index.manifest.version}
+            _LOG.info("index version loaded", extra={"fields": fields})
+            self._record(error)
+            # Closing large files takes time, which the event loop does not have.
+            with suppress(RuntimeError):  # the service ends
+                await loop.run_in_executor(self._loader, retired.clear)
+            if error:
+                raise error
+            return index
+
+    async def watch(self, every: float) -> None:
+        """Looks at the index about every `every` seconds and loads what changed; 0 disables this.
+
+        Replicas look at different moments: each pause is between half and one and a half times
+        `every`. A version that cannot be loaded is tried again as soon as a file changes, and
+        otherwise after pauses that double up to `_LONGEST_PAUSE`.
+        """
+        loop = asyncio.get_running_loop()
+        pause, retry_at = every, loop.time()
+        while every:
+            await asyncio.sleep(every * random.uniform(0.5, 1.5))
+            changed = await loop.run_in_executor(self._loader, self._has_changed)
+            if not changed and (self._failure is None or loop.time() < retry_at):
+                continue
+            with suppress(Exception):  # `reload` logs it
+                await self.reload()
+            pause = every if changed else min(2 * pause, max(every, _LONGEST_PAUSE))
+            retry_at = loop.time() + pause
+
+    def close(self) -> None:
+        """Stops the thread that loads; a load in progress is abandoned."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, served: VersionFiles | None = None) -> tuple[LoadedIndex, CareError | None]:
+        """Loads the active version, or the last whole one before it if that has to be served.
+
+        Args:
+            served: The files of the served version when they were opened.
+
+        Returns:
+            The version to serve, and why the active one is not served.
+        """
+        seen = self._seen = self._look(served)
+        try:
+            index, failure = self._load_active(), None
+        except IndexVersionError as error:
+            if error.code not in DAMAGE or (served and not served.changed_in_place()):
+                raise
+            if (whole := self._last_whole()) is None:
+                raise
+            index, failure = whole, error
+        # A change after the files were verified is found by the next look.
+        self._seen = replace(seen, served=index.files)
+        return index, failure
+
+    def _last_whole(self) -> LoadedIndex | None:
+        for version in self._older(self._active()):
+            with suppress(CareError):
+                return self._open(self._folder / version)
+        return None
+
+    def _has_changed(self) -> bool:
+        """Returns whether a look finds something new; if the look fails, it is logged once."""
+        try:
+            seen = self._look(self.index.files)
+        except Exception as error:
+            if str(error) != self._look_failure:
+                self._look_failure = str(error)
+                extra = {"fields": _fields(error)}
+                _LOG.error("the active index version cannot be determined", extra=extra)
+            return False
+        self._look_failure = ""
+        return seen != self._seen
+
+    def _look(self, served: VersionFiles | None) -> _Seen:
+        now = served and VersionFiles.of(served.folder)
+        try:
+            active = self._active()
+        except StoreError:
+            raise
+        except IndexVersionError as error:
+            return _Seen(error.code, None, now)
+        return _Seen(active, VersionFiles.of(self._folder / active), now)
+
+    def _record(self, error: Exception | None) -> None:
+        """Shows whether the active version is served, and logs an error that is not yet logged."""
+        version = self.index.manifest.version
+        failure = error and (version, type(error), str(error))
+        if error and failure != self._failure:
+            extra = {"fields": {"served": version} | _fields(error)}
+            _LOG.error("the active index version cannot be loaded", extra=extra)
+        self._failure = failure
+        self._metrics.index_fallback.set(failure is not None)
+
+
+def _fields(error: Exception) -> dict[str, str]:
+    """Returns the fields of the log line of an error; a message of ours does not quote a query."""
+    if isinstance(error, CareError):
+        return {"code": error.code, "reason": str(error)}
+    return {"code": "internal_error", **describe(error)}
+
+
+def versions_before(root: Path, name: str, version: str) -> Iterator[str]:
+    """Yields the versions before `version`: the chain of its parents, then others, newest first."""
+    folder = index_folder(root, name)
+    listed = list_versions(root, name)
+    found = [version]
+    with suppress(CareError):
+        while (parent := read_manifest(folder / found[-1]).parent) and parent not in found:
+            found.append(parent)
+            yield parent
+    try:
+        read_manifest(folder / version)
+        older = listed[: listed.index(version)]
+    except (CareError, ValueError):
+        # Its place is unknown. Ids begin with the time of the build.
+        older = [other for other in listed if other < version]
+    yield from (other for other in reversed(older) if other not in found)

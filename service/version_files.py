@@ -1,0 +1,42 @@
+"""The files of an index version while it is open: whether they changed under their maps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+# Inode, size [bytes] and time of the last change [ns].
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """The files of a version folder at one moment; equal if no file has changed.
+
+    Attributes:
+        folder: The folder.
+        stamps: The stamp of each file, by name; empty if the folder does not exist.
+    """
+
+    folder: Path
+    stamps: dict[str, Stamp]
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Returns the files as they are now."""
+        try:
+            stats = {path.name: path.stat() for path in folder.iterdir()}
+        except OSError:
+            stats = {}
+        stamps = {name: (s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats.items()}
+        return cls(folder, stamps)
+
+    def changed_in_place(self) -> bool:
+        """Returns whether a file has other content now, so that a map of it shows that content.
+
+        A file that was removed, renamed or replaced by another one stays readable through its map.
+        """
+        now = self.of(self.folder).stamps
+        return any(
+            name in now and now[name] != stamp and now[name][0] == stamp[0]
+            for name, stamp in self.stamps.items()
+        )
