@@ -28,7 +28,11 @@ class SearchRequest(_Request):
     top_k: int = Field(10, ge=1, description="Number of hits to return, at most CARE_MAX_TOP_K.")
     filter: FilterField = Field(default_factory=dict)
     min_score: float | None = Field(
-        None, ge=-1, le=1, description="Lowest score (cosine similarity) of a hit."
+        None,
+        ge=-1,
+        le=1,
+        description="Lowest score (cosine similarity) of a hit. Scores up to 0.000001 below it "
+        "pass, because a score varies by about 0.0000001 with the batch of its query.",
     )
     collapse: bool = Field(
         False,
