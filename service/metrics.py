@@ -55,6 +55,15 @@ class Metrics:
             "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
         self.in_flight = gauge("care_http_requests_in_flight", "HTTP requests in flight.")
+        self.connections = gauge("care_connections", "Open connections.")
+        self.unsent_bytes = gauge(
+            "care_unsent_bytes", "Bytes of responses that clients have not yet taken."
+        )
+        self.ended_connections = counter(
+            "care_connections_ended_total",
+            "Connections that the service ended because of their client, by reason.",
+            ["reason"],
+        )
         self.rejections = counter(
             "care_rejections_total",
             "Requests that were rejected or abandoned, by reason.",

@@ -19,7 +19,7 @@ from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import FloatArray, Hit, Query, RowArray
-from core.versions import index_folder, read_manifest, verify_files
+from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
@@ -118,14 +118,10 @@ def load_index(
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     store = store or FaissStore()
-    version = store.active_version(root, name)
-    while True:
-        try:
-            return open_version(index_folder(root, name) / version, encoder, store)
-        except IndexVersionError:
-            opened, version = version, store.active_version(root, name)
-            if version == opened:
-                raise
+    return with_version(
+        lambda: store.active_version(root, name),
+        lambda version: open_version(index_folder(root, name) / version, encoder, store),
+    )
 
 
 def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIndex:

@@ -91,6 +91,20 @@ class Settings(BaseSettings):
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
     max_body_bytes: AtLeast1 = 4_194_304
     """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
+    max_header_bytes: int = Field(16_384, ge=1024)
+    """Longest head of a request: request line and headers [bytes]. The request line may have 8192
+    bytes, and a request 128 headers."""
+    max_connections: AtLeast1 = 4096
+    """Most open connections, fewer if the limit of open files (`ulimit -n`) is lower. Beyond it the
+    connection ends whose client the service has waited for longest."""
+    max_unsent_bytes: AtLeast1 = 67_108_864
+    """Most bytes of responses that clients have not yet taken. Beyond it the connection ends that
+    has been sending for longest."""
+    client_timeout_seconds: float = Field(10.0, gt=0)
+    """Longest time that a client takes to send the head of a request, or to take the next 64 KiB of
+    a response [s]; after it the connection ends."""
+    keep_alive_seconds: float = Field(75.0, gt=0)
+    """Longest time that a connection waits for its next request [s]."""
     cache_entries: AtLeast0 = 10_000
     """Queries whose results are cached in memory; 0 disables this cache."""
     redis_url: SecretStr | None = None

@@ -75,8 +75,9 @@ def test_a_name_that_could_leave_the_root_is_an_error(tmp_path: Path, name: str)
 
 
 def test_versions_with_a_manifest_are_listed_oldest_first(tmp_path: Path) -> None:
-    for version in ("3", "1", "2", ".4.tmp"):
+    for version in ("3", "1", "2"):
         make_version(tmp_path, version)
+    make_version(tmp_path, "4").rename(tmp_path / "test" / ".4.tmp")
     (tmp_path / "test" / "2" / "manifest.json").unlink()
     (tmp_path / "test" / "CURRENT").write_text("1\n")
     assert list_versions(tmp_path, "test") == ["1", "3"]
