@@ -54,6 +54,23 @@ def list_versions(root: Path, name: str) -> list[str]:
     return list(version_numbers(root, name))
 
 
+def read_versions(root: Path, name: str) -> list[IndexManifest]:
+    """Returns the manifests of all complete versions, in the order of their publication.
+
+    Raises:
+        IndexVersionError: If a manifest is invalid or of another schema.
+    """
+    manifests = []
+    for version in list_versions(root, name):
+        folder = index_folder(root, name) / version
+        try:
+            manifests.append(read_manifest(folder))
+        except IndexVersionError:
+            if folder.exists():  # otherwise it was deleted in the meantime
+                raise
+    return manifests
+
+
 def version_numbers(root: Path, name: str) -> dict[str, int]:
     """Returns the number of each complete version, in the order of their publication.
 
@@ -133,6 +150,16 @@ def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
             version = now
 
 
+def check_version(root: Path, name: str, version: str) -> None:
+    """Raises IndexVersionError if an index has no complete version of this id."""
+    if version not in (versions := list_versions(root, name)):
+        message = (
+            f"index '{name}' has no version '{version}' in {root}; its versions are: "
+            f"{', '.join(versions) or 'none'}"
+        )
+        raise IndexVersionError(message, code="unknown_version", version=version)
+
+
 def set_current(root: Path, name: str, version: str) -> None:
     """Activates a version, atomically.
 
@@ -152,12 +179,7 @@ def new_current(root: Path, name: str, version: str) -> Iterator[None]:
     Raises:
         IndexVersionError: If the version does not exist.
     """
-    if version not in (versions := list_versions(root, name)):
-        message = (
-            f"index '{name}' has no version '{version}' in {root}; its versions are: "
-            f"{', '.join(versions) or 'none'}"
-        )
-        raise IndexVersionError(message, code="unknown_version", version=version)
+    check_version(root, name, version)
     with atomic(index_folder(root, name) / _CURRENT) as temporary:
         temporary.write_text(version + "\n", encoding="utf-8")
         sync(temporary)

@@ -16,6 +16,7 @@ from core.locks import exclusive
 from core.manifest import SCHEMA_VERSION, IndexManifest
 from core.versions import (
     MANIFEST,
+    check_version,
     current_version,
     index_folder,
     list_versions,
@@ -65,14 +66,7 @@ def activate(root: Path, name: str, version: str, stores: VectorStores = FAISS_O
         IndexVersionError: If the version does not exist or is damaged; the active version does not
             change.
     """
-    if version not in (versions := list_versions(root, name)):
-        raise IndexVersionError(
-            f"index '{name}' has no version '{version}'; its versions are: "
-            f"{', '.join(versions) or 'none'}",
-            code="unknown_version",
-            version=version,
-        )
-    verify_version(index_folder(root, name) / version, stores)
+    _verify(root, name, version, stores)
     with changing(root, name, "activate"):
         switch(root, name, version, stores)
 
@@ -89,7 +83,7 @@ def rollback(root: Path, name: str, stores: VectorStores = FAISS_ONLY) -> str:
     """
     current = current_version(root, name)
     previous = _previous(root, name, current)
-    verify_version(index_folder(root, name) / previous, stores)
+    _verify(root, name, previous, stores)
     with changing(root, name, "rollback"):
         if (now := current_version(root, name)) != current:
             message = (
@@ -99,6 +93,16 @@ def rollback(root: Path, name: str, stores: VectorStores = FAISS_ONLY) -> str:
             raise IndexVersionError(message, code="active_changed", version=now)
         switch(root, name, previous, stores)
     return previous
+
+
+def _verify(root: Path, name: str, version: str, stores: VectorStores) -> None:
+    """Verifies a version; raises `unknown_version` if it is deleted meanwhile."""
+    check_version(root, name, version)
+    try:
+        verify_version(index_folder(root, name) / version, stores)
+    except (CareError, OSError):
+        check_version(root, name, version)
+        raise
 
 
 def _previous(root: Path, name: str, current: str) -> str:

@@ -7,6 +7,7 @@ import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import describe
@@ -79,7 +80,7 @@ class RequestContext:
         with self._metrics.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive_or_depart, send_with_headers)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, ClientDisconnect):
                 if not departed:
                     raise
             except Exception as error:

@@ -33,13 +33,11 @@ _RACES = {
     "build": {"locked"},
     "update": {"locked", "base_not_active"},
     "activate": {"locked", "unknown_version"},
-    "rollback": {"locked", "no_older_version", "active_changed"},
+    "rollback": {"locked", "no_older_version", "active_changed", "unknown_version"},
     "prune": {"locked"},
     "migrate": {"locked"},
     "load": set(),
 }
-_RACES["activate"] |= {"file_missing", "manifest_missing"}
-_RACES["rollback"] |= {"file_missing", "manifest_missing"}
 
 _numbers = st.integers(0, 9)
 _commands = st.builds(Command, st.sampled_from(sorted(_RACES)), _numbers)

@@ -3,6 +3,7 @@ import io
 import signal
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -10,7 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from core.errors import CareError
-from service.server import DrainingServer, Listener
+from service.metrics import Metrics
+from service.server import DrainingServer, Listener, make_connections
+from service.settings import Settings
 from tests.errors import raises
 
 
@@ -47,7 +50,9 @@ class Drained:
     def __init__(self, drain_seconds: float) -> None:
         self.times = 0
         config = uvicorn.Config(FastAPI(), log_config=None)
-        self.server = DrainingServer(config, self._drain, drain_seconds, "serving\n")
+        connections = make_connections(Settings(), Metrics(), 8)
+        end = "serving\n", threading.Timer(0, lambda: None)
+        self.server = DrainingServer(config, connections, self._drain, drain_seconds, *end)
 
     def _drain(self) -> None:
         self.times += 1
