@@ -159,7 +159,7 @@ def victim(
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         environment = defaults | dict(os.environ)
         given = {"PAIR": pair, "LOG_LEVEL": "error", "CACHE_ENTRIES": "0", **settings}
-        with start_service(indexes, _INDEX, given, environment, launcher) as process:
+        with start_service(indexes, _INDEX, given, environment, launcher=launcher) as process:
             yield Victim(process, ProbeLog(log))
 
 
