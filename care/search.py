@@ -12,7 +12,7 @@ from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.encoders import Encoder
 from core.errors import CareError, QueryError
 from core.types import Document, FilterValue, Hit, Query
-from core.versions import current_version, index_folder, read_manifest
+from core.versions import current_version, index_folder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
 from service.query import checked_query
@@ -60,13 +60,16 @@ def open_index(
         PairError: If the pair is unknown or its files are wrong.
     """
     root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
-    folder = index_folder(root, name) / current_version(root, name)
     stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
     chosen = load_pair(pair or setting("CARE_PAIR", str, DEFAULT_PAIR))
+    manifest = with_version(
+        lambda: current_version(root, name),
+        lambda version: read_manifest(index_folder(root, name) / version),
+    )
     # Before the encoder is loaded, which may download it.
-    check_space(read_manifest(folder), chosen.query)
+    check_space(manifest, chosen.query)
     encoder = query_encoder(chosen, EncoderOptions(threads=threads))
-    return SearchIndex(load_index(root, name, encoder, stores.for_version(folder)), encoder)
+    return SearchIndex(load_index(root, name, encoder, stores.get(manifest.store)), encoder)
 
 
 class SearchIndex:

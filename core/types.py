@@ -43,7 +43,7 @@ class Query:
         text: Query text as the user typed it.
         top_k: Maximum number of hits.
         filter: Accepted values by metadata field; all fields must match.
-        min_score: Minimum cosine similarity of a hit, or None.
+        min_score: Lowest cosine similarity of a hit (less 1e-6, which scores may vary by), or None.
         collapse: Whether to return only the best chunk of each document.
     """
 

@@ -19,13 +19,19 @@ from pydantic import ValidationError
 
 from core.errors import CareError, IndexVersionError
 from core.files import atomic, sha256_file, sync
-from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
+from core.manifest import (
+    NAME,
+    OLDEST_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    IndexManifest,
+    upgrade_manifest,
+)
 
 MANIFEST = "manifest.json"
 
 _CURRENT = "CURRENT"
 _T = TypeVar("_T")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(NAME)
 
 
 def index_folder(root: Path, name: str) -> Path:
@@ -46,6 +52,23 @@ def index_folder(root: Path, name: str) -> Path:
 def list_versions(root: Path, name: str) -> list[str]:
     """Returns the ids of all complete versions, in the order of their publication."""
     return list(version_numbers(root, name))
+
+
+def read_versions(root: Path, name: str) -> list[IndexManifest]:
+    """Returns the manifests of all complete versions, in the order of their publication.
+
+    Raises:
+        IndexVersionError: If a manifest is invalid or of another schema.
+    """
+    manifests = []
+    for version in list_versions(root, name):
+        folder = index_folder(root, name) / version
+        try:
+            manifests.append(read_manifest(folder))
+        except IndexVersionError:
+            if folder.exists():  # otherwise it was deleted in the meantime
+                raise
+    return manifests
 
 
 def version_numbers(root: Path, name: str) -> dict[str, int]:
@@ -127,6 +150,16 @@ def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
             version = now
 
 
+def check_version(root: Path, name: str, version: str) -> None:
+    """Raises IndexVersionError if an index has no complete version of this id."""
+    if version not in (versions := list_versions(root, name)):
+        message = (
+            f"index '{name}' has no version '{version}' in {root}; its versions are: "
+            f"{', '.join(versions) or 'none'}"
+        )
+        raise IndexVersionError(message, code="unknown_version", version=version)
+
+
 def set_current(root: Path, name: str, version: str) -> None:
     """Activates a version, atomically.
 
@@ -146,12 +179,7 @@ def new_current(root: Path, name: str, version: str) -> Iterator[None]:
     Raises:
         IndexVersionError: If the version does not exist.
     """
-    if version not in (versions := list_versions(root, name)):
-        message = (
-            f"index '{name}' has no version '{version}' in {root}; its versions are: "
-            f"{', '.join(versions) or 'none'}"
-        )
-        raise IndexVersionError(message, code="unknown_version", version=version)
+    check_version(root, name, version)
     with atomic(index_folder(root, name) / _CURRENT) as temporary:
         temporary.write_text(version + "\n", encoding="utf-8")
         sync(temporary)
@@ -200,8 +228,12 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated, modified or cannot be read.
+        IndexVersionError: If a file is missing, truncated, modified, cannot be read, or is a link.
     """
+    for path in folder.iterdir():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            reason = "is a link or a special file: copy the file itself to this place"
+            raise IndexVersionError.at(path, reason, "linked_file")
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from core.errors import IndexVersionError
 from core.files import remove_temporary
-from core.locks import exclusive
+from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.versions import index_folder
 
 BUILD_LOCK = ".build.lock"
@@ -21,6 +21,12 @@ BUILD_LOCK = ".build.lock"
 CHANGE_WAIT = 10.0
 # How long a build waits for its locks, which a prune may hold for moments [s].
 BUILD_WAIT = 0.5
+
+
+def holders(folder: Path) -> list[LockHolder]:
+    """Returns the commands that hold the locks of the folder of an index."""
+    found = (lock_holder(folder / name) for name in (LOCK, BUILD_LOCK))
+    return [holder for holder in found if holder]
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import remove_folder, remove_temporary, write_text
 from core.filters import FilterReader
-from core.locks import exclusive
+from core.locks import LOCK, exclusive
 from core.manifest import SCHEMA_VERSION, IndexManifest
 from core.versions import (
     MANIFEST,
+    check_version,
     current_version,
     index_folder,
     list_versions,
@@ -65,14 +66,7 @@ def activate(root: Path, name: str, version: str, stores: VectorStores = FAISS_O
         IndexVersionError: If the version does not exist or is damaged; the active version does not
             change.
     """
-    if version not in (versions := list_versions(root, name)):
-        raise IndexVersionError(
-            f"index '{name}' has no version '{version}'; its versions are: "
-            f"{', '.join(versions) or 'none'}",
-            code="unknown_version",
-            version=version,
-        )
-    verify_version(index_folder(root, name) / version, stores)
+    _verify(root, name, version, stores)
     with changing(root, name, "activate"):
         switch(root, name, version, stores)
 
@@ -89,7 +83,7 @@ def rollback(root: Path, name: str, stores: VectorStores = FAISS_ONLY) -> str:
     """
     current = current_version(root, name)
     previous = _previous(root, name, current)
-    verify_version(index_folder(root, name) / previous, stores)
+    _verify(root, name, previous, stores)
     with changing(root, name, "rollback"):
         if (now := current_version(root, name)) != current:
             message = (
@@ -99,6 +93,16 @@ def rollback(root: Path, name: str, stores: VectorStores = FAISS_ONLY) -> str:
             raise IndexVersionError(message, code="active_changed", version=now)
         switch(root, name, previous, stores)
     return previous
+
+
+def _verify(root: Path, name: str, version: str, stores: VectorStores) -> None:
+    """Verifies a version; raises `unknown_version` if it is deleted meanwhile."""
+    check_version(root, name, version)
+    try:
+        verify_version(index_folder(root, name) / version, stores)
+    except (CareError, OSError):
+        check_version(root, name, version)
+        raise
 
 
 def _previous(root: Path, name: str, current: str) -> str:
@@ -194,8 +198,8 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
     """Hides the build folders that neither a version nor a resumed build needs, to delete them.
 
     These are the builds of deleted versions, updates of versions that no longer exist, and staged
-    additions of updates, which a resumed update stages again. Temporary files of killed builds are
-    removed from the others.
+    additions of updates, which a resumed update stages again. Hidden files of the others, which
+    killed builds left, are removed.
     """
     # The id of a version ends with the first digits of its build key.
     deleted_keys, kept_keys = (
@@ -210,5 +214,7 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
             unused = key in deleted_keys or (base and base not in kept)
             if is_added or (unused and key not in kept_keys):
                 path.rename(hidden(builds, path.name, DELETED))
-            else:
-                remove_temporary(path)
+                continue
+            for left in path.glob(".*"):
+                if left.name != LOCK:
+                    left.unlink()

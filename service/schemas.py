@@ -43,7 +43,11 @@ class SearchRequest(_Request):
         examples=[{"department": ["心血管科"]}],
     )
     min_score: float | None = Field(
-        None, ge=-1, le=1, description="Lowest score (cosine similarity) of a hit."
+        None,
+        ge=-1,
+        le=1,
+        description="Lowest score (cosine similarity) of a hit. Scores up to 0.000001 below it "
+        "pass, because a score varies by about 0.0000001 with the batch of its query.",
     )
     collapse: bool = Field(
         False,

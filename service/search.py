@@ -19,7 +19,7 @@ from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import FloatArray, Hit, Query, RowArray
-from core.versions import index_folder, read_manifest, verify_files
+from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
@@ -28,6 +28,10 @@ from stores.faiss.store import FaissStore
 # to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
+# 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
+# its hit in any batch.
+_SAME_SCORE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,17 @@ class LoadedIndex:
             UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
+        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
         passing = self.filters.rows(query.filter)
         if query.collapse:
             nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
             most = len(self.documents) if passing is None else len(passing)
             first = self.documents.first_chunks
-            scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
+            scores, rows = search_documents(nearest, first, query.top_k, most, lowest)
         else:
             scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
-        if query.min_score is not None:
-            good = scores >= query.min_score
+        if lowest is not None:
+            good = scores >= lowest
             scores, rows = scores[good], rows[good]
         return self._read((scores, rows), time.perf_counter() - started)
 
@@ -113,14 +118,10 @@ def load_index(
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     store = store or FaissStore()
-    version = store.active_version(root, name)
-    while True:
-        try:
-            return open_version(index_folder(root, name) / version, encoder, store)
-        except IndexVersionError:
-            opened, version = version, store.active_version(root, name)
-            if version == opened:
-                raise
+    return with_version(
+        lambda: store.active_version(root, name),
+        lambda version: open_version(index_folder(root, name) / version, encoder, store),
+    )
 
 
 def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIndex:

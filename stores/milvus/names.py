@@ -61,9 +61,21 @@ def version_of(collection: str) -> str:
 
 
 def read_collection(folder: Path) -> str | None:
-    """Returns the collection of a version, or None if its vectors are in the folder."""
+    """Returns the collection of a version, or None if its vectors are in the folder.
+
+    Raises:
+        IndexVersionError: If the file names a collection of another index, which commands on this
+            one could drop.
+    """
     path = folder / COLLECTION
-    return path.read_text(encoding="ascii").strip() if path.is_file() else None
+    if not path.is_file():
+        return None
+    collection = path.read_text(encoding="utf-8", errors="replace").strip()
+    match = _COLLECTION.fullmatch(collection)
+    if not match or match["name"] != _escape(folder.absolute().parent.name):
+        reason = "does not name a collection of this index: build the index under this name"
+        raise IndexVersionError.at(path, reason, "foreign_collection")
+    return collection
 
 
 def labels_expression(labels: Sequence[Sequence[int]]) -> str:

@@ -33,13 +33,11 @@ _RACES = {
     "build": {"locked"},
     "update": {"locked", "base_not_active"},
     "activate": {"locked", "unknown_version"},
-    "rollback": {"locked", "no_older_version", "active_changed"},
+    "rollback": {"locked", "no_older_version", "active_changed", "unknown_version"},
     "prune": {"locked"},
     "migrate": {"locked"},
     "load": set(),
 }
-_RACES["activate"] |= {"file_missing", "manifest_missing"}
-_RACES["rollback"] |= {"file_missing", "manifest_missing"}
 
 _numbers = st.integers(0, 9)
 _commands = st.builds(Command, st.sampled_from(sorted(_RACES)), _numbers)
@@ -286,7 +284,7 @@ def _template() -> Path:
 
 
 @cache
-def _points_of(name: str) -> int:
+def points_of(name: str) -> int:
     """Returns the number of points of a command on the template."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(_template(), folder, dirs_exist_ok=True)
@@ -295,7 +293,7 @@ def _points_of(name: str) -> int:
 
 
 def _point(command: Command, at: int) -> int:
-    points = _points_of(command.name)
+    points = points_of(command.name)
     return max(1, points + 1 + at) if at < 0 else 1 + at % points
 
 

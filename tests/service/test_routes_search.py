@@ -1,11 +1,16 @@
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from core.encoders import Encoding
 from core.manifest import IndexManifest
 from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, exact_scores, ranking
 
 QUERY = "高血压患者的护理"
@@ -71,6 +76,32 @@ def test_min_score_is_inclusive(client: TestClient) -> None:
     kept = [hit["score"] for hit in search(client, top_k=20, min_score=limit)["hits"]]
     assert kept == [score for score in scores if score >= limit]
     assert len(kept) < len(scores)
+
+
+class VaryingEncoder(BigramEncoder):
+    """Changes vectors in their last digits, as different batches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = np.float32(1)
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        encoding = super().encode_tokens(tokens)
+        return replace(encoding, vectors=encoding.vectors * self.share)
+
+
+@pytest.mark.parametrize("collapse", [False, True])
+def test_a_score_sent_as_min_score_keeps_its_hit_in_another_batch(
+    serve: Serve, manifest: IndexManifest, collapse: bool
+) -> None:
+    encoder = VaryingEncoder()
+    client = serve(encoder, cache_entries=0)
+    scores = [hit["score"] for hit in search(client, top_k=20, collapse=collapse)["hits"]]
+    for share in (1 - 2**-22, 1 + 2**-22):
+        encoder.share = np.float32(share)
+        for score in sorted(set(scores)):
+            kept = search(client, top_k=20, min_score=score, collapse=collapse)["hits"]
+            assert len(kept) == sum(other >= score for other in scores)
 
 
 @pytest.mark.parametrize(("min_score", "hits"), [(-1, 60), (1, 0)])

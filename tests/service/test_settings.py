@@ -42,6 +42,7 @@ VALUES = [
     ("CACHE_TTL_SECONDS", "14", 14),
     ("CACHE_SECRET", "long", SecretStr("long")),
     ("API_KEYS", "app:search:00", SecretStr("app:search:00")),
+    ("API_KEYS_FILE", "keys", Path("keys")),
     ("OPEN_METRICS", "false", False),
     ("RATE_LIMIT", "0.5", 0.5),
     ("RATE_BURST", "15", 15),
@@ -88,6 +89,10 @@ def test_secrets_are_not_shown(name: str) -> None:
     [
         ({"CARE_REDIS_URL": "redis://cache"}, ("CARE_REDIS_URL", "CARE_CACHE_SECRET")),
         ({"CARE_STORE": "milvus"}, ("CARE_STORE=milvus", "CARE_MILVUS_URI")),
+        (
+            {"CARE_API_KEYS": "redis://", "CARE_API_KEYS_FILE": "redis://"},
+            ("CARE_API_KEYS", "CARE_API_KEYS_FILE"),
+        ),
         ({"CARE_PORT": "http"}, ("CARE_PORT",)),
     ],
 )
@@ -150,6 +155,11 @@ def test_milvus_searches_have_separate_threads() -> None:
     assert (
         Settings(threads=2, store="milvus", milvus_uri=SecretStr("http://m")).search_workers == 16
     )
+
+
+def test_an_empty_key_file_setting_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_API_KEYS_FILE", "")
+    assert Settings().api_keys_file is None
 
 
 def test_settings_are_immutable() -> None:

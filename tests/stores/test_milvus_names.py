@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -6,9 +7,11 @@ from hypothesis import strategies as st
 
 from core.errors import IndexVersionError
 from stores.milvus.names import (
+    COLLECTION,
     alias_name,
     collection_name,
     labels_expression,
+    read_collection,
     rows_expression,
     search_parameters,
     version_of,
@@ -47,6 +50,20 @@ def test_the_longest_name_fits() -> None:
 def test_other_collections_are_an_error(name: str) -> None:
     with raises(IndexVersionError, "foreign_collection"):
         version_of(name)
+
+
+@pytest.mark.parametrize(
+    "named", ["", "care_other__1", "care_sample", "care_sample_2dx__1", "customers", "\xff"]
+)
+def test_a_version_may_name_a_collection_of_its_own_index_only(tmp_path: Path, named: str) -> None:
+    folder = tmp_path / "sample" / ".1.tmp"
+    folder.mkdir(parents=True)
+    assert read_collection(folder) is None
+    (folder / COLLECTION).write_text(f"{collection_name('sample', '1')}\n")
+    assert read_collection(folder) == "care_sample__1"
+    (folder / COLLECTION).write_text(named, encoding="latin-1")
+    with raises(IndexVersionError, "foreign_collection", path=folder / COLLECTION):
+        read_collection(folder)
 
 
 def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
