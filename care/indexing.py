@@ -344,7 +344,7 @@ def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
 def _document_line(document: Mapping[str, Any], number: int) -> str:
     try:
         return json.dumps(dict(document))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         message = f"document {number} cannot be written as JSON: {error}"
         raise CorpusError(message, code="bad_document", number=number) from error
 

@@ -1,14 +1,18 @@
-"""Checksums, locks and atomic writes of files and folders."""
+"""Checksums and atomic writes of files and folders."""
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from fcntl import LOCK_EX, LOCK_NB, flock
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from core.errors import CareError
+from core.locks import exclusive
+
+_TOKEN_BYTES = 8
+_TEMPORARY = f".*.{'[0-9a-f]' * 2 * _TOKEN_BYTES}.tmp"
 
 
 def sha256_file(path: Path) -> str:
@@ -30,9 +34,11 @@ def sync(path: Path) -> None:
 def atomic(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder; it replaces `path` when the block succeeds.
 
-    After an error or a kill, `path` is unchanged.
+    After an error or a kill, `path` is unchanged. The temporary name is unique, so processes that
+    write the same file do not disturb each other: the last one wins. A killed process leaves its
+    temporary file to `remove_temporary`.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
     try:
         yield temporary
         sync(temporary)
@@ -48,20 +54,23 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Locks a folder while the block runs; the kernel releases the lock if the process ends.
+def remove_temporary(folder: Path) -> None:
+    """Removes the temporary files of killed processes from a folder.
 
-    Raises:
-        CareError: If another process holds the lock.
+    The caller holds the lock under which files of the folder are written.
     """
-    with (folder / ".lock").open("w") as file:
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError as error:
-            reason = "is locked by another process: wait until it ends"
-            raise CareError.at(folder, reason, "locked") from error
-        yield
+    for path in folder.glob(_TEMPORARY):
+        path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder with its content; other processes may remove it at the same time."""
+
+    def check(function: object, path: str, caught: tuple[type, BaseException, object]) -> None:
+        if not isinstance(caught[1], FileNotFoundError):
+            raise caught[1]
+
+    shutil.rmtree(folder, onerror=check)
 
 
 @contextmanager
@@ -82,18 +91,20 @@ def writing_in(folder: Path) -> Iterator[None]:
 def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a hidden folder that is renamed to `folder` when the block succeeds.
 
-    After an error, `folder` is unchanged.
+    After an error, `folder` is unchanged. What a killed process left is removed.
 
     Raises:
-        CareError: If `folder` exists and `replace` is false, or a file cannot be written.
+        CareError: If `folder` exists and `replace` is false, another process writes it, or a file
+            cannot be written.
     """
-    if folder.exists() and not replace:
-        raise CareError.at(folder, "already exists: choose another folder", "folder_exists")
     temporary, earlier = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
-    with writing_in(folder):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    lock = f".{folder.name}.lock"
+    with writing_in(folder), exclusive(folder.parent, f"write {folder.name}", lock):
         try:
+            if folder.exists() and not replace:
+                raise CareError.at(folder, "already exists: choose another folder", "folder_exists")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
             yield temporary
             if replace and folder.exists():
                 shutil.rmtree(earlier, ignore_errors=True)
@@ -102,11 +113,18 @@ def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(earlier, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                (folder.parent / lock).unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder and everything in it to disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
 def publish(temporary: Path, folder: Path) -> None:
     """Flushes all files of a folder to disk, then renames it to its final path."""
-    for path in (*temporary.rglob("*"), temporary):
-        sync(path)
+    sync_folder(temporary)
     temporary.rename(folder)
     sync(folder.parent)

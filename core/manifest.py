@@ -1,7 +1,7 @@
 """The manifest of an index version, stored as `manifest.json`."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,11 @@ OLDEST_SCHEMA_VERSION = 1
 VECTORS_FILE = "vectors.faiss"
 # Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
+
+
+# Names of indexes, versions and their files: one folder or file, never a path.
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 
 
 class FileRecord(FrozenModel):
@@ -31,7 +36,7 @@ class UpdateRecord(FrozenModel):
         replaced: Documents whose text, title or metadata changed under the same id.
     """
 
-    base: str
+    base: Name
     added: int = Field(ge=0)
     replaced: int = Field(ge=0)
     deleted: int = Field(ge=0)
@@ -133,7 +138,9 @@ class IndexManifest(FrozenModel):
         schema_version: Version of this schema.
         name: Name of the index.
         version: Id of the version.
-        parent: The version that was active when this one was built, or None.
+        parent: The version that was active when this one was published, or None.
+        number: Place in the order of publication, larger than those of all versions that existed;
+            None in manifests of older releases.
         encoder: Specification of the document encoder.
         backend: Backend of the document encoder: onnx, transformers, vllm or openai.
         dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
@@ -158,9 +165,10 @@ class IndexManifest(FrozenModel):
     """
 
     schema_version: int
-    name: str
-    version: str
-    parent: str | None
+    name: Name
+    version: Name
+    parent: Name | None
+    number: int | None = None
     encoder: EncoderSpec
     backend: str
     dtype: str
@@ -170,7 +178,7 @@ class IndexManifest(FrozenModel):
     search_parameters: dict[str, int]
     count: int = Field(gt=0)
     filter_fields: dict[str, int]
-    files: dict[str, FileRecord]
+    files: dict[Name, FileRecord]
     components: dict[str, Component] = Field(default_factory=dict)
     thresholds: dict[str, float] = Field(default_factory=dict)
     fusion: dict[str, float] = Field(default_factory=dict)

@@ -8,6 +8,7 @@ journal.jsonl    one line per complete shard, with its checksums
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from core.files import atomic, sha256_file, write_text
 from core.types import FloatArray, RowArray
 
 JOURNAL = "journal.jsonl"
+
+# Each mapped shard holds a file descriptor; the usual limits are 256 and 1,024 per process.
+_OPEN_SHARDS = 64
 
 
 class ShardRecord(BaseModel):
@@ -145,6 +149,8 @@ def link_shards(source: Path, folder: Path) -> int:
 class ShardedVectors:
     """The vectors of all documents, read from memory-mapped shards on demand.
 
+    At most 64 shards are open at a time, those that were used last.
+
     Args:
         folder: The build folder.
         shard_size: Number of rows of all shards but the last.
@@ -154,12 +160,14 @@ class ShardedVectors:
     def __init__(self, folder: Path, shard_size: int, vector_of: RowArray) -> None:
         self._shard_size = shard_size
         self._vector_of = vector_of
-        count = int(vector_of.max()) + 1
-        self._shards: list[FloatArray] = [
-            np.load(vectors_path(folder, shard), mmap_mode="r")
-            for shard in range(-(-count // shard_size))
-        ]
-        self.dimension = self._shards[0].shape[1]
+
+        @lru_cache(_OPEN_SHARDS)
+        def read(shard: int) -> FloatArray:
+            vectors: FloatArray = np.load(vectors_path(folder, shard), mmap_mode="r")
+            return vectors
+
+        self._read = read
+        self.dimension = read(0).shape[1]
 
     def __len__(self) -> int:
         return len(self._vector_of)
@@ -171,7 +179,7 @@ class ShardedVectors:
         shard_of = unique // self._shard_size
         for shard in np.unique(shard_of):
             in_shard = shard_of == shard
-            vectors[in_shard] = self._shards[shard][unique[in_shard] % self._shard_size]
+            vectors[in_shard] = self._read(int(shard))[unique[in_shard] % self._shard_size]
         return vectors
 
     def chunks(self, size: int) -> Iterator[tuple[int, FloatArray]]:

@@ -2,23 +2,36 @@
 
 <root>/<name>/CURRENT                  id of the active version
 <root>/<name>/<version>/manifest.json  written last; folders without it are not versions
+
+Versions are ordered by publication. Their numbers say the order; for versions of older releases,
+which have none, parents and then ids do. Clocks of machines do not matter otherwise.
 """
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from core.errors import IndexVersionError
-from core.files import sha256_file, write_text
-from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, IndexManifest, upgrade_manifest
+from core.errors import CareError, IndexVersionError
+from core.files import atomic, sha256_file, sync
+from core.manifest import (
+    NAME,
+    OLDEST_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    IndexManifest,
+    upgrade_manifest,
+)
 
 MANIFEST = "manifest.json"
 
 _CURRENT = "CURRENT"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_T = TypeVar("_T")
+_NAME = re.compile(NAME)
 
 
 def index_folder(root: Path, name: str) -> Path:
@@ -37,9 +50,59 @@ def index_folder(root: Path, name: str) -> Path:
 
 
 def list_versions(root: Path, name: str) -> list[str]:
-    """Returns the ids of all complete versions, sorted from oldest to newest."""
-    folder = index_folder(root, name)
-    return sorted(path.parent.name for path in folder.glob(f"[!.]*/{MANIFEST}"))
+    """Returns the ids of all complete versions, in the order of their publication."""
+    return list(version_numbers(root, name))
+
+
+def read_versions(root: Path, name: str) -> list[IndexManifest]:
+    """Returns the manifests of all complete versions, in the order of their publication.
+
+    Raises:
+        IndexVersionError: If a manifest is invalid or of another schema.
+    """
+    manifests = []
+    for version in list_versions(root, name):
+        folder = index_folder(root, name) / version
+        try:
+            manifests.append(read_manifest(folder))
+        except IndexVersionError:
+            if folder.exists():  # otherwise it was deleted in the meantime
+                raise
+    return manifests
+
+
+def version_numbers(root: Path, name: str) -> dict[str, int]:
+    """Returns the number of each complete version, in the order of their publication.
+
+    Versions without a number precede the others and each other by their parents, then by their
+    ids; they get the numbers before the smallest one.
+    """
+    places: dict[str, tuple[int | None, str | None]] = {}
+    for path in index_folder(root, name).glob(f"[!.]*/{MANIFEST}"):
+        with suppress(FileNotFoundError):  # it is being deleted
+            places[path.parent.name] = _place(path)
+    waiting = sorted(version for version, (number, _) in places.items() if number is None)
+    numbered = {version: number for version, (number, _) in places.items() if number is not None}
+    first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
+    numbers: dict[str, int] = {}
+    while waiting:
+        # In a cycle of parents, which no release writes, the first id is next.
+        following = (version for version in waiting if places[version][1] not in waiting)
+        version = next(following, waiting[0])
+        waiting.remove(version)
+        numbers[version] = first + len(numbers)
+    return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+
+
+def _place(path: Path) -> tuple[int | None, str | None]:
+    """Returns number and parent of a manifest of any schema; None for what it does not name."""
+    try:
+        content = json.loads(path.read_bytes())
+        base = (content["corpus"].get("update") or {}).get("base")
+        number, parent = content.get("number"), content.get("parent") or base
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, None
+    return number if isinstance(number, int) else None, parent
 
 
 def current_version(root: Path, name: str) -> str:
@@ -64,19 +127,63 @@ def current_version(root: Path, name: str) -> str:
     return version
 
 
-def set_current(root: Path, name: str, version: str) -> None:
-    """Activates a version, atomically.
+def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
+    """Returns what `use` returns for the id of the active version.
+
+    If `use` fails and another version is active by then, it is called again: the first version may
+    have been deleted in the meantime. Programs that only read need no lock for this reason.
+
+    Args:
+        active: Returns the id of the active version.
+        use: Opens or reads the version of an id.
 
     Raises:
-        IndexVersionError: If the version does not exist.
+        CareError, OSError: The error of `use`, if the active version has not changed.
     """
+    version = active()
+    while True:
+        try:
+            return use(version)
+        except (CareError, OSError):
+            if (now := active()) == version:
+                raise
+            version = now
+
+
+def check_version(root: Path, name: str, version: str) -> None:
+    """Raises IndexVersionError if an index has no complete version of this id."""
     if version not in (versions := list_versions(root, name)):
         message = (
             f"index '{name}' has no version '{version}' in {root}; its versions are: "
             f"{', '.join(versions) or 'none'}"
         )
         raise IndexVersionError(message, code="unknown_version", version=version)
-    write_text(index_folder(root, name) / _CURRENT, version + "\n")
+
+
+def set_current(root: Path, name: str, version: str) -> None:
+    """Activates a version, atomically.
+
+    Raises:
+        IndexVersionError: If the version does not exist.
+    """
+    with new_current(root, name, version):
+        pass
+
+
+@contextmanager
+def new_current(root: Path, name: str, version: str) -> Iterator[None]:
+    """Activates a version, atomically, when the block succeeds.
+
+    `CURRENT` is written before the block runs, so that a full disk fails before the block.
+
+    Raises:
+        IndexVersionError: If the version does not exist.
+    """
+    check_version(root, name, version)
+    with atomic(index_folder(root, name) / _CURRENT) as temporary:
+        temporary.write_text(version + "\n", encoding="utf-8")
+        sync(temporary)
+        yield
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -121,8 +228,12 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated, modified or cannot be read.
+        IndexVersionError: If a file is missing, truncated, modified, cannot be read, or is a link.
     """
+    for path in folder.iterdir():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            reason = "is a link or a special file: copy the file itself to this place"
+            raise IndexVersionError.at(path, reason, "linked_file")
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():

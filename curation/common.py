@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from core.files import exclusive
+from core.files import remove_temporary
+from core.locks import exclusive
 from core.records import write_json, write_jsonl
 from curation.config import Command, Endpoint
 from curation.llm import LanguageModels
@@ -19,7 +20,8 @@ COST = "cost.json"
 def output_folder(folder: Path) -> Iterator[Path]:
     """Creates an output folder and locks it: other commands that write to it fail."""
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder):
+    with exclusive(folder, "curate"):
+        remove_temporary(folder)
         yield folder
 
 

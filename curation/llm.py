@@ -126,6 +126,8 @@ class LanguageModels:
                         api_key=self._keys[name],
                         max_retries=0,
                         timeout=endpoint.timeout,
+                        # Texts and key are sent to the configured address only.
+                        http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
                     )
                     await stack.enter_async_context(client)
                     session = _Session(self._account, endpoint, client, progress)

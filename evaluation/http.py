@@ -31,6 +31,11 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
     return run
 
 
+def served_version(url: str) -> str:
+    """Returns the id of the index version that a service serves."""
+    return str(_content(httpx2.get(f"{url}/index", timeout=120.0))["version"])
+
+
 def _content(response: httpx2.Response) -> Any:
     if response.status_code != 200:
         message = f"{response.url} returned status {response.status_code}: {response.text}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from core import documents
 from core.documents import DocumentReader
+from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.provenance import environment
 from core.service_process import running_service
@@ -15,7 +16,7 @@ from core.types import Document
 from core.versions import current_version, index_folder, read_manifest
 from evaluation.beir import Qrels, read_judged_queries
 from evaluation.bm25 import K1, B, bm25_run
-from evaluation.http import search_run
+from evaluation.http import search_run, served_version
 from evaluation.metrics import score
 from evaluation.thresholds import MinScoreSuggestion, suggest_min_score
 from models.pairs import load_pair
@@ -101,7 +102,7 @@ def evaluate_index(
         qrels: TSV with query-id, corpus-id and score.
 
     Raises:
-        CareError: If the index does not exist or the service does not start.
+        CareError: If the index does not exist or is damaged, or the service does not start.
         DataError: If a file is wrong, or the judgements reference an unknown query.
     """
     judged, judgements = read_judged_queries(queries, qrels)
@@ -109,7 +110,13 @@ def evaluate_index(
     folder = index_folder(root, index) / current_version(root, index)
     manifest = read_manifest(folder)
     chunks = DocumentReader(folder / documents.FILE_NAME)
-    with running_service(indexes, index, pair) as server:
+    with running_service(indexes, index, pair, WATCH_SECONDS="0") as server:
+        if (served := served_version(server.url)) != manifest.version:
+            message = (
+                f"the active version {manifest.version} of index '{index}' is damaged, and the "
+                f"service serves {served}: run care versions verify --index {index}"
+            )
+            raise IndexVersionError(message, code="version_not_served", version=manifest.version)
         started = time.perf_counter()
         run = search_run(server.url, judged, TOP_K)
         seconds = time.perf_counter() - started

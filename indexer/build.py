@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from core import documents, filters
 from core.canaries import check_canaries
-from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import IndexVersionError
-from core.files import exclusive, sha256_file, write_text, writing_in
+from core.files import remove_temporary, sha256_file, write_text, writing_in
 from core.filters import FilterReader
+from core.locks import exclusive
 from core.manifest import (
     SCHEMA_VERSION,
-    Chunking,
     CorpusRecord,
     FileRecord,
     IndexManifest,
@@ -32,12 +31,15 @@ from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedVectors, has_shards, link_shards
 from core.text import normalize_text
-from core.versions import MANIFEST, current_version, index_folder, read_manifest
-from indexer import versions
+from core.versions import MANIFEST, current_version, index_folder, read_manifest, with_version
 from indexer.chunking import Chunker
-from indexer.corpus import corpus_checksum, corpus_files
-from indexer.encoding import EncodingSummary, Executor, LocalExecutor, VectorCache, encode_corpus
+from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
+from indexer.encoding import EncodingSummary, LocalExecutor, VectorCache, encode_corpus
 from indexer.failures import failed_documents, max_failed
+from indexer.locks import BUILD_WAIT, building
+from indexer.options import DEFAULT_RECALL
+from indexer.options import BuildOptions as BuildOptions
+from indexer.publication import new_version, publish, remove_left_overs
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
@@ -45,65 +47,17 @@ from indexer.staging import (
     stage,
     write_version,
 )
-from stores.base import NewVectors, SearchChoice, StoreName
+from indexer.versions import verify_version
+from stores.base import NewVectors, SearchChoice
 from stores.recall import RECALL_K
-from stores.registry import FAISS_ONLY, VectorStores, check_factory, default_factory
+from stores.registry import check_factory, default_factory
 
 FAILED = "failed.jsonl"
-DEFAULT_RECALL = 0.99
 
 _log = logging.getLogger(__name__)
 
 # Part of the build key: builds of another format of staging, shards or journal are not resumed.
 _BUILD_FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """Options of a build.
-
-    Attributes:
-        corpus: A JSONL or Parquet file, a folder, or a glob.
-        name: Name of the index.
-        indexes: Folder of all indexes.
-        builds: Folder of all build folders.
-        factory: Index type as a FAISS factory string, or None to choose it by size.
-        recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
-            no parameters reach it, the best ones are used with a warning.
-        queries: JSONL file of held-out queries, or None to use first sentences of documents.
-        max_reject_rate: Maximum share of records that may be rejected.
-        shard_size: Texts per shard.
-        batch_size: Texts per call of the encoder.
-        threads: Threads of FAISS.
-        memory_gib: Memory limit for inverted lists and for the training sample [GiB].
-        progress: Whether to show progress bars.
-        chunking: How to split long documents, or None to index them as a whole.
-        store: Where to store the vectors.
-        stores: All stores that versions of the index may use.
-        executor: Runs the document encoder; None runs it in this process.
-        backend: Backend of the document encoder, for the manifest.
-        dtype: Requested dtype of the document encoder, for the manifest.
-    """
-
-    corpus: str
-    name: str
-    indexes: Path = DEFAULT_INDEXES
-    builds: Path = DEFAULT_BUILDS
-    factory: str | None = None
-    recall: float | None = None
-    queries: Path | None = None
-    max_reject_rate: float = 0.01
-    shard_size: int = 4096
-    batch_size: int = 32
-    threads: int = 1
-    memory_gib: float = 4.0
-    progress: bool = True
-    chunking: Chunking | None = None
-    store: StoreName = "faiss"
-    stores: VectorStores = FAISS_ONLY
-    executor: Executor | None = None
-    backend: str = "onnx"
-    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +102,17 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
     Raises:
         CorpusError: If the corpus cannot be read.
     """
+    parent = index_folder(options.indexes, options.name)
+
+    def verified(version: str) -> IndexManifest | None:
+        same_store = read_manifest(parent / version).store == options.store
+        return verify_version(parent / version, options.stores) if same_store else None
+
     try:
-        version = current_version(options.indexes, options.name)
-        folder = index_folder(options.indexes, options.name) / version
-        if read_manifest(folder).store != options.store:
-            return None
-        manifest = versions.verify_version(folder, options.stores)
+        manifest = with_version(lambda: current_version(options.indexes, options.name), verified)
     except IndexVersionError:
+        return None
+    if manifest is None:
         return None
     factory = options.factory or default_factory(options.store, manifest.count, spec.dimension)
     same = (
@@ -188,10 +146,22 @@ def encode(
     """
     index_folder(options.indexes, options.name)
     source = source or corpus_source(options, encoder)
-    folder = options.builds / options.name / _build_key(source.checksum, encoder, options)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _build_folder(options, encoder, source)
+    with exclusive(folder, "encode", wait=BUILD_WAIT):
+        return _encode(folder, options, encoder, query_encoder, source)
+
+
+def _encode(
+    folder: Path,
+    options: BuildOptions,
+    encoder: Encoder,
+    query_encoder: Encoder | None,
+    source: Source,
+) -> EncodedCorpus:
+    """Does what `encode` does; the build folder is locked."""
     reuse = bool(source.vector_cache)
-    with exclusive(folder), writing_in(folder):
+    with writing_in(folder):
+        remove_temporary(folder)
         staged = source.stage(folder)
         if not has_shards(folder):
             _link_other_builds(options.builds, folder)
@@ -224,7 +194,7 @@ def build(
     """Builds a version, verifies it and activates it.
 
     The active version does not change until the new one is complete and verified. The index is
-    locked, so that no other command builds or prunes versions at the same time.
+    locked for builds; other commands can activate and prune versions in the meantime.
 
     Args:
         options: Options of the build.
@@ -239,93 +209,110 @@ def build(
         CareError: If the build fails; the active version does not change.
     """
     started = time.perf_counter()
-    store = options.stores.get(options.store)
-    dimension = document_encoder.spec.dimension
+    options.stores.get(options.store)
     if options.factory:
-        check_factory(options.store, options.factory, dimension)
+        check_factory(options.store, options.factory, document_encoder.spec.dimension)
     parent = index_folder(options.indexes, options.name)
     source = source or corpus_source(options, document_encoder)
-    parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(parent):
-        if options.store == "milvus":
-            versions.remove_incomplete(parent, options.stores)
+    base = source.base.version if source.base else None
+    command = "update" if base else "build"
+    with building(parent, command):
+        remove_left_overs(parent, options.stores)
         # Read here to report an invalid file before the corpus is encoded.
         held_out = read_queries(options.queries) if options.queries else []
-        encoded = encode(options, document_encoder, query_encoder, source)
-        with versions.new_version(parent, encoded.folder.name, options.stores) as (version, folder):
-            vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
-            reader = DocumentReader(folder / documents.FILE_NAME)
-            vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
-            text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
-            factory = options.factory or default_factory(options.store, len(vectors), dimension)
-            check_factory(options.store, factory, dimension, len(vectors))
-            canaries = sample_canaries(reader, text_rows, vectors.take)
-            check_canaries(query_encoder, canaries)
-            texts = held_out or first_sentences(reader, text_rows)
-            queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
-            choice = store.build(
-                NewVectors(
-                    index=options.name,
-                    version=version,
-                    folder=folder,
-                    vectors=vectors,
-                    filters=FilterReader(folder / filters.FILE_NAME, fields),
-                    factory=factory,
-                    queries=np.concatenate(queries),
-                    recall=_target(options),
-                    threads=options.threads,
-                    memory=int(options.memory_gib * 2**30),
-                    progress=options.progress,
+        build_folder = _build_folder(options, document_encoder, source)
+        # Locked until the version is published, so that no prune deletes the shards.
+        with exclusive(build_folder, command, wait=BUILD_WAIT):
+            encoded = _encode(build_folder, options, document_encoder, query_encoder, source)
+            with new_version(parent, build_folder.name, options.stores) as (version, folder):
+                manifest = _write_version(
+                    folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )
-            )
-            _check_recall(choice, options)
-            manifest = IndexManifest(
-                schema_version=SCHEMA_VERSION,
-                name=options.name,
-                version=version,
-                parent=_active(options),
-                encoder=document_encoder.spec,
-                backend=options.backend,
-                dtype=options.dtype,
-                metric="cosine",
-                store=options.store,
-                factory=factory,
-                search_parameters=choice.parameters,
-                count=len(vectors),
-                filter_fields=fields,
-                files={
-                    path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-                    for path in sorted(folder.iterdir())
-                },
-                corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
-                recall=RecallReport(
-                    k=RECALL_K,
-                    queries=len(queries),
-                    source=(
-                        options.queries.name if options.queries else "first sentences of documents"
-                    ),
-                    target=_target(options),
-                    recall=choice.recall,
-                    tried=choice.tried,
-                ),
-                canaries=canaries,
-                created_at=datetime.now(UTC),
-                build_seconds=round(time.perf_counter() - started, 3),
-                libraries=library_versions(),
-                chunking=options.chunking,
-            )
-            write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
-            versions.verify_version(folder, options.stores)
-            if source.base and source.base.version != _active(options):
-                raise IndexVersionError(
-                    f"index '{options.name}' was changed by another command: version "
-                    f"{source.base.version}, from which this update started, is no longer active: "
-                    "run the update again",
-                    code="base_not_active",
-                    version=source.base.version,
-                )
-        versions.switch(options.indexes, options.name, version, options.stores)
+                seconds = round(time.perf_counter() - started, 3)
+                manifest = manifest.model_copy(update={"build_seconds": seconds})
+                write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+                verify_version(folder, options.stores)
+                manifest = publish(options.indexes, manifest, folder, base, options.stores)
     return manifest, encoded
+
+
+def _write_version(
+    folder: Path,
+    version: str,
+    encoded: EncodedCorpus,
+    held_out: list[str],
+    options: BuildOptions,
+    document_encoder: Encoder,
+    query_encoder: Encoder,
+) -> IndexManifest:
+    """Writes the files of a version, except its manifest, to a hidden folder.
+
+    Returns:
+        The manifest, without what is known at publication: `parent`, `number`, `build_seconds`.
+
+    Raises:
+        CareError: If the query encoder has another space, or the recall is too low.
+    """
+    vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
+    text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
+    dimension = document_encoder.spec.dimension
+    factory = options.factory or default_factory(options.store, len(vectors), dimension)
+    check_factory(options.store, factory, dimension, len(vectors))
+    canaries = sample_canaries(reader, text_rows, vectors.take)
+    check_canaries(query_encoder, canaries)
+    texts = held_out or first_sentences(reader, text_rows)
+    queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
+    choice = options.stores.get(options.store).build(
+        NewVectors(
+            index=options.name,
+            version=version,
+            folder=folder,
+            vectors=vectors,
+            filters=FilterReader(folder / filters.FILE_NAME, fields),
+            factory=factory,
+            queries=np.concatenate(queries),
+            recall=_target(options),
+            threads=options.threads,
+            memory=int(options.memory_gib * 2**30),
+            progress=options.progress,
+        )
+    )
+    _check_recall(choice, options)
+    return IndexManifest(
+        schema_version=SCHEMA_VERSION,
+        name=options.name,
+        version=version,
+        parent=None,
+        encoder=document_encoder.spec,
+        backend=options.backend,
+        dtype=options.dtype,
+        metric="cosine",
+        store=options.store,
+        factory=factory,
+        search_parameters=choice.parameters,
+        count=len(vectors),
+        filter_fields=fields,
+        files={
+            path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+            for path in sorted(folder.iterdir())
+        },
+        corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
+        recall=RecallReport(
+            k=RECALL_K,
+            queries=len(queries),
+            source=options.queries.name if options.queries else "first sentences of documents",
+            target=_target(options),
+            recall=choice.recall,
+            tried=choice.tried,
+        ),
+        canaries=canaries,
+        created_at=datetime.now(UTC),
+        build_seconds=0.0,
+        libraries=library_versions(),
+        chunking=options.chunking,
+    )
 
 
 def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
@@ -336,6 +323,7 @@ def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
     """
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
+    warn_about_unread(options.corpus)
     checksum = corpus_checksum(files)
 
     def stage_files(folder: Path) -> StagedCorpus:
@@ -352,10 +340,10 @@ def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
     return Source(checksum, stage_files)
 
 
-def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
+def _build_folder(options: BuildOptions, encoder: Encoder, source: Source) -> Path:
     facts = [
         _BUILD_FORMAT,
-        checksum,
+        source.checksum,
         encoder.spec.model_dump(),
         options.backend,
         options.dtype,
@@ -363,7 +351,8 @@ def _build_key(checksum: str, encoder: Encoder, options: BuildOptions) -> str:
         options.batch_size,
         options.chunking and options.chunking.model_dump(),
     ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return options.builds / options.name / key
 
 
 def _link_other_builds(builds: Path, folder: Path) -> None:
@@ -390,13 +379,6 @@ def _corpus_record(
         update=staged.update,
         chunks=rows if staged.chunks else None,
     )
-
-
-def _active(options: BuildOptions) -> str | None:
-    try:
-        return current_version(options.indexes, options.name)
-    except IndexVersionError:
-        return None
 
 
 def _target(options: BuildOptions) -> float:

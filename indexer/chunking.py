@@ -12,7 +12,7 @@ from core.errors import CareError
 from core.manifest import Chunking
 from core.text import document_text, normalize_text
 from core.types import Document
-from indexer.corpus import Reject
+from indexer.records import Reject
 
 Span = tuple[int, int]
 

@@ -5,6 +5,7 @@ sampled by rows. A small corpus is read completely.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,16 @@ from core.types import Document
 from indexer.build import BuildOptions
 from indexer.chunking import Chunker, split_record
 from indexer.corpus import (
+    PARQUET,
     READ_ERRORS,
-    Reject,
     corpus_files,
-    max_text_chars,
+    open_lines,
     read_byte_range,
     read_row_group,
+    warn_about_unread,
 )
+from indexer.limits import max_text_chars
+from indexer.records import Reject
 from models.encoders.factory import TokenCounter
 from stores.base import StoreName
 from stores.faiss.factory import index_bytes
@@ -147,6 +151,7 @@ class CorpusSample:
         self._options = options
         self._chunker = chunker
         limit = max_text_chars(chunked=chunker is not None)
+        warn_about_unread(options.corpus)
         self._strata = sample_corpus(corpus_files(options.corpus), limit)
         self._rows = [[self._chunks(block) for _, block in part.blocks] for part in self._strata]
         self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
@@ -227,8 +232,8 @@ def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     Raises:
         CorpusError: If a file cannot be read.
     """
-    lines = [file for file in files if file.suffix == ".jsonl"]
-    tables = [file for file in files if file.suffix == ".parquet"]
+    lines = [file for file in files if file.suffix != PARQUET]
+    tables = [file for file in files if file.suffix == PARQUET]
     try:
         strata = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
     except READ_ERRORS as error:
@@ -356,24 +361,31 @@ def _stored_bytes(row: Document) -> int:
 
 
 def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
-    sizes = [file.stat().st_size for file in files]
-    bases = list(accumulate(sizes, initial=0))
-    units = bases[-1]
+    sizes = [_size_of_lines(file) for file in files]
+    units = sum(sizes)
     if units <= _BLOCKS * _BLOCK_BYTES:
         starts = list(range(0, units, _BLOCK_BYTES))
     else:
         starts = [block * units // _BLOCKS for block in range(_BLOCKS)]
-    blocks = []
-    for start in starts:
-        end = min(start + _BLOCK_BYTES, units)
-        records: list[Document | Reject] = []
-        # A block can span several files.
-        for file, size, base in zip(files, sizes, bases, strict=False):
-            first, last = max(start - base, 0), min(end - base, size)
-            if first < last:
-                records += read_byte_range(file, first, last, max_chars)
-        blocks.append((end - start, records))
-    return Stratum(units, blocks)
+    blocks = [(start, min(start + _BLOCK_BYTES, units)) for start in starts]
+    records: list[list[Document | Reject]] = [[] for _ in blocks]
+    # A block can span several files. In each file blocks are read in ascending order, because a
+    # compressed file can be read forwards only.
+    for file, size, base in zip(files, sizes, accumulate(sizes, initial=0), strict=False):
+        ranges = [(max(start - base, 0), min(end - base, size)) for start, end in blocks]
+        chosen = [(at, *bounds) for at, bounds in enumerate(ranges) if bounds[0] < bounds[1]]
+        if chosen:
+            with open_lines(file) as opened:
+                for at, first, last in chosen:
+                    records[at] += read_byte_range(opened, first, last, max_chars)
+    sampled = [(end - start, found) for (start, end), found in zip(blocks, records, strict=True)]
+    return Stratum(units, sampled)
+
+
+def _size_of_lines(file: Path) -> int:
+    """Returns the size of a JSONL file [bytes], decompressed."""
+    with open_lines(file) as opened:
+        return opened.seek(0, os.SEEK_END)
 
 
 def _sample_rows(files: Sequence[Path], max_chars: int) -> Stratum:

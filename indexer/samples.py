@@ -15,8 +15,9 @@ from core.manifest import Canary, IndexManifest
 from core.shards import has_shards
 from core.text import first_sentence, normalize_text
 from core.types import FloatArray, RowArray
-from indexer.corpus import Reject, corpus_files, read_corpus
+from indexer.corpus import corpus_files, read_corpus
 from indexer.failures import ENCODING_ERRORS
+from indexer.records import Reject
 from indexer.staging import row_texts, unique_text_rows
 
 _HELD_OUT_QUERIES = 200

@@ -30,8 +30,10 @@ from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
 from indexer.chunking import Chunker, split_record
-from indexer.corpus import Location, Reject, max_text_chars, read_corpus
+from indexer.corpus import Location, read_corpus
 from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
+from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
+from indexer.records import Reject
 
 SUMMARY = "corpus.json"
 REJECTS = "rejects.jsonl"
@@ -91,7 +93,8 @@ def stage(
         progress: Whether to show a progress bar.
 
     Raises:
-        CorpusError: If the corpus is empty, ids are duplicated, or too many records are rejected.
+        CorpusError: If the corpus is empty, ids are duplicated, too many records are rejected, or
+            the documents have too many different metadata fields.
     """
     earlier = read_staged(folder)
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:
@@ -99,6 +102,7 @@ def stage(
 
     accepted = rows = rejected = 0
     first_reject = ""
+    fields: set[str] = set()
     with (
         scratch(folder, DIGEST) as texts,
         scratch(folder, DIGEST) as id_digests,
@@ -120,6 +124,20 @@ def stage(
                     rejected += 1
                     continue
                 accepted += 1
+                fields.update(parts[0].metadata)
+                if len(fields) > MAX_INDEX_FIELDS:
+                    message = (
+                        f"{location}: the corpus has more than {MAX_INDEX_FIELDS} different "
+                        "metadata fields up to this record: use fewer names, and what differs "
+                        "between documents as values"
+                    )
+                    raise CorpusError(
+                        message,
+                        code="too_many_fields",
+                        path=location.file,
+                        line=location.line,
+                        limit=MAX_INDEX_FIELDS,
+                    )
                 if parts[0].id != (own := parts[0].parent or parts[0].id):
                     ids.append(own, location, rows)
                 for document in parts:

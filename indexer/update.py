@@ -13,12 +13,15 @@ from core import documents
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, EmbeddingSpaceError
-from core.files import exclusive, sha256_file, writing_in
+from core.files import remove_temporary, sha256_file, writing_in
+from core.locks import exclusive
 from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
 from core.types import Document
-from core.versions import current_version, index_folder
+from core.versions import current_version, index_folder, with_version
 from indexer.build import BuildOptions, EncodedCorpus, Source, build, corpus_source
 from indexer.corpus import Location
+from indexer.locks import BUILD_WAIT
+from indexer.publication import check_base
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
@@ -48,7 +51,10 @@ def active_manifest(indexes: Path, name: str, stores: VectorStores = FAISS_ONLY)
     Raises:
         IndexVersionError: If the index has no active version, or it is damaged.
     """
-    return verify_version(index_folder(indexes, name) / current_version(indexes, name), stores)
+    return with_version(
+        lambda: current_version(indexes, name),
+        lambda version: verify_version(index_folder(indexes, name) / version, stores),
+    )
 
 
 def requested_factory(manifest: IndexManifest) -> str | None:
@@ -95,7 +101,8 @@ def update(
     options = replace(options, chunking=base.chunking)
     given = changes.delete or ()
     path, deleted = (given, _read_ids(given)) if isinstance(given, Path) else (None, list(given))
-    with _stage_additions(replace(options, corpus=changes.add or ""), document_encoder) as added:
+    additions = replace(options, corpus=changes.add or "")
+    with _checks_base(options, base), _stage_additions(additions, document_encoder) as added:
         new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
         old = DocumentReader(folder / documents.FILE_NAME)
         merged = _MergedDocuments(base.version, old, new, deleted)
@@ -120,6 +127,19 @@ def update(
         return build(options, document_encoder, query_encoder, source)
 
 
+@contextmanager
+def _checks_base(options: BuildOptions, base: IndexManifest) -> Iterator[None]:
+    """Replaces an error of the block by `base_not_active` if that is the case.
+
+    The files of a version that is no longer active may have been deleted.
+    """
+    try:
+        yield
+    except (CareError, OSError):
+        check_base(options.indexes, options.name, base.version)
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class _StagedAdditions:
     """The corpus of added documents, staged in a separate folder."""
@@ -137,8 +157,8 @@ def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_Stage
     facts = [source.checksum, options.chunking and options.chunking.model_dump()]
     name = f"added-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
     folder = options.builds / options.name / name
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder):
+    with exclusive(folder, "update", wait=BUILD_WAIT):
+        remove_temporary(folder)
         with writing_in(folder):
             staged = source.stage(folder)
         yield _StagedAdditions(folder, staged)

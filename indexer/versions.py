@@ -1,35 +1,43 @@
-"""Life cycle of versions: publish, verify, activate, roll back, prune, migrate.
+"""Life cycle of versions: verify, activate, roll back, prune, migrate.
 
 All functions raise CareError, without any change, if a store of vectors cannot be reached.
 """
 
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 
 from core import documents, filters
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import exclusive, publish, write_text, writing_in
+from core.files import remove_folder, remove_temporary, write_text
 from core.filters import FilterReader
+from core.locks import LOCK, exclusive
 from core.manifest import SCHEMA_VERSION, IndexManifest
 from core.versions import (
     MANIFEST,
+    check_version,
     current_version,
     index_folder,
     list_versions,
     read_manifest,
     schema_of,
-    set_current,
     verify_files,
+    version_numbers,
+)
+from indexer.locks import BUILD_LOCK, changing
+from indexer.publication import (
+    DELETED,
+    KEY_DIGITS,
+    NEW,
+    hidden,
+    hidden_names,
+    remove_deleted,
+    switch,
 )
 from indexer.staging import read_staged
 from stores.registry import FAISS_ONLY, VectorStores
 
-_KEY = 8
 _BUILD = re.compile("[0-9a-f]{16}")
 _ADDED = re.compile("added-[0-9a-f]{16}")
 
@@ -51,43 +59,6 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
     return manifest
 
 
-def switch(root: Path, name: str, version: str, stores: VectorStores) -> None:
-    """Activates a version, first in its store, then in `CURRENT`.
-
-    Raises:
-        IndexVersionError: If the version does not exist.
-    """
-    folder = index_folder(root, name) / version
-    stores.for_version(folder).activate(name, folder)
-    set_current(root, name, version)
-
-
-@contextmanager
-def new_version(parent: Path, build_key: str, stores: VectorStores) -> Iterator[tuple[str, Path]]:
-    """Yields a version id and a hidden folder, which is renamed to it when the block succeeds.
-
-    Args:
-        parent: Folder of the index, locked by the caller.
-        build_key: Key of the build folder; its first digits end the id.
-        stores: The stores that versions may use.
-    """
-    version = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{build_key[:_KEY]}"
-    if (parent / version).exists():
-        raise CareError(
-            f"index '{parent.name}' already has a version '{version}': run the build again",
-            code="version_exists",
-        )
-    folder = hidden_folder(parent, version)
-    with writing_in(parent):
-        folder.mkdir()
-        try:
-            yield version, folder
-            publish(folder, parent / version)
-        finally:
-            with suppress(CareError, OSError):  # the next build or prune removes it
-                remove_hidden(folder, stores)
-
-
 def activate(root: Path, name: str, version: str, stores: VectorStores = FAISS_ONLY) -> None:
     """Verifies a version and activates it.
 
@@ -95,31 +66,59 @@ def activate(root: Path, name: str, version: str, stores: VectorStores = FAISS_O
         IndexVersionError: If the version does not exist or is damaged; the active version does not
             change.
     """
-    if version not in (versions := list_versions(root, name)):
-        raise IndexVersionError(
-            f"index '{name}' has no version '{version}'; its versions are: "
-            f"{', '.join(versions) or 'none'}",
-            code="unknown_version",
-            version=version,
-        )
-    verify_version(index_folder(root, name) / version, stores)
-    switch(root, name, version, stores)
+    _verify(root, name, version, stores)
+    with changing(root, name, "activate"):
+        switch(root, name, version, stores)
 
 
 def rollback(root: Path, name: str, stores: VectorStores = FAISS_ONLY) -> str:
     """Activates the version before the active one and returns its id.
 
+    It is the version that was active when the active one was published or, if that one is deleted,
+    the last one that was published before.
+
     Raises:
-        IndexVersionError: If there is no such version or it is damaged; the active version does
-            not change.
+        IndexVersionError: If there is no such version, it is damaged, or another command activates
+            a version at the same time; the active version does not change.
     """
     current = current_version(root, name)
-    older = [version for version in list_versions(root, name) if version < current]
-    if not older:
-        message = f"index '{name}' has no version before the active version {current}"
-        raise IndexVersionError(message, code="no_older_version", version=current)
-    activate(root, name, older[-1], stores)
-    return older[-1]
+    previous = _previous(root, name, current)
+    _verify(root, name, previous, stores)
+    with changing(root, name, "rollback"):
+        if (now := current_version(root, name)) != current:
+            message = (
+                f"another command activated version {now} of index '{name}': nothing is changed; "
+                "roll back again if that version is wrong too"
+            )
+            raise IndexVersionError(message, code="active_changed", version=now)
+        switch(root, name, previous, stores)
+    return previous
+
+
+def _verify(root: Path, name: str, version: str, stores: VectorStores) -> None:
+    """Verifies a version; raises `unknown_version` if it is deleted meanwhile."""
+    check_version(root, name, version)
+    try:
+        verify_version(index_folder(root, name) / version, stores)
+    except (CareError, OSError):
+        check_version(root, name, version)
+        raise
+
+
+def _previous(root: Path, name: str, current: str) -> str:
+    versions = list_versions(root, name)
+    if current in versions:
+        with suppress(IndexVersionError):  # the version may be damaged
+            parent = read_manifest(index_folder(root, name) / current).parent
+            if parent and parent in versions:
+                return parent
+        if older := versions[: versions.index(current)]:
+            return older[-1]
+    message = (
+        f"index '{name}' has no version before the active version {current}: "
+        "`care versions list` shows those that can be activated"
+    )
+    raise IndexVersionError(message, code="no_older_version", version=current)
 
 
 def prune(
@@ -127,8 +126,8 @@ def prune(
 ) -> list[str]:
     """Deletes all versions except the active one and the newest `keep`, with their build folders.
 
-    Incomplete versions of killed builds are deleted too. A service that has a deleted version open
-    can use it until it closes the files.
+    What killed commands left is deleted too; a build that runs is not disturbed. A service that
+    has a deleted version open can use it until it closes the files.
 
     Args:
         root: Folder of all indexes.
@@ -143,9 +142,8 @@ def prune(
     Raises:
         IndexVersionError: If the index has no active version; nothing is deleted.
     """
-    current = current_version(root, name)
-    folder = index_folder(root, name)
-    with exclusive(folder):
+    with changing(root, name, "prune") as folder:
+        current = current_version(root, name)
         newest_first = list_versions(root, name)[::-1]
         deleted = [
             version
@@ -153,78 +151,70 @@ def prune(
             if version != current
             and not stores.for_version(folder / version).is_active(folder / version)
         ]
-        killed = [path.name.removesuffix(".tmp") for path in folder.glob(".*.tmp/")]
         kept = [version for version in newest_first if version not in deleted]
-        for path in _unused_builds(builds / name, deleted, kept + killed):
-            # Folders that another process has locked are in use.
-            with suppress(CareError), exclusive(path):
-                shutil.rmtree(path)
+        _hide_builds(builds / name, deleted, kept + hidden_names(folder, NEW))
         for version in deleted:
-            (folder / version).rename(hidden_folder(folder, version))
-        remove_incomplete(folder, stores)
+            (folder / version).rename(hidden(folder, version, DELETED))
+        # If the index is locked for builds, its new version belongs to a build that runs.
+        with suppress(CareError), exclusive(folder, "prune", BUILD_LOCK):
+            for version in hidden_names(folder, NEW):
+                hidden(folder, version, NEW).rename(hidden(folder, version, DELETED))
+    remove_deleted(folder, stores)
+    for key in hidden_names(builds / name, DELETED):
+        remove_folder(hidden(builds / name, key, DELETED))
     return deleted
 
 
 def migrate(root: Path, name: str) -> list[str]:
-    """Rewrites the manifests of all versions of an index in the current schema.
+    """Rewrites the manifests of older releases in the current schema, with numbers.
 
     Other files do not change, and caches of services stay valid. Fields that the old schema lacks
-    are derived; the parent of a version is the version that was built before it.
+    are derived; the parent of a version of schema 1 is the version that was published before it.
 
     Returns:
-        The ids of the migrated versions.
+        The ids of the migrated versions, oldest first.
 
     Raises:
-        IndexVersionError: If a manifest cannot be read; earlier versions are already migrated.
+        IndexVersionError: If a manifest cannot be read; newer versions are already migrated.
     """
-    folder = index_folder(root, name)
     migrated: list[str] = []
-    with exclusive(folder):
-        before: str | None = None
-        for version in list_versions(root, name):
+    with changing(root, name, "migrate") as folder:
+        numbers = version_numbers(root, name)
+        # The newest first: versions without numbers precede those with numbers, also after a kill.
+        for version, before in reversed([*zip(numbers, [None, *numbers], strict=False)]):
             manifest = read_manifest(folder / version)
-            if schema_of(folder / version) != SCHEMA_VERSION:
-                manifest = manifest.model_copy(update={"parent": manifest.parent or before})
-                write_text(folder / version / MANIFEST, manifest.model_dump_json(indent=2))
-                migrated.append(version)
-            before = version
+            old_schema = schema_of(folder / version) != SCHEMA_VERSION
+            if old_schema or manifest.number is None:
+                parent = manifest.parent or (before if old_schema else None)
+                facts = {"parent": parent, "number": numbers[version]}
+                text = manifest.model_copy(update=facts).model_dump_json(indent=2)
+                remove_temporary(folder / version)
+                write_text(folder / version / MANIFEST, text)
+                migrated.insert(0, version)
     return migrated
 
 
-def hidden_folder(folder: Path, version: str) -> Path:
-    """Returns the hidden folder of a version that is incomplete or being deleted."""
-    return folder / f".{version}.tmp"
-
-
-def remove_incomplete(folder: Path, stores: VectorStores) -> None:
-    """Removes incomplete versions of killed builds, including their vectors in other stores."""
-    for path in folder.glob(".*.tmp/"):
-        remove_hidden(path, stores)
-
-
-def remove_hidden(path: Path, stores: VectorStores) -> None:
-    """Removes the vectors of a hidden folder from their store, then the folder, if it exists."""
-    if path.is_dir():
-        stores.for_version(path).drop(path)
-        shutil.rmtree(path)
-
-
-def _unused_builds(builds: Path, deleted: list[str], kept: list[str]) -> list[Path]:
-    """Returns the build folders that neither a version nor a resumed build needs.
+def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
+    """Hides the build folders that neither a version nor a resumed build needs, to delete them.
 
     These are the builds of deleted versions, updates of versions that no longer exist, and staged
-    additions of updates, which a resumed update stages again.
+    additions of updates, which a resumed update stages again. Hidden files of the others, which
+    killed builds left, are removed.
     """
     # The id of a version ends with the first digits of its build key.
     deleted_keys, kept_keys = (
         {v.rpartition("-")[2] for v in versions} for versions in (deleted, kept)
     )
-    unused = []
     for path in filter(Path.is_dir, sorted(builds.glob("*"))):
-        if _ADDED.fullmatch(path.name):
-            unused.append(path)
-        elif _BUILD.fullmatch(path.name) and (key := path.name[:_KEY]) not in kept_keys:
+        if not (is_added := _ADDED.fullmatch(path.name)) and not _BUILD.fullmatch(path.name):
+            continue
+        with suppress(CareError), exclusive(path, "prune"):  # else it is in use
+            key = path.name[:KEY_DIGITS]
             base = staged.update.base if (staged := read_staged(path)) and staged.update else None
-            if key in deleted_keys or (base and base not in kept):
-                unused.append(path)
-    return unused
+            unused = key in deleted_keys or (base and base not in kept)
+            if is_added or (unused and key not in kept_keys):
+                path.rename(hidden(builds, path.name, DELETED))
+            else:
+                for left in path.glob(".*"):
+                    if left.name != LOCK:
+                        left.unlink()

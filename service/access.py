@@ -118,7 +118,7 @@ def check_role(
     if not state.keys and (role == "search" or _is_local(headers, client, state.settings.host)):
         return
     if role == "admin" and not state.keys.has("admin"):
-        message = "this route needs a key with the role admin; CARE_API_KEYS lists no such key"
+        message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
     if key is None or not key.allows(role):
         name = key.name if key else ""
@@ -130,7 +130,10 @@ class RequireRole(HTTPBearer):
     """Dependency: the key of the request has a role; OpenAPI documents the key."""
 
     def __init__(self, role: Role) -> None:
-        super().__init__(scheme_name="HTTPBearer", description="A key listed in CARE_API_KEYS.")
+        super().__init__(
+            scheme_name="HTTPBearer",
+            description="A key listed in CARE_API_KEYS or CARE_API_KEYS_FILE.",
+        )
         self._role = role
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
@@ -160,10 +163,11 @@ def _is_open(path: str, settings: Settings) -> bool:
 def _is_local(headers: Mapping[str, str], client: str, host: str) -> bool:
     """Returns whether a client on this machine connects to a loopback address without a proxy."""
     direct = not any(name in headers for name in _PROXY_HEADERS)
-    return direct and _is_loopback(host) and _is_loopback(client)
+    return direct and is_loopback(host) and is_loopback(client)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether only clients on this machine reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

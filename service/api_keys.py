@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
@@ -29,47 +30,64 @@ class ApiKey:
         return self.role in ("admin", role)
 
 
-class ApiKeys(dict[bytes, ApiKey]):
-    """The keys of the service, by the SHA-256 [32 bytes] of their secrets.
+class ApiKeys:
+    """The keys of the service.
 
-    One round of SHA-256 without a salt suffices: unlike a password, a secret of 256 random bits
-    cannot be guessed or looked up in a table.
+    One round of SHA-256 without a salt suffices for the configured hashes: unlike a password, a
+    secret of 256 random bits cannot be guessed or looked up in a table. In memory, keys are found
+    by an HMAC of this hash under a random key of the process. The time of a lookup depends neither
+    on the number of keys nor on how much of a hash matches.
+
+    Args:
+        keys: The keys by the SHA-256 [32 bytes] of their secrets.
     """
 
+    def __init__(self, keys: Mapping[bytes, ApiKey]) -> None:
+        self._pepper = secrets.token_bytes(32)
+        self._keys = {self._tag(digest): key for digest, key in keys.items()}
+
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parses the value of `CARE_API_KEYS`: comma-separated `name:role:sha256`.
+    def parse(cls, text: str, source: str = "CARE_API_KEYS") -> Self:
+        """Parses comma-separated `name:role:sha256`.
 
         Raises:
-            CareError: If an entry is wrong; the message does not quote secrets or hashes.
+            CareError: If an entry is wrong; the message names `source` and does not quote secrets
+                or hashes.
         """
-        keys = cls()
+        keys: dict[bytes, ApiKey] = {}
+        names: set[str] = set()
         for position, entry in enumerate(text.split(",") if text.strip() else [], 1):
-            digest, key = _parse_entry(position, entry.strip())
-            if key.name in {other.name for other in keys.values()}:
-                message = f"CARE_API_KEYS contains two keys named '{key.name}'"
+            digest, key = _parse_entry(position, entry.strip(), source)
+            if key.name in names:
+                message = f"{source} contains two keys named '{key.name}'"
                 raise CareError(message, code="duplicate_key_name", name=key.name)
             if digest in keys:
                 message = (
-                    f"'{keys[digest].name}' and '{key.name}' in CARE_API_KEYS have the same hash: "
+                    f"'{keys[digest].name}' and '{key.name}' in {source} have the same hash: "
                     "make a key for each with `care key`"
                 )
                 raise CareError(message, code="duplicate_key", name=key.name)
+            names.add(key.name)
             keys[digest] = key
-        return keys
+        return cls(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def has(self, role: Role) -> bool:
         """Returns whether any key has a role."""
-        return any(key.role == role for key in self.values())
+        return any(key.role == role for key in self._keys.values())
 
     def find(self, secret: str) -> ApiKey | None:
-        """Returns the key with a secret, or None.
+        """Returns the key with a secret, or None."""
+        return self._keys.get(self._tag(_digest(secret)))
 
-        Compares with every key in constant time, so that the time taken reveals nothing.
-        """
-        digest = _digest(secret)
-        same = [key for expected, key in self.items() if hmac.compare_digest(digest, expected)]
-        return same[0] if same else None
+    def replace(self, other: "ApiKeys") -> None:
+        """Takes the keys of another object; the present ones are no longer found."""
+        self._pepper, self._keys = other._pepper, other._keys
+
+    def _tag(self, digest: bytes) -> bytes:
+        return hmac.digest(self._pepper, digest, "sha256")
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
@@ -88,7 +106,7 @@ def new_key(name: str, role: Role) -> tuple[str, str]:
     return secret, f"{name}:{role}:{_digest(secret).hex()}"
 
 
-def _parse_entry(position: int, entry: str) -> tuple[bytes, ApiKey]:
+def _parse_entry(position: int, entry: str, source: str) -> tuple[bytes, ApiKey]:
     name, role, digest = [*entry.split(":"), "", ""][:3]
     if entry.count(":") != 2:
         code, fault = "invalid_key_entry", "is not name:role:sha256"
@@ -103,7 +121,7 @@ def _parse_entry(position: int, entry: str) -> tuple[bytes, ApiKey]:
         code, fault = "invalid_key_hash", f"('{name}') has no valid SHA-256 of {rule}"
     else:
         return bytes.fromhex(digest), ApiKey(name, cast("Role", role))
-    raise CareError(f"entry {position} of CARE_API_KEYS {fault}", code=code, entry=position)
+    raise CareError(f"entry {position} of {source} {fault}", code=code, entry=position)
 
 
 def _digest(secret: str) -> bytes:

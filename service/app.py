@@ -1,6 +1,7 @@
 """The application: created from the settings, with its encoder, index, routes and middleware."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,13 +21,14 @@ from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
-from service.access import RequireKey, State
+from service.access import RequireKey, State, is_loopback
 from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
 from service.cache import QueryKeys
 from service.engine import Engine
+from service.key_file import KeyFile
 from service.logs import log_failure
-from service.metrics import Metrics
+from service.metrics import Metrics, RedisError
 from service.middleware import Limits, RequestContext
 from service.openai_routes import openai_routes
 from service.problems import add_problem_handlers
@@ -37,6 +39,8 @@ from service.served_index import DAMAGE
 from service.settings import Settings
 from service.tracing import make_tracer
 from stores.registry import MilvusAddress, VectorStores
+
+_LOG = logging.getLogger("care.service")
 
 ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
 
@@ -78,7 +82,13 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
     metrics = Metrics()
-    keys = ApiKeys.parse(_plain(settings.api_keys))
+    key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
+    keys = key_file.keys if key_file else ApiKeys.parse(_plain(settings.api_keys))
+    if not keys and not is_loopback(settings.host):
+        fields = {"host": settings.host}
+        _LOG.warning(
+            "no API keys: everyone who reaches this address may search", extra={"fields": fields}
+        )
     pair = load_pair(settings.pair)
     tracer = make_tracer()
     guard, redis = _redis(settings, metrics)
@@ -104,9 +114,12 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
         engine: Engine = app.state.service.engine
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
-        watching = loop.create_task(engine.served.watch(settings.watch_seconds))
+        tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
+        if key_file:
+            tasks.append(loop.create_task(key_file.follow(metrics)))
         yield
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
         await engine.close()
         if guard:
             await guard.close()
@@ -172,9 +185,14 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     # Its client takes a fifth of a second to import.
     from service.redis_tier import RedisCache, RedisGuard
 
-    breaker = Breaker()
+    breaker, writes = Breaker(), Breaker()
     metrics.redis_breaker.set_function(lambda: breaker.state)
+    metrics.redis_write_breaker.set_function(lambda: writes.state)
     url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
-    guard = RedisGuard(url, timeout, breaker, lambda kind: metrics.redis_errors.labels(kind).inc())
+
+    def count(kind: RedisError) -> None:
+        metrics.redis_errors.labels(kind).inc()
+
+    guard = RedisGuard(url, timeout, breaker, writes, count)
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)

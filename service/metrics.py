@@ -15,7 +15,7 @@ DEPARTED = "499"  # the status of a request whose client disconnected before the
 
 Tier = Literal["memory", "in_flight", "redis"]
 Rejection = Literal["key", "queue", "rate", "connections", "deadline", "departed"]
-RedisError = Literal["timeout", "connection", "value"]
+RedisError = Literal["timeout", "connection", "response", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64)
@@ -55,6 +55,15 @@ class Metrics:
             "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
         self.in_flight = gauge("care_http_requests_in_flight", "HTTP requests in flight.")
+        self.connections = gauge("care_connections", "Open connections.")
+        self.unsent_bytes = gauge(
+            "care_unsent_bytes", "Bytes of responses that clients have not yet taken."
+        )
+        self.ended_connections = counter(
+            "care_connections_ended_total",
+            "Connections that the service ended because of their client, by reason.",
+            ["reason"],
+        )
         self.rejections = counter(
             "care_rejections_total",
             "Requests that were rejected or abandoned, by reason.",
@@ -84,9 +93,16 @@ class Metrics:
             "care_redis_breaker_state",
             "State of the circuit breaker of Redis: 0 closed, 1 half open, 2 open.",
         )
+        self.redis_write_breaker = gauge(
+            "care_redis_write_breaker_state",
+            "State of the circuit breaker of writes to Redis: 0 closed, 1 half open, 2 open.",
+        )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
+        self.key_reloads = counter(
+            "care_api_key_reloads_total", "Changes of the file of API keys.", ["result"]
+        )
         self.index_fallback = gauge(
             "care_index_fallback",
             "1 while the active index version cannot be loaded and another one is served, else 0.",
@@ -112,6 +128,7 @@ class Metrics:
             (self.rejections, get_args(Rejection)),
             (self.redis_errors, get_args(RedisError)),
             (self.reloads, ("success", "failure")),
+            (self.key_reloads, ("success", "failure")),
         ):
             for label in labels:
                 series.labels(label)

@@ -24,16 +24,19 @@ _MAX_FIELD = 96
 _MAX_MESSAGE = 256
 
 _STATUSES = {
+    "invalid_http": 400,
     "invalid_json": 400,
     "unauthorized": 401,
     "no_admin_key": 401,
     "forbidden": 403,
     "model_not_found": 404,
     "body_too_long": 413,
+    "url_too_long": 414,
     "unsupported_media_type": 415,
     "invalid_request": 422,
     "overloaded": 429,
     "rate_limited": 429,
+    "headers_too_long": 431,
     "shutting_down": 503,
     "self_test_failed": 503,
     "too_many_requests": 503,

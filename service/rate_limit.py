@@ -38,8 +38,9 @@ return 0
 class RateLimiter:
     """Admits `burst` queries at once and `rate` per second on average, for each name.
 
-    Processes that share a Redis share the bucket of a name. While Redis fails, each process uses
-    a local bucket, full at first, so that n processes together admit n times the rate.
+    Processes that share a Redis share the bucket of a name. While Redis fails or refuses writes,
+    each process uses a local bucket, full at first, so that n processes together admit n times the
+    rate.
 
     A request of more queries than the burst never conforms. It is admitted when the bucket is
     full, and all its queries are charged, so that the next request waits longer.
@@ -62,7 +63,7 @@ class RateLimiter:
         self._burst = burst
         self._guard = guard
         self._clock = clock
-        # Bounded: names are those of configured keys, or "anonymous".
+        # Bounded: names are those of keys that were configured, or "anonymous".
         self._full_at: dict[str, int] = {}
 
     async def admit(self, name: str, cost: int) -> float:
@@ -74,7 +75,7 @@ class RateLimiter:
         if self._guard:
             arguments = (f"care:rate:{name}", self._interval, self._burst, cost)
             with suppress(UnavailableError):
-                wait = await self._guard.run(
+                wait = await self._guard.write(
                     lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
                 )
                 return wait / 1_000_000

@@ -32,12 +32,15 @@ _MAC_BYTES = 16
 class RedisGuard:
     """Calls Redis so that a slow or failed Redis delays a request by one time-out at most.
 
-    After repeated failures the circuit breaker opens, and calls fail at once.
+    After repeated failures the circuit breaker opens, and calls fail at once. A second one opens
+    for writes alone if Redis responds to them with errors: it is out of memory, a read-only
+    replica, or forbids the command. Reads go on.
 
     Args:
         url: Address of Redis.
         timeout: Time-out of a call, with connecting and waiting for a free connection [s].
-        breaker: The circuit breaker.
+        breaker: The circuit breaker of all calls.
+        writes: The circuit breaker of writes.
         on_error: Called with the kind of each failed call or unusable value.
         connections: Most connections.
 
@@ -50,11 +53,13 @@ class RedisGuard:
         url: str,
         timeout: float,
         breaker: Breaker,
+        writes: Breaker,
         on_error: Callable[[ErrorKind], None],
         connections: int = 16,
     ) -> None:
         self._timeout = timeout
         self._breaker = breaker
+        self._writes = writes
         self.on_error = on_error
         # Time-outs are applied by `run`: those of the client would start a task for each write.
         # Version 2 of the protocol needs no handshake before the first command.
@@ -80,15 +85,36 @@ class RedisGuard:
         # notification of one, when a waiting call is cancelled.
         self._slots = asyncio.Semaphore(connections)
 
-    async def run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
+    async def read(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
+        """Returns the result of an operation that changes nothing; see `write`."""
+        return await self._run(operation)
+
+    async def write(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
         """Returns the result of an operation.
 
         A cancelled call counts neither as success nor as failure. The connection of a call that
         was cancelled or timed out is closed, as its response may still arrive.
 
         Raises:
-            UnavailableError: If the call fails or times out, or the breaker is open.
+            UnavailableError: If the call fails or times out, or a breaker is open.
         """
+        if not self._writes.allows():
+            raise UnavailableError("the breaker of writes is open")
+        try:
+            result = await self._run(operation)
+        except UnavailableError as error:
+            if isinstance(error.__cause__, ResponseError):
+                self._writes.failed()
+            else:
+                self._writes.abandoned()
+            raise
+        except BaseException:
+            self._writes.abandoned()
+            raise
+        self._writes.succeeded()
+        return result
+
+    async def _run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
         allowed = False
         kind: ErrorKind
         try:
@@ -101,8 +127,7 @@ class RedisGuard:
             return result
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError):
-                # Redis responds with an error: it is out of memory or read-only, for example.
-                kind = "value"
+                kind = "response"
                 self._breaker.succeeded()
             else:
                 late = isinstance(error, TimeoutError | RedisTimeoutError)
@@ -141,7 +166,7 @@ class RedisCache:
             return []
         names = [_PREFIX + key.hex() for key in keys]
         try:
-            values = await self._guard.run(lambda redis: redis.mget(names))
+            values = await self._guard.read(lambda redis: redis.mget(names))
         except UnavailableError:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
@@ -152,7 +177,7 @@ class RedisCache:
         payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
         name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
         with suppress(UnavailableError):
-            await self._guard.run(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
+            await self._guard.write(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
 
     def _read(self, key: bytes, value: Any, count: int) -> ScoredRows | None:
         if value is None:

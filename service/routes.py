@@ -132,14 +132,15 @@ async def _search(
 
 def _index_response(loaded: LoadedIndex, state: State) -> bytes:
     manifest = loaded.manifest
+    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.filter_values}
     # Not validated: its values are those of the loaded files.
     response = schemas.IndexResponse.model_construct(
-        **dict(manifest),
+        **fields,
         active=state.engine.served.is_active,
         pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
-        filters=loaded.filter_values,
+        filter_field_count=len(loaded.filters.fields),
     )
     return to_json(response)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,8 @@ from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import Document, FilterValue, FloatArray, Hit, Query, RowArray
-from core.versions import index_folder, read_manifest, verify_files
+from core.types import Check, Document, FilterValue, FloatArray, Hit, Query, RowArray, no_check
+from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
@@ -32,8 +32,10 @@ _WIDEN = 4
 # The documents of a result with more hits are read when they are accessed. In memory all at once,
 # those of a large batch would hold up the process for each garbage collection.
 _FEW_HITS = 64
-# Values of a filter field that the description of an index lists.
-_MAX_FILTER_VALUES = 100
+# Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
+# 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
+# its hit in any batch.
+_SAME_SCORE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class LoadedIndex:
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
         files: The files before they were verified.
-        filter_values: The most frequent values of each filter field.
+        filter_values: The first filter fields by name, each with its most frequent values; bounded
+            in number and size.
     """
 
     identity: str
@@ -71,30 +74,38 @@ class LoadedIndex:
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
-    filter_values: dict[str, list[FilterValue]]
+    filter_values: Mapping[str, Sequence[FilterValue]]
 
     @property
     def document_bytes(self) -> int:
         """Mean size of a document or chunk in its file [bytes]."""
         return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
 
-    def search(self, query: Query, vector: FloatArray) -> QueryResult:
-        """Returns the hits of a query whose vector is float32 [dimension], of unit norm.
+    def search(self, query: Query, vector: FloatArray, check: Check = no_check) -> QueryResult:
+        """Returns the hits of a query.
+
+        Args:
+            query: The query, checked by `service/query.py`.
+            vector: float32 [dimension], unit norm.
+            check: Called between the steps of the search; stops it by an exception.
 
         Raises:
             UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
-        passing = self.filters.rows(query.filter)
+        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
+        passing = self.filters.rows(query.filter, self.manifest.count, check)
         if query.collapse:
-            nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
+            nearest = partial(
+                self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
+            )
             most = len(self.documents) if passing is None else len(passing)
             first = self.documents.first_chunks
-            scores, rows = search_documents(nearest, first, query.top_k, most, query.min_score)
+            scores, rows = search_documents(nearest, first, query.top_k, most, lowest)
         else:
-            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
-        if query.min_score is not None:
-            good = scores >= query.min_score
+            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter, check)
+        if lowest is not None:
+            good = scores >= lowest
             scores, rows = scores[good], rows[good]
         return self._read((scores, rows), time.perf_counter() - started)
 
@@ -159,14 +170,10 @@ def load_index(
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     store = store or FaissStore()
-    version = store.active_version(root, name)
-    while True:
-        try:
-            return open_version(index_folder(root, name) / version, encoder, store)
-        except IndexVersionError:
-            opened, version = version, store.active_version(root, name)
-            if version == opened:
-                raise
+    return with_version(
+        lambda: store.active_version(root, name),
+        lambda version: open_version(index_folder(root, name) / version, encoder, store),
+    )
 
 
 def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIndex:
@@ -194,11 +201,8 @@ def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIn
     vectors = store.open(folder, manifest, filter_reader)
     sums = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
-    values = {
-        field: filter_reader.values(field, _MAX_FILTER_VALUES)
-        for field in sorted(filter_reader.fields)
-    }
-    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors, values)
+    listed = filter_reader.frequent_values()
+    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors, listed)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:

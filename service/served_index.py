@@ -17,7 +17,7 @@ from service.logs import describe
 from service.metrics import Metrics
 from service.search import LoadedIndex, load_index, open_version
 from service.version_files import VersionFiles
-from stores.base import VectorStore
+from stores.base import StoreError, VectorStore
 from stores.faiss.search import limit_threads
 
 _LOG = logging.getLogger("care.service")
@@ -98,6 +98,7 @@ class ServedIndex:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
         self._seen: _Seen | None = None
         self._failure: object = None
+        self._look_failure = ""
         self.index, error = self._load()
         self._record(error)
 
@@ -152,8 +153,12 @@ class ServedIndex:
             changed = await loop.run_in_executor(self._loader, self._has_changed)
             if not changed and (self._failure is None or loop.time() < retry_at):
                 continue
-            with suppress(Exception):  # `reload` logs it
+            try:
                 await self.reload()
+            except CareError:
+                pass  # `reload` has logged it
+            except Exception as error:
+                _LOG.error("reload failed", extra={"fields": _fields(error)})
             pause = every if changed else min(2 * pause, max(every, _LONGEST_PAUSE))
             retry_at = loop.time() + pause
 
@@ -190,33 +195,47 @@ class ServedIndex:
         return None
 
     def _has_changed(self) -> bool:
+        """Returns whether a look finds something new; if the look fails, it is logged once."""
         try:
-            return self._look(self.index.files) != self._seen
+            seen = self._look(self.index.files)
         except Exception as error:
-            _LOG.error("the index cannot be read", extra={"fields": describe(error)})
+            if str(error) != self._look_failure:
+                self._look_failure = str(error)
+                extra = {"fields": _fields(error)}
+                _LOG.error("the active index version cannot be determined", extra=extra)
             return False
+        self._look_failure = ""
+        return seen != self._seen
 
     def _look(self, served: VersionFiles | None) -> _Seen:
         now = served and VersionFiles.of(served.folder)
         try:
             active = self._active()
-        except CareError as error:
+        except StoreError:
+            raise
+        except IndexVersionError as error:
             return _Seen(error.code, None, now)
         return _Seen(active, VersionFiles.of(self._folder / active), now)
 
     def _record(self, error: Exception | None) -> None:
-        """Shows whether the active version is served, and logs an error that is not yet logged."""
+        """Shows whether the active version is served, and logs a CareError that is not yet logged.
+
+        Callers of `reload` log other errors.
+        """
         version = self.index.manifest.version
         failure = error and (version, type(error), str(error))
-        if error and failure != self._failure:
-            if isinstance(error, CareError):
-                found = {"code": error.code, "reason": str(error)}
-            else:
-                found = {"code": "internal_error", **describe(error)}
-            fields = {"served": version, **found}
-            _LOG.error("the active index version cannot be loaded", extra={"fields": fields})
+        if isinstance(error, CareError) and failure != self._failure:
+            extra = {"fields": {"served": version} | _fields(error)}
+            _LOG.error("the active index version cannot be loaded", extra=extra)
         self._failure = failure
         self._metrics.index_fallback.set(failure is not None)
+
+
+def _fields(error: Exception) -> dict[str, str]:
+    """Returns the fields of the log line of an error; a message of ours does not quote a query."""
+    if isinstance(error, CareError):
+        return {"code": error.code, "reason": str(error)}
+    return {"code": "internal_error", **describe(error)}
 
 
 def versions_before(root: Path, name: str, version: str) -> Iterator[str]:

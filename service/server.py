@@ -1,21 +1,40 @@
 """The server process: its socket, signals and shutdown."""
 
+import asyncio
 import gc
+import logging
+import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import CareError
 from service.app import create_app
 from service.bus_error import restart_on_bus_error
+from service.connections import ConnectionLimits, Connections, available_connections
 from service.logs import configure_logs
+from service.metrics import Metrics
+from service.middleware import RequestContext
+from service.problems import RequestError, problem_response
+from service.protocol import HttpProtocol
 from service.settings import Settings
+
+_LOG = logging.getLogger("care.service")
+# From the end of the drain time: when connections end that clients keep open, when uvicorn cancels
+# their requests, and when the process ends although a thread is busy [s].
+_END_CONNECTIONS = 6.0
+_CANCEL_REQUESTS = 7
+_END_PROCESS = 9.0
 
 
 def serve(settings: Settings) -> None:
@@ -32,9 +51,17 @@ def serve(settings: Settings) -> None:
     listener = Listener(settings.host, settings.port)
     app = create_app(settings)
     engine = app.state.service.engine
+    deadline = threading.Timer(_END_PROCESS, _end_process)
+    deadline.daemon = True
     try:
+        most, backlog = available_connections(settings.max_connections)
+        connections = make_connections(settings, app.state.service.metrics, most)
         config = uvicorn.Config(
             app,
+            http=http_protocol(connections, app.state.service.metrics),
+            ws="none",
+            backlog=backlog,
+            timeout_graceful_shutdown=_CANCEL_REQUESTS,
             root_path=settings.root_path,
             log_config=None,
             log_level=settings.log_level,
@@ -46,10 +73,48 @@ def serve(settings: Settings) -> None:
         gc.collect()
         gc.freeze()
         line = f"serving index '{settings.index}' on {listener.listen(config.backlog)}\n"
-        server = DrainingServer(config, engine.drain, settings.drain_seconds, line)
+        drain = engine.drain, settings.drain_seconds
+        server = DrainingServer(config, connections, *drain, line, deadline)
         server.run(sockets=[listener.socket])
     finally:
         engine.stop()
+        deadline.cancel()
+
+
+def make_connections(settings: Settings, metrics: Metrics, most: int) -> Connections:
+    """Returns the open connections, none yet, with their limits and metrics.
+
+    Args:
+        settings: The settings of the service.
+        metrics: The metrics of the application.
+        most: Most open connections.
+    """
+    limits = ConnectionLimits(
+        connections=most,
+        header_bytes=settings.max_header_bytes,
+        unsent_bytes=settings.max_unsent_bytes,
+        client_timeout=settings.client_timeout_seconds,
+        keep_alive=settings.keep_alive_seconds,
+    )
+    connections = Connections(limits, metrics.ended_connections)
+    metrics.connections.set_function(lambda: len(connections))
+    metrics.unsent_bytes.set_function(lambda: connections.unsent)
+    return connections
+
+
+def http_protocol(connections: Connections, metrics: Metrics) -> Any:
+    """Returns what makes the protocol of each connection, for uvicorn.
+
+    Refused requests get an id, a log line and metrics like all others.
+    """
+
+    def refuse(error: RequestError) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await problem_response(error, scope)(scope, receive, send)
+
+        return RequestContext(answer, metrics, None)
+
+    return partial(HttpProtocol, connections=connections, refuse=refuse)
 
 
 class Listener:
@@ -96,23 +161,34 @@ class Listener:
 class DrainingServer(uvicorn.Server):
     """Accepts requests for `drain_seconds` after the first signal, then completes those in flight.
 
-    A second signal skips the wait; a third one, if it is SIGINT, aborts requests in flight.
+    A second signal skips the wait; a third one, if it is SIGINT, aborts requests in flight. After
+    the wait, connections end after 6 s if their clients do not end them.
 
     Args:
         config: Configuration of uvicorn.
+        connections: The open connections.
         drain: Called at each signal.
         drain_seconds: How long to accept requests after the first signal [s].
         line: Printed on standard output once the service is ready and handles signals.
+        deadline: Started after the wait.
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Callable[[], None], drain_seconds: float, line: str
+        self,
+        config: uvicorn.Config,
+        connections: Connections,
+        drain: Callable[[], None],
+        drain_seconds: float,
+        line: str,
+        deadline: threading.Timer,
     ) -> None:
         super().__init__(config)
+        self._connections = connections
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._line = line
         self._end_at: float | None = None
+        self._deadline = deadline
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to serve; uvicorn handles the signals by now."""
@@ -131,5 +207,19 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to shut down; uvicorn calls this ten times a second."""
+        if counter % 10 == 0:
+            self._connections.sweep(asyncio.get_running_loop().time())
         self.should_exit |= self._end_at is not None and time.monotonic() >= self._end_at
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Completes the requests in flight, as far as their clients allow it in time."""
+        self._deadline.start()
+        ending = asyncio.get_running_loop().call_later(_END_CONNECTIONS, self._connections.end_all)
+        await super().shutdown(sockets)
+        ending.cancel()
+
+
+def _end_process() -> None:
+    _LOG.error("a thread did not end in time: the process ends without it")
+    os._exit(0)

@@ -14,13 +14,14 @@ from core.cpus import available_cpus
 from core.errors import CareError
 from models.encoders.providers import ProviderName
 
-# Variables with the same prefix that are not settings of the service: those of other commands, and
-# those that Kubernetes sets for Services named care and care-….
+# Variables with the same prefix that are not settings of the service: those of other commands and
+# of load tests, and those that Kubernetes sets for Services named care and care-….
 _OTHER_VARIABLES = {"CARE_BUILDS", "CARE_LOAD_KEY"}
 _OF_KUBERNETES = re.compile(
     r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP)\w*=|PORT=(tcp|udp)://)"
 )
-_ORIGIN = re.compile(r"\*|https?://[^\s/?#@]+")
+# In the form that browsers send: lower case, other letters in Punycode.
+_ORIGIN = re.compile(r"\*|https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 
 AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -94,6 +95,20 @@ class Settings(BaseSettings):
     """Most bytes of answers that are being made or sent, estimated before the search: `top_k` times
     the mean size of a document, for each query. A request that exceeds it gets 429. Answers below
     64 KiB are not counted, and one answer alone may be larger."""
+    max_header_bytes: int = Field(16_384, ge=1024)
+    """Longest head of a request: request line and headers [bytes]. The request line may have 8192
+    bytes, and a request 128 headers."""
+    max_connections: AtLeast1 = 4096
+    """Most open connections, fewer if the limit of open files (`ulimit -n`) is lower. Beyond it the
+    connection ends whose client the service has waited for longest."""
+    max_unsent_bytes: AtLeast1 = 67_108_864
+    """Most bytes of responses that clients have not yet taken. Beyond it the connection ends that
+    has been sending for longest."""
+    client_timeout_seconds: float = Field(10.0, gt=0)
+    """Longest time that a client takes to send the head of a request, or to take the next 64 KiB of
+    a response [s]; after it the connection ends."""
+    keep_alive_seconds: float = Field(75.0, gt=0)
+    """Longest time that a connection waits for its next request [s]."""
     cache_entries: AtLeast0 = 10_000
     """Queries whose results are cached in memory; 0 disables this cache."""
     redis_url: SecretStr | None = None
@@ -110,6 +125,9 @@ class Settings(BaseSettings):
     one. With any key, every path needs one except health, the pages and their files, and /metrics
     (see `CARE_OPEN_METRICS`). Without keys, search is open to everyone, and POST /index/reload to
     clients on this machine if CARE_HOST is a loopback address."""
+    api_keys_file: Path | None = None
+    """File of such entries, one per line or separated by commas; `#` begins a comment. A changed
+    file takes effect within 2 s; if it is wrong, the last keys stay. Not with CARE_API_KEYS."""
     open_metrics: bool = True
     """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)
@@ -150,6 +168,11 @@ class Settings(BaseSettings):
             return max(16, self.threads)
         return self.threads if self.encode_workers < self.threads else 0
 
+    @field_validator("api_keys_file", mode="before")
+    @classmethod
+    def _unset(cls, value: object) -> object:
+        return value or None
+
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
@@ -164,10 +187,27 @@ class Settings(BaseSettings):
     def _check_dependent_settings(self) -> Self:
         if self.store == "milvus" and not self.milvus_uri:
             raise ValueError("CARE_STORE=milvus requires CARE_MILVUS_URI")
+        if self.api_keys and self.api_keys_file:
+            raise ValueError("set either CARE_API_KEYS or CARE_API_KEYS_FILE, not both")
         if self.redis_url and not self.cache_secret:
             message = "set it to a long random text, the same for all replicas"
             raise ValueError(f"CARE_REDIS_URL requires CARE_CACHE_SECRET: {message}")
         return self
+
+
+def check_variables() -> None:
+    """Checks the names of all `CARE_*` variables.
+
+    Raises:
+        CareError: If a variable is unknown; the message names the nearest known one.
+    """
+    known = {f"CARE_{name}".upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(os.environ.keys() - known):
+        if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
+            continue
+        (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
+        message = f"{name} is not a known variable; did you mean {nearest}?"
+        raise CareError(message, code="unknown_setting", name=name, nearest=nearest)
 
 
 def read_settings() -> Settings:
@@ -177,13 +217,7 @@ def read_settings() -> Settings:
         CareError: If a variable is unknown or has a wrong value; the message names the variable and
             does not quote the value.
     """
-    known = {f"CARE_{name}".upper() for name in Settings.model_fields}
-    for name in sorted(os.environ.keys() - known - _OTHER_VARIABLES):
-        if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
-            continue
-        (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
-        message = f"{name} is not a setting of the service; did you mean {nearest}?"
-        raise CareError(message, code="unknown_setting", name=name, nearest=nearest)
+    check_variables()
     try:
         return Settings()
     except ValidationError as error:

@@ -91,6 +91,7 @@ def settings(tmp_path: Path) -> Settings:
         indexes=tmp_path / "indexes",
         index="test",
         threads=1,
+        watch_seconds=0,
     )
 
 

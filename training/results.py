@@ -10,7 +10,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from core.encoders import Pair
-from core.files import write_text
+from core.files import remove_temporary, write_text
 from core.provenance import environment
 from core.records import write_json
 from models.pairs import load_pair, write_pair
@@ -29,6 +29,7 @@ def clear(partial: Path) -> None:
         shutil.rmtree(partial / side, ignore_errors=True)
     for name in (RESULT, METRICS, PAIR, RECIPE, CURVES, TRIPLES):
         (partial / name).unlink(missing_ok=True)
+    remove_temporary(partial)
 
 
 def write_result(

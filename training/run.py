@@ -20,7 +20,8 @@ from pathlib import Path
 import transformers
 from transformers import set_seed
 
-from core.files import exclusive, publish
+from core.files import publish
+from core.locks import exclusive
 from training.data import read_dev
 from training.distributed import processes
 from training.encoder import EncoderCheckpoint
@@ -99,7 +100,7 @@ def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report:
         if not state.is_main_process:
             stage.run(context, partial)
         else:
-            with exclusive(partial):
+            with exclusive(partial, "train"):
                 clear(partial)
                 started = time.monotonic()
                 outcome = stage.run(context, partial)

@@ -25,7 +25,8 @@ def index(
     corpus: Annotated[
         str,
         typer.Argument(
-            metavar="CORPUS", help="JSONL or Parquet file, a folder of such files, or a glob."
+            metavar="CORPUS",
+            help="File (.jsonl, .jsonl.gz, .parquet), a folder of such files, or a glob.",
         ),
     ],
     index: Index,

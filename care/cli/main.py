@@ -1,5 +1,6 @@
 """The `care` command: its subcommands by task, and what a failed one prints and returns."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,17 @@ _INTERRUPTED = "interrupted; index, update, train and curate resume if you run t
 
 class _Commands(TyperGroup):
     """A group that prints an error of the user's as one line, `error: message [code]`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns name, command and arguments; raises `CareError` for an unknown variable."""
+        name, command, rest = super().resolve_command(ctx, args)
+        # The doctor reports it among other findings; help is printed in any case.
+        unchecked = name == "doctor" or ctx.resilient_parsing or {*ctx.help_option_names} & {*rest}
+        if not unchecked and any(variable.startswith("CARE_") for variable in os.environ):
+            from service.settings import check_variables
+
+            check_variables()
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Runs a subcommand; exits with status 1 after a `CareError`, with 130 after Ctrl-C."""

@@ -12,6 +12,7 @@ from care.options import vector_stores
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 
 if TYPE_CHECKING:
+    from core.locks import LockHolder
     from core.manifest import IndexManifest
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
         "index": manifest.name,
         "version": manifest.version,
         "parent": manifest.parent,
+        "number": manifest.number,
         "created_at": manifest.created_at.isoformat(),
         "embedding_space": manifest.encoder.embedding_space,
         "documents": manifest.corpus.documents,
@@ -62,18 +64,30 @@ def list_(
     indexes: Indexes = DEFAULT_INDEXES,
     json_: Json = False,
 ) -> None:
-    """List the versions of one index or of all; a star marks the active version."""
-    from core.versions import current_version, index_folder, list_versions, read_manifest
+    """List the versions of one index or of all; a star marks the active version.
+
+    Commands that hold a lock of the index are shown too.
+    """
+    from core.versions import current_version, index_folder, read_versions
+    from indexer.locks import holders
 
     names = [index] if index else sorted(p.parent.name for p in indexes.glob("*/CURRENT"))
     found = []
+    locks: dict[str, list[LockHolder]] = {}
     for name in names:
         current = current_version(indexes, name)
-        for version in list_versions(indexes, name):
-            manifest = read_manifest(index_folder(indexes, name) / version)
-            found.append((version == current, manifest))
-    facts = [{**version_facts(manifest), "active": active} for active, manifest in found]
-    show({"versions": facts}, _listed(indexes, found), as_json=json_)
+        manifests = read_versions(indexes, name)
+        found += [(manifest.version == current, manifest) for manifest in manifests]
+        locks[name] = holders(index_folder(indexes, name))
+    facts = {
+        "versions": [{**version_facts(manifest), "active": active} for active, manifest in found],
+        "locks": [
+            {"index": name, **holder.model_dump(mode="json")}
+            for name, by in locks.items()
+            for holder in by
+        ],
+    }
+    show(facts, _listed(indexes, found, locks), as_json=json_)
 
 
 @app.command()
@@ -164,7 +178,9 @@ def _show_active(index: str, version: str, as_json: bool) -> None:
     show({"index": index, "active": version}, lines, as_json=as_json)
 
 
-def _listed(root: Path, found: "list[tuple[bool, IndexManifest]]") -> Iterator[str]:
+def _listed(
+    root: Path, found: "list[tuple[bool, IndexManifest]]", locks: "dict[str, list[LockHolder]]"
+) -> Iterator[str]:
     if not found:
         yield f"no index in {root}"
     name = ""
@@ -172,6 +188,9 @@ def _listed(root: Path, found: "list[tuple[bool, IndexManifest]]") -> Iterator[s
         if manifest.name != name:
             name = manifest.name
             yield name
+            for holder in locks[name]:
+                since = f"since {holder.since:%Y-%m-%d %H:%M:%S} UTC"
+                yield f"  locked: {holder.command}, process {holder.pid} on {holder.host}, {since}"
         rows = "chunks" if manifest.chunking else "documents"
         yield (
             f"  {'*' if active else ' '} {manifest.version}  {manifest.count:,} {rows}  "

@@ -19,6 +19,7 @@ from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from service.api_keys import ApiKeys
 from service.app import load_query_encoder
+from service.key_file import KeyFile
 from service.search import load_index
 from service.settings import Settings, read_settings
 
@@ -33,7 +34,10 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
     """
     try:
         settings = read_settings()
-        ApiKeys.parse(_plain(settings.api_keys))
+        if settings.api_keys_file:
+            KeyFile(settings.api_keys_file)
+        else:
+            ApiKeys.parse(_plain(settings.api_keys))
     except CareError as error:
         yield Finding.of("settings", error)
         return

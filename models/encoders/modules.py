@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from core.encoders import Pooling
 from core.errors import PairError
@@ -27,7 +27,8 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     """Returns the folders of the transformer and of the Dense modules after pooling.
 
     Raises:
-        PairError: If `modules.json` has unsupported modules or another pooling.
+        PairError: If `modules.json` has unsupported modules, folders outside of the checkpoint, or
+            another pooling.
     """
     file = checkpoint / "modules.json"
     if not file.is_file():
@@ -38,7 +39,11 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
         if kind not in folders:
             reason = f"has the unsupported module {kind}: supported are {', '.join(_KINDS)}"
             raise PairError.at(file, reason, "unsupported_module", module=kind)
-        folders[kind].append(checkpoint / module["path"])
+        path = PurePosixPath(module["path"])
+        if path.is_absolute() or ".." in path.parts:
+            reason = f"names the folder {path} outside of the checkpoint"
+            raise PairError.at(file, reason, "bad_module", folder=path)
+        folders[kind].append(checkpoint / path)
     if (count := len(folders["Transformer"])) != 1:
         reason = f"has {count} Transformer modules instead of one"
         raise PairError.at(file, reason, "unsupported_module", module="Transformer")

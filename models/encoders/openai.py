@@ -23,6 +23,8 @@ from core.types import FloatArray
 from core.vectors import truncate_normalize
 
 _CONNECT_SECONDS = 10.0
+# Largest response: one number of a vector as decimal digits, and everything else.
+_NUMBER_BYTES, _OTHER_BYTES = 32, 16 * 1024 * 1024
 # Statuses of different servers for too long a text, or for too many texts.
 _REJECTIONS = (400, 413, 422)
 
@@ -36,6 +38,9 @@ class OpenAIEncoder:
     The server returns native vectors, which are truncated and normalised here. It reports the
     number of tokens per request; they are distributed evenly over the texts (0 if it reports none).
     It does not report which texts it truncated, so `truncated` is false for all texts.
+
+    Redirects are not followed: texts and key are sent to `base_url` only. A response is read up to
+    the size that its vectors can have.
 
     Each call of `encode` opens new connections, so a call should have the texts of many requests.
     Calls may be made from any thread, but not from a running event loop.
@@ -124,7 +129,9 @@ class OpenAIEncoder:
                 return await self._embed(client, prompted[start : start + size], start)
 
         async with httpx2.AsyncClient(
-            headers=self._headers,
+            # Compressed responses would have no bound in memory.
+            headers=self._headers | {"Accept-Encoding": "identity"},
+            follow_redirects=False,
             verify=self._tls,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             # The semaphore limits connections; waiting for it must not count towards the time-out.
@@ -174,8 +181,11 @@ class OpenAIEncoder:
 
     async def _request(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> bytes:
         try:
-            async with asyncio.timeout(self._timeout):
-                response = await client.post(self.url, json=self._body | {"input": texts})
+            async with (
+                asyncio.timeout(self._timeout),
+                client.stream("POST", self.url, json=self._body | {"input": texts}) as response,
+            ):
+                content = await self._content(response, len(texts))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             reason = str(error) or "time-out"
             if not self._reached:
@@ -189,7 +199,7 @@ class OpenAIEncoder:
         self._reached = True
         status = response.status_code
         if status == 200:
-            return response.content
+            return content
         if status in _REJECTIONS:
             raise _RejectedError(status)
         if is_transient(status):
@@ -199,9 +209,28 @@ class OpenAIEncoder:
         hints = dict.fromkeys(
             (401, 403), "the key is wrong" if self._headers else "set OPENAI_API_KEY"
         )
+        if response.is_redirect:
+            hints[status] = "redirects are not followed: check --base-url"
         hints[404] = f"the model '{self._body['model']}' is unknown, or the address is wrong"
         reason = f"returned status {status}: {hints.get(status, 'see the log of the server')}"
         raise self._failure(reason, "embedding_server_status", status=status)
+
+    async def _content(self, response: httpx2.Response, texts: int) -> bytes:
+        """Returns the body of a successful response, b"" for others.
+
+        Raises:
+            VectorError: If it is longer than the vectors of the texts can be.
+        """
+        if response.status_code != 200:
+            return b""
+        limit = texts * self.spec.native_dimension * _NUMBER_BYTES + _OTHER_BYTES
+        content = bytearray()
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > limit:
+                message = f"more than {limit} bytes for {texts} texts"
+                raise self._invalid(message, "bad_embedding_answer", limit=limit)
+        return bytes(content)
 
     def _failure(self, problem: str, code: str, /, **fields: Any) -> EmbeddingServerError:
         return EmbeddingServerError(f"{self.url} {problem}", code=code, url=self.url, **fields)

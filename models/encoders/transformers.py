@@ -25,6 +25,14 @@ from models.encoders.checkpoints import (
 from models.encoders.modules import read_modules
 from models.encoders.tokenizer import TokenEncoder, Tokens, pad
 
+# Entries of config.json that name the code of a layer.
+_IMPLEMENTATIONS = (
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "_experts_implementation",
+)
+
 
 class TransformersEncoder(TokenEncoder):
     """An encoder from a local checkpoint folder or the Hugging Face Hub.
@@ -139,6 +147,10 @@ def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
     remote = written.pop("auto_map", None)
     # A copy, because the library modifies its argument.
     entries = written | deepcopy(spec.config)
+    for name in _IMPLEMENTATIONS:
+        # With a slash it names a repository of compiled code on the Hugging Face Hub.
+        if "/" in str(entries.get(name, "")):
+            del entries[name]
     kind = entries.get("model_type", "")
     try:
         config = AutoConfig.for_model(kind)

@@ -28,6 +28,7 @@ from core.shards import ShardedVectors
 from stores.faiss.training import assigning_on_gpus
 
 _CHUNK_ROWS = 4096
+_WRITE_BYTES = 1 << 20
 _ID_BYTES = 8
 # The buffers of inverted lists grow by doubling.
 _SLACK = 2
@@ -144,9 +145,11 @@ def write_file(index: faiss.Index, path: Path) -> None:
         CareError: If the file cannot be written, for example because the disk is full.
     """
     try:
-        faiss.write_index(index, str(path))
-    except RuntimeError as error:
-        reason = "cannot be written: check that the disk has free space"
+        with path.open("wb") as file:
+            # FAISS's own writer prints to standard error if the disk is full.
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES))
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror}): check that the disk has free space"
         raise CareError.at(path, reason, "input_output") from error
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.errors import CareError, IndexVersionError
+from core.filter_rows import Requirement
 
 COLLECTION = "vectors.milvus"
 
@@ -22,6 +23,8 @@ METRIC = "IP"
 # Maximum number of hits of a search in Milvus, and of results of a query.
 MAX_HITS = 16_384
 MAX_LABELS = 4_096
+# Labels of one field in an expression, 40 kB of text.
+_MAX_EXPRESSION_LABELS = 4_096
 # Maximum beam width in Milvus.
 _MAX_EF = 32_768
 
@@ -61,14 +64,34 @@ def version_of(collection: str) -> str:
 
 
 def read_collection(folder: Path) -> str | None:
-    """Returns the collection of a version, or None if its vectors are in the folder."""
+    """Returns the collection of a version, or None if its vectors are in the folder.
+
+    Raises:
+        IndexVersionError: If the file names a collection of another index, which commands on this
+            one could drop.
+    """
     path = folder / COLLECTION
-    return path.read_text(encoding="ascii").strip() if path.is_file() else None
+    if not path.is_file():
+        return None
+    collection = path.read_text(encoding="utf-8", errors="replace").strip()
+    match = _COLLECTION.fullmatch(collection)
+    if not match or match["name"] != _escape(folder.absolute().parent.name):
+        reason = "does not name a collection of this index: build the index under this name"
+        raise IndexVersionError.at(path, reason, "foreign_collection")
+    return collection
 
 
-def labels_expression(labels: Sequence[Sequence[int]]) -> str:
-    """Returns an expression for rows that have at least one of the labels of each field."""
-    return " and ".join(f"array_contains_any({LABELS}, {list(field)})" for field in labels)
+def labels_expression(requirements: Sequence[Requirement]) -> tuple[str, bool]:
+    """Returns an expression for rows that meet requirements, and whether it has all of them.
+
+    A requirement of too many labels for an expression is left out.
+    """
+    fitting = [one for one in requirements if len(one.labels) <= _MAX_EXPRESSION_LABELS]
+    terms = [
+        f"{'not ' * one.excluded}array_contains_any({LABELS}, {one.labels.tolist()})"
+        for one in fitting
+    ]
+    return " and ".join(terms), len(fitting) == len(requirements)
 
 
 def rows_expression(rows: Sequence[int]) -> str:

@@ -40,16 +40,24 @@ def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOp
         {"text": "无编号"},
         {"_id": "y", "text": "坏\ud800"},
         {"_id": "z", "text": "数", "metadata": {"n": float("nan")}},
+        {"_id": "title", "text": "题", "title": "长" * 10_000_000},
+        {"_id": "value", "text": "值", "metadata": {"v": "长" * 1_000_000}},
+        {"_id": "list", "text": "表", "metadata": {"v": list(range(1_000_000))}},
     ]
-    with raises(CorpusError, "too_many_rejects", rejected=4, total=24):
+    with raises(CorpusError, "too_many_rejects", rejected=7, total=27):
         care.build_index("test", [*good, *bad], options)
     made = care.build_index("test", [*good, *bad], options, max_reject_rate=0.5)
     assert made.encoded
-    assert (made.documents, made.encoded.staged.rejected) == (20, 4)
+    assert (made.documents, made.encoded.staged.rejected) == (20, 7)
     with raises(CorpusError, "duplicate_id"):
         care.build_index("test", [good[0], good[0]], options)
     with raises(CorpusError, "bad_document", number=2):
         care.build_index("test", [good[0], {"_id": "o", "text": object()}], options)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with raises(CorpusError, "bad_document", number=2):
+        care.build_index("test", [good[0], {"_id": "deep", "metadata": {"v": deep}}], options)
     with raises(CorpusError, "empty_corpus"):
         care.build_index("test", [], options)
 

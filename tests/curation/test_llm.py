@@ -319,6 +319,19 @@ def test_a_permanent_failure_is_not_retried(serve: Any, tmp_path: Path, status: 
     assert len(recorder.bodies) == 1
 
 
+def test_questions_and_key_are_not_sent_to_the_address_of_a_redirect(
+    serve: Any, tmp_path: Path
+) -> None:
+    other, elsewhere = serve(lambda *_: BLUE)
+    _, url = serve(reject(307, {"Location": f"{elsewhere}/chat/completions"}))
+    with (
+        models(tmp_path, endpoint(url)) as llm,
+        raises(LanguageModelError, code="request_rejected", status=307),
+    ):
+        llm.ask({"judge": [question()]}, "test")
+    assert other.bodies == []
+
+
 def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
     def respond(body: Any, handler: Any, _: int) -> str | None:
         if body["messages"][1]["content"] != "long":

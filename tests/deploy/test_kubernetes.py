@@ -36,6 +36,7 @@ KUSTOMIZATIONS = [
     "example_indexer",
     "fetching",
     "behind_ingress",
+    "with_key_file",
     "care_mini",
     "indexer",
     "indexer_gpu",
@@ -78,6 +79,11 @@ def fetching(render: Render) -> Objects:
 @pytest.fixture(scope="module")
 def behind_ingress(render: Render) -> Objects:
     return render("overlays/example", "../../components/ingress")
+
+
+@pytest.fixture(scope="module")
+def with_key_file(render: Render) -> Objects:
+    return render("overlays/example", "../../components/api-keys")
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +161,17 @@ def test_the_objects_that_pods_refer_to_exist(name: str, request: pytest.Fixture
                 assert ("ConfigMap", source["configMapRef"]["name"]) in names
             elif not source["secretRef"].get("optional"):
                 assert ("Secret", source["secretRef"]["name"]) in names
+
+
+def test_the_file_of_keys_is_in_a_mounted_secret(with_key_file: Objects) -> None:
+    spec = pod(with_key_file["Deployment", "care"])
+    (volume,) = (volume for volume in spec["volumes"] if "secret" in volume)
+    (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"])
+    assert "subPath" not in mount
+    path = Path(with_key_file["ConfigMap", "care-settings"]["data"]["CARE_API_KEYS_FILE"])
+    assert path.parent == Path(mount["mountPath"])
+    command = (KUBERNETES / "components/api-keys/kustomization.yaml").read_text()
+    assert f"generic {volume['secret']['secretName']} --from-file={path.name} " in command
 
 
 def test_selectors_and_ports_match_the_pods(example: Objects) -> None:

@@ -14,7 +14,7 @@ PACKAGES = (
 CODE = re.compile(r"[a-z]+(_[a-z0-9]+)*")
 # Functions that make an error: the code is the last or the first argument.
 LAST = re.compile(r"(\.at|[Ee]rror|_failure|_invalid|_unusable)$")
-FIRST = re.compile(r"(RequestError|_wrong)$")
+FIRST = re.compile(r"(RequestError|_reject|_wrong)$")
 ASSIGNED = {"code", "default_code"}
 TABLES = {"_CODES"}
 # Codes that are made from the kind of what is wrong, and names of HTTP statuses.

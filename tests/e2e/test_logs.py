@@ -38,7 +38,7 @@ def test_all_lines_are_json_uvicorns_too(indexes: Path, capfd: pytest.CaptureFix
     lines = run(indexes, "debug", capfd)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     assert {"care.service", "uvicorn.error"} <= {line["logger"] for line in lines}
-    assert "Invalid HTTP request received." in {line["message"] for line in lines}
+    assert [line["route"] for line in lines if line.get("status") == 400] == ["unmatched"]
     probes = [line for line in lines if line.get("route") in ("/health/ready", "/metrics")]
     assert [line["level"] for line in probes] == ["debug", "debug"]
     searches = [line for line in lines if line.get("route") == "/search"]
@@ -48,4 +48,4 @@ def test_all_lines_are_json_uvicorns_too(indexes: Path, capfd: pytest.CaptureFix
 def test_probes_are_not_logged_at_info(indexes: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = run(indexes, "info", capfd)
     routes = [line["route"] for line in lines if line["message"] == "request"]
-    assert routes == ["/search", "/search"]
+    assert routes == ["/search", "/search", "unmatched"]

@@ -133,7 +133,9 @@ class Balancer:
     def _probe(self) -> None:
         with httpx2.Client(timeout=60) as client:
             while not self._done.wait(0.05):
-                self._ready = [r for r in self.replicas if self._is_ready(client, r)]
+                ready = [r for r in self.replicas if self._is_ready(client, r)]
+                # A busy machine may fail all probes.
+                self._ready = ready or self._ready
 
     def _is_ready(self, client: httpx2.Client, replica: ServerProcess) -> bool:
         try:
@@ -171,7 +173,7 @@ class Balancer:
 def test_no_request_fails_while_replicas_are_restarted_and_a_version_is_published(
     start: Start, root: Path, versions: list[str]
 ) -> None:
-    settings = {"WATCH_SECONDS": "0.2", "DRAIN_SECONDS": "3", "CACHE_ENTRIES": "0"}
+    settings = {"WATCH_SECONDS": "0.2", "DRAIN_SECONDS": "5", "CACHE_ENTRIES": "0"}
     replicas = [start(**settings) for _ in range(2)]
     with Balancer(*replicas) as balancer:
         wait_until(lambda: balancer.serves(versions[1]))

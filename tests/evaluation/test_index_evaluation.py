@@ -1,11 +1,13 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from care.cli.main import main as care
-from core.errors import CareError, DataError
+from core.errors import CareError, DataError, IndexVersionError
 from core.types import Document
+from core.versions import current_version
 from evaluation.index_evaluation import JudgementCoverage, evaluate_index, judgement_coverage
 from models.pairs import DEFAULT_PAIR
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
@@ -40,6 +42,25 @@ def test_an_index_that_does_not_exist(tmp_path: Path) -> None:
     qrels.write_text("q\td\t1\n", encoding="utf-8")
     with raises(CareError, code="no_active_version"):
         evaluate_index(tmp_path, "x", DEFAULT_PAIR, queries, qrels)
+
+
+@pytest.mark.e2e
+def test_the_scores_of_an_older_version_are_not_those_of_a_damaged_one(tmp_path: Path) -> None:
+    records = make_records(4)
+    queries = write_jsonl(
+        tmp_path / "queries.jsonl", [{"_id": r["_id"], "text": r["text"]} for r in records]
+    )
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in records), encoding="utf-8")
+    indexes = tmp_path / "indexes"
+    folders = ["--indexes", str(indexes), "--builds", str(tmp_path / "builds")]
+    for count in (3, 4):
+        corpus = write_jsonl(tmp_path / "corpus.jsonl", records[:count])
+        assert care(["index", str(corpus), "--index", "x", *folders]) == 0
+    version = current_version(indexes, "x")
+    os.truncate(indexes / "x" / version / "vectors.faiss", 10)
+    with raises(IndexVersionError, "version_not_served", version=version):
+        evaluate_index(indexes, "x", DEFAULT_PAIR, queries, qrels)
 
 
 @pytest.mark.e2e

@@ -38,6 +38,18 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@contextmanager
+def open_files(more: int) -> Iterator[None]:
+    """Limits the process to `more` open files beside those that it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(list(Path("/proc/self/fd").iterdir())) + more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     """Edits the manifest of a version in place."""
     path = folder / "manifest.json"
@@ -49,7 +61,16 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 def to_schema_1(manifest: dict[str, Any]) -> None:
     """Removes the fields of a manifest that schema 1 does not have."""
     manifest["schema_version"] = 1
-    for name in ("parent", "backend", "dtype", "store", "components", "thresholds", "fusion"):
+    for name in (
+        "parent",
+        "number",
+        "backend",
+        "dtype",
+        "store",
+        "components",
+        "thresholds",
+        "fusion",
+    ):
         del manifest[name]
 
 
@@ -61,5 +82,5 @@ def only_folder(path: Path) -> Path:
 
 def state(indexes: Path) -> dict[str, bytes | None]:
     """Returns all files and folders of all indexes, except locks."""
-    paths = (path for path in sorted(indexes.rglob("*")) if path.name != ".lock")
+    paths = (path for path in sorted(indexes.rglob("*")) if not path.name.endswith(".lock"))
     return {str(p.relative_to(indexes)): p.read_bytes() if p.is_file() else None for p in paths}

@@ -29,6 +29,7 @@ from tests.indexer.builds import (
     build_options,
     edit_manifest,
     only_folder,
+    open_files,
     state,
 )
 from tests.indexer.conftest import OptionsMaker
@@ -372,3 +373,8 @@ def test_an_index_of_another_backend_or_dtype_is_not_up_to_date(options: Options
     assert up_to_date(settings, spec) == manifest
     assert up_to_date(replace(settings, dtype="bfloat16"), spec) is None
     assert up_to_date(replace(settings, backend="vllm"), spec) is None
+
+
+def test_an_index_of_more_shards_than_a_process_may_open_is_built(build_version: Builder) -> None:
+    with open_files(90):
+        assert build_version(make_records(120), shard_size=1, factory="Flat").count == 120

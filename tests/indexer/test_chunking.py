@@ -11,7 +11,7 @@ from core.manifest import Chunking
 from core.text import document_text, normalize_text
 from core.types import Document
 from indexer.chunking import Chunker, chunk_spans, token_starts
-from indexer.corpus import Reject
+from indexer.records import Reject
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 from tests.encoders import BigramEncoder, make_spec

@@ -1,29 +1,49 @@
+import gzip
 import io
 import json
+import logging
+import os
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.errors import CorpusError
 from core.types import Document
-from indexer import corpus
+from indexer import corpus, limits
 from indexer.corpus import (
     Location,
     Record,
-    Reject,
     corpus_checksum,
     corpus_files,
     read_byte_range,
     read_corpus,
+    warn_about_unread,
 )
+from indexer.records import Reject
 from tests.conftest import make_records, write_jsonl
 from tests.errors import raises
 
 GOOD = b'{"_id": "a", "text": "x"}'
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Yields a list that gets the peak of the memory of Python's objects in the block [bytes]."""
+    peak: list[int] = []
+    tracemalloc.start()
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
 
 
 def nested(levels: int) -> list[Any]:
@@ -33,6 +53,11 @@ def nested(levels: int) -> list[Any]:
 def read(path: Path, content: bytes) -> list[Record]:
     path.write_bytes(content)
     return list(read_corpus([path]))
+
+
+def write_records(folder: Path, count: int) -> bytes:
+    """Returns the bytes of a JSONL file of records."""
+    return write_jsonl(folder / "records.jsonl", make_records(count)).read_bytes()
 
 
 def record(**fields: Any) -> bytes:
@@ -78,7 +103,36 @@ def record(**fields: Any) -> bytes:
         (record(metadata=[]), "metadata is not an object"),
         (record(metadata="m"), "metadata is not an object"),
         (record(metadata={"k": nested(32)}), "metadata is nested more than 32 levels deep"),
+        (record(metadata={"k": nested(500)}), "metadata is nested more than 32 levels deep"),
         (record(metadata={"k": "\ud83d"}), "metadata contains an unpaired surrogate"),
+        (
+            record(title="t" * 10_000_000),
+            "title has 10000000 characters; the limit is 4000: shorten it",
+        ),
+        (
+            record(metadata={"k": "v" * 10_000_000}),
+            "metadata.k has 10000000 characters; the limit is 8000: shorten it",
+        ),
+        (
+            record(metadata={"k": ["v", "v" * 8001]}),
+            "metadata.k has 8001 characters; the limit is 8000: shorten it",
+        ),
+        (
+            record(metadata={"k": list(range(1_000_000))}),
+            "metadata.k has 1000000 values; the limit is 1000: remove some",
+        ),
+        (
+            record(metadata={f"k{i}": i for i in range(101)}),
+            "metadata has 101 fields; the limit is 100: remove some",
+        ),
+        (
+            record(metadata={"k" * 129: 1}),
+            "the name of a metadata field has 129 characters; the limit is 128: rename it",
+        ),
+        (
+            record(metadata={"k": {"o": "v" * 70_000}}),
+            "metadata has 70016 bytes as JSON; the limit is 65536: shorten it",
+        ),
         (
             b'{"_id": "b", "text": "y", "metadata": {"n": 1e999}}',
             "metadata cannot be written as JSON: Out of range float values are not JSON compliant",
@@ -110,6 +164,11 @@ def test_an_invalid_line_is_rejected_and_the_next_is_read(
         (record(title="t", metadata={"k": [1]}), Document("b", "y", "t", {"k": [1]})),
         (record(metadata={"k": nested(31)}), Document("b", "y", "", {"k": nested(31)})),
         (record(_id="b" * 512), Document("b" * 512, "y")),
+        (record(title="t" * 4000), Document("b", "y", "t" * 4000)),
+        (
+            record(metadata={"k" * 128: ["v" * 8000, *range(999)]}),
+            Document("b", "y", "", {"k" * 128: ["v" * 8000, *range(999)]}),
+        ),
         (record(text="x" * 100_000), Document("b", "x" * 100_000)),
         (record(text="\ud83d\ude00"), Document("b", "😀")),
         (record(surprise=1), Document("b", "y")),
@@ -128,12 +187,47 @@ def test_empty_lines_are_skipped_but_numbered(tmp_path: Path) -> None:
 def test_a_very_long_line_is_rejected_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr(limits, "MAX_RECORD_BYTES", 64)
     long = record(text="x" * 200)
     records = read(tmp_path / "c.jsonl", b"\n".join([GOOD, long, GOOD, long]))
     reject = Reject("the line is longer than 64 bytes")
     assert [content for _, content in records] == [Document("a", "x"), reject] * 2
     assert [place.line for place, _ in records] == [1, 2, 3, 4]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+TEXTS = st.text() | st.integers(1, 200_000).map(lambda count: "字" * count)
+VALUES = TEXTS | JSON_VALUES | st.integers(1, 3000).map(lambda count: ["值"] * count)
+RECORDS = JSON_VALUES | st.fixed_dictionaries(
+    {"_id": TEXTS | JSON_VALUES, "text": TEXTS},
+    optional={
+        "title": TEXTS | JSON_VALUES,
+        "metadata": st.dictionaries(TEXTS, VALUES)
+        | st.integers(1, 300).map(lambda count: {str(i): i for i in range(count)}),
+    },
+)
+
+
+@given(RECORDS, st.booleans())
+def test_a_record_is_a_document_within_the_limits_or_a_reject(record: Any, ascii_: bool) -> None:
+    lines = json.dumps(record, ensure_ascii=ascii_).encode(errors="surrogatepass")
+    (found,) = read_byte_range(io.BytesIO(lines), 0, 1, limits.MAX_TEXT_CHARS)
+    if isinstance(found, Reject):
+        return
+    metadata = json.dumps(found.metadata, ensure_ascii=False).encode()
+    assert 0 < len(found.id) <= limits.MAX_ID_CHARS
+    assert 0 < len(found.text) <= limits.MAX_TEXT_CHARS
+    assert len(found.title) <= limits.MAX_TITLE_CHARS
+    assert len(metadata) <= limits.MAX_METADATA_BYTES
+    assert len(found.metadata) <= limits.MAX_FIELDS
+    for name, content in found.metadata.items():
+        values = content if isinstance(content, list) else [content]
+        assert len(name) <= limits.MAX_FIELD_NAME_CHARS
+        assert len(values) <= limits.MAX_LIST_VALUES
+        assert all(len(v) <= limits.MAX_VALUE_CHARS for v in values if isinstance(v, str))
 
 
 class Lines(io.BytesIO):
@@ -149,11 +243,10 @@ class Lines(io.BytesIO):
 def test_a_byte_range_within_a_very_long_line_is_read_in_bounded_memory(
     monkeypatch: pytest.MonkeyPatch, start: int, end: int
 ) -> None:
-    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr(limits, "MAX_RECORD_BYTES", 64)
     content = record(text="x" * 300) + b"\n" + GOOD + b"\n"
-    path: Any = SimpleNamespace(open=lambda _: Lines(content))
     long = [Reject("the line is longer than 64 bytes")] if start == 0 else []
-    assert list(read_byte_range(path, start, end, 100)) == [*long, Document("a", "x")]
+    assert list(read_byte_range(Lines(content), start, end, 100)) == [*long, Document("a", "x")]
 
 
 def test_parquet_and_jsonl_give_the_same_records(tmp_path: Path) -> None:
@@ -174,6 +267,32 @@ def test_an_invalid_row_of_parquet_is_rejected_and_the_next_is_read(tmp_path: Pa
         (Location(str(path), 2), Reject("_id is missing")),
         (Location(str(path), 3), Reject("text is empty")),
     ]
+
+
+def test_a_very_long_row_of_parquet_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_RECORD_BYTES", 200)
+    long = make_records(1)[0] | {"_id": "b", "text": "y" * 300}
+    pq.write_table(
+        pa.Table.from_pylist([*make_records(2), long, make_records(1)[0]]), tmp_path / "c.parquet"
+    )
+    found = [content for _, content in read_corpus([tmp_path / "c.parquet"])]
+    assert found[2] == Reject("the row is longer than 200 bytes")
+    assert all(isinstance(found[i], Document) for i in (0, 1, 3))
+
+
+def test_few_rows_of_parquet_are_read_at_a_time_if_they_are_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_PARQUET_BYTES", 1 << 20)
+    texts = [f"{i}" + "x" * 100_000 for i in range(200)]
+    pq.write_table(
+        pa.table({"_id": [str(i) for i in range(200)], "text": texts}), tmp_path / "c.parquet"
+    )
+    with peak_memory() as peak:
+        assert sum(1 for _ in read_corpus([tmp_path / "c.parquet"], 200_000)) == 200
+    assert peak[0] < 5_000_000
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, -1])
@@ -214,6 +333,50 @@ def test_values_outside_the_range_of_python_are_an_error_that_names_the_file(
     pq.write_table(pa.table({"_id": ["a"], "text": ["x"], "metadata": metadata}), path)
     with raises(CorpusError, "unreadable", path=path):
         list(read_corpus([path]))
+
+
+def write_gzip(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content))
+    return path
+
+
+def test_a_compressed_file_gives_the_records_of_the_plain_one(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "c.jsonl", make_records(300))
+    packed = write_gzip(tmp_path / "c.jsonl.gz", plain.read_bytes())
+    assert [(place.line, content) for place, content in read_corpus([packed])] == [
+        (place.line, content) for place, content in read_corpus([plain])
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 15, 400, -9, -1])
+def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path, size: int) -> None:
+    path = write_gzip(tmp_path / "c.jsonl.gz", write_records(tmp_path, 100))
+    path.write_bytes(path.read_bytes()[:size])
+    with raises(CorpusError, "unreadable", path=path):
+        list(read_corpus([path]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"not gzip", gzip.compress(GOOD)[:12] + b"\xff" * 30],
+    ids=["no gzip", "damaged"],
+)
+def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(damage)
+    with raises(CorpusError, "unreadable", path=path):
+        list(read_corpus([path]))
+
+
+def test_a_small_file_that_expands_to_a_huge_line_is_read_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_RECORD_BYTES", 1 << 16)
+    path = write_gzip(tmp_path / "c.jsonl.gz", b'"' * 30_000_000 + b"\n" + GOOD)
+    with peak_memory() as peak:
+        records = [content for _, content in read_corpus([path])]
+    assert records == [Reject("the line is longer than 65536 bytes"), Document("a", "x")]
+    assert peak[0] < 5_000_000
 
 
 @pytest.fixture
@@ -260,6 +423,61 @@ def test_a_missing_or_unsupported_corpus_is_named(
     with raises(CorpusError, code) as caught:
         corpus_files(str(folder / corpus))
     assert named in str(caught.value)
+
+
+def test_compressed_files_of_a_folder_and_a_glob_are_read(tmp_path: Path) -> None:
+    paths = [write_gzip(tmp_path / name, GOOD) for name in ("a.jsonl.gz", "b.jsonl.gz")]
+    assert corpus_files(str(tmp_path)) == corpus_files(f"{tmp_path}/*.gz") == paths
+    assert corpus_files(str(paths[0])) == paths[:1]
+    with raises(CorpusError, "unsupported_format"):
+        corpus_files(str(write_gzip(tmp_path / "c.json.gz", GOOD)))
+
+
+def unread(corpus: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """Returns the warning about a corpus, or "" if there is none."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        warn_about_unread(str(corpus))
+    return "".join(caplog.messages)
+
+
+def test_files_of_a_folder_that_are_not_read_are_named_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert unread(folder / "deep", caplog) == unread(folder / "a.jsonl", caplog) == ""
+    assert unread(folder, caplog).endswith(": notes.txt")
+    (folder / ".git").mkdir()
+    for name in (".git/HEAD", *(f"{i}.csv" for i in range(8))):
+        (folder / name).touch()
+    assert unread(folder, caplog).endswith(": 0.csv, 1.csv, 2.csv, 3.csv, 4.csv and 4 more")
+
+
+def test_links_out_of_a_folder_and_special_files_are_not_read(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = corpus_files(str(folder))
+    (folder / "notes.txt").unlink()
+    secret = write_jsonl(tmp_path / "secret.jsonl", make_records(1))
+    (folder / "out.jsonl").symlink_to(secret)
+    (folder / "parent").symlink_to(tmp_path)
+    (folder / "gone.jsonl").symlink_to(tmp_path / "none")
+    os.mkfifo(folder / "pipe.jsonl")
+    assert corpus_files(str(folder)) == before
+    assert unread(folder, caplog).endswith(": gone.jsonl, out.jsonl, parent, pipe.jsonl")
+    (folder / "in.jsonl").symlink_to("a.jsonl")
+    assert corpus_files(str(folder)) == sorted([*before, folder / "in.jsonl"])
+    # What the user names is followed.
+    assert corpus_files(str(folder / "out.jsonl")) == [folder / "out.jsonl"]
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert len(corpus_files(str(link))) == len(before) + 1
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "pipe.jsonl"])
+def test_a_special_file_is_an_error(tmp_path: Path, special: str) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with raises(CorpusError, "corpus_missing"):
+        corpus_files(str(tmp_path / special))
 
 
 def test_a_folder_without_corpus_files_is_an_error(tmp_path: Path) -> None:

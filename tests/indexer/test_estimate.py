@@ -1,7 +1,9 @@
 """Estimates of `--dry-run` compared with an actual build."""
 
+import gzip
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,15 @@ def test_a_small_corpus_is_read_completely_and_counted_exactly(options: OptionsM
 
 
 RATE = EncodingRate(1000, "GPU", "as given")
+
+
+def test_a_compressed_corpus_is_estimated_as_the_plain_one(options: OptionsMaker) -> None:
+    for count in (500, 30_000):
+        settings = options(uneven_records(count))
+        plain = Path(settings.corpus)
+        packed = plain.with_name("packed.jsonl.gz")
+        packed.write_bytes(gzip.compress(plain.read_bytes(), 1))
+        assert estimated(replace(settings, corpus=str(packed))) == estimated(settings)
 
 
 @pytest.mark.e2e

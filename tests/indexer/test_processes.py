@@ -85,7 +85,7 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
     assert contents(active(folder)) == expected
     prune(folder / "indexes", "test", folder / "builds", keep=1)
     kept = {path.name for path in (folder / "indexes" / "test").iterdir()}
-    assert kept == {"CURRENT", ".lock", current_version(folder / "indexes", "test")}
+    assert kept == {"CURRENT", ".lock", ".build.lock", current_version(folder / "indexes", "test")}
 
 
 @pytest.mark.parametrize("second", [build_corpus, update_index])

@@ -6,6 +6,7 @@ import pytest
 
 from core.shards import ShardedVectors, complete_shards, ids_path, vectors_path, write_shard
 from core.types import FloatArray
+from tests.indexer.builds import open_files
 
 SIZE, DIMENSION = 5, 3
 
@@ -90,3 +91,15 @@ def test_each_document_has_the_vector_of_its_text(folder: Path) -> None:
     starts, chunks = zip(*vectors.chunks(3), strict=True)
     assert starts == (0, 3, 6)
     np.testing.assert_array_equal(np.concatenate(chunks), expected)
+
+
+def test_more_shards_than_a_process_may_open_are_read(tmp_path: Path) -> None:
+    for shard in range(1062):
+        np.save(vectors_path(tmp_path, shard), np.full((1, DIMENSION), shard, np.float32))
+    with open_files(100):
+        vectors = ShardedVectors(tmp_path, 1, np.arange(1062))
+        rows = np.array([0, 1061, 530, 0])
+        assert vectors.take(rows)[:, 0].tolist() == rows.tolist()
+        assert np.concatenate([chunk for _, chunk in vectors.chunks(100)]).sum() == (
+            DIMENSION * sum(range(1062))
+        )

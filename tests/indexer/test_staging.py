@@ -57,7 +57,7 @@ def test_documents_filters_and_counts_are_staged(corpus: Path) -> None:
     assert [d.id for d in documents] == [record["_id"] for record in records]
     assert [d.metadata for d in documents] == [record["metadata"] for record in records]
     reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
-    rows = reader.rows({"rare": [True]})
+    rows = reader.rows({"rare": [True]}, len(documents))
     assert rows is not None
     assert rows.tolist() == [10]
 
@@ -119,6 +119,14 @@ def test_a_corpus_of_rejects_is_an_error(corpus: Path) -> None:
         run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
 
 
+def test_too_many_different_fields_are_an_error_that_names_the_record(corpus: Path) -> None:
+    records = [{"_id": i, "text": f"{i}", "metadata": {f"f{i}": 1}} for i in range(1001)]
+    assert len(run(write_jsonl(corpus, records[:1000])).filter_fields) == 1000
+    (corpus.parent / SUMMARY).unlink()
+    with raises(CorpusError, "too_many_fields", path=corpus, line=1001, limit=1000):
+        run(write_jsonl(corpus, records))
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_an_empty_corpus_is_an_error(corpus: Path, content: str) -> None:
     corpus.write_text(content)
@@ -169,7 +177,7 @@ def test_chunks_are_rows_with_the_metadata_of_their_document(corpus: Path) -> No
         ("c#1", "c", 1, 2),
     ]
     reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
-    passing = reader.rows({"department": ["骨科"]})
+    passing = reader.rows({"department": ["骨科"]}, len(rows))
     assert passing is not None
     assert passing.tolist() == [0, 1, 2]
     assert run(corpus, chunk_tokens=10) == staged

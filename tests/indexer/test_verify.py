@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from core.canaries import make_canaries
 from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.types import FloatArray
+from core.versions import read_manifest
 from indexer.versions import verify_version
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
@@ -48,6 +50,34 @@ def test_a_damaged_file_is_named(
     damage(published / name)
     with raises(IndexVersionError, code, path=published / name):
         verify_version(published)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json", "other"])
+def test_a_link_in_a_version_is_an_error(published: Path, tmp_path: Path, name: str) -> None:
+    path = published / name
+    elsewhere = tmp_path / "elsewhere"
+    if path.exists():
+        path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with raises(IndexVersionError, "linked_file", path=path):
+        verify_version(published)
+
+
+def test_a_special_file_in_a_version_is_an_error(published: Path) -> None:
+    path = published / "documents.arrow"
+    path.unlink()
+    os.mkfifo(path)
+    with raises(IndexVersionError, "linked_file", path=path):
+        verify_version(published)
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/b", "/etc/passwd", "..", ".", "", "a\n", ".x"])
+@pytest.mark.parametrize("field", ["files", "name", "version", "parent"])
+def test_a_path_in_place_of_a_name_is_an_error(published: Path, field: str, name: str) -> None:
+    value = {name: {"bytes": 0, "sha256": ""}} if field == "files" else name
+    edit_manifest(published, lambda manifest: manifest.update({field: value}))
+    with raises(IndexVersionError, "invalid_manifest"):
+        read_manifest(published)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ SPEC_ITSELF = "EncoderSpec"
         ("dimension = 4", "dimension = 0", "bad_field", "EncoderSpec.dimension"),
         ('pooling = "cls"', 'pooling = "max"', "bad_field", "EncoderSpec.pooling"),
         ('prompt = ""', 'prompt = ""\nprompts = ""', "bad_field", "EncoderSpec.prompts"),
+        ('prompt = ""', 'prompt = ""\nbase_url = "http://a"', "bad_field", "EncoderSpec.base_url"),
         ("max_length = 16", "", "bad_field", "EncoderSpec.max_length"),
         ('name = "p"', "name = ", "not_toml", None),
         ('weights = "m.onnx"', "", "bad_field", SPEC_ITSELF),

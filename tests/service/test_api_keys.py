@@ -50,19 +50,34 @@ def test_has_tells_whether_any_key_has_a_role() -> None:
     assert both.has("admin")
 
 
-@pytest.mark.parametrize("owner", [0, 1, 2, None])
-def test_find_compares_every_entry(monkeypatch: pytest.MonkeyPatch, owner: int | None) -> None:
-    made = [new_key(f"k{i}", "search") for i in range(3)]
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_lookup_hashes_as_often_for_any_number_of_keys_and_any_secret(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    made = [new_key(f"k{i}", "search") for i in range(count)]
     keys = ApiKeys.parse(",".join(entry for _, entry in made))
-    compared = []
+    hashed = []
 
-    def compare(one: bytes, other: bytes) -> bool:
-        compared.append(other)
-        return one == other
+    def digest(key: bytes, message: bytes, name: str) -> bytes:
+        hashed.append(message)
+        return original(key, message, name)
 
-    monkeypatch.setattr(hmac, "compare_digest", compare)
-    keys.find("care_unknown" if owner is None else made[owner][0])
-    assert [digest.hex() for digest in compared] == [entry[-64:] for _, entry in made]
+    original = hmac.digest
+    monkeypatch.setattr(hmac, "digest", digest)
+    for secret in ("care_unknown", made[0][0], made[-1][0]):
+        keys.find(secret)
+    assert len(hashed) == 3
+
+
+def test_replaced_keys_are_no_longer_found() -> None:
+    (old, old_entry), (new, new_entry) = new_key("app", "search"), new_key("app", "admin")
+    keys = ApiKeys.parse(old_entry)
+    keys.replace(ApiKeys.parse(new_entry))
+    assert keys.find(old) is None
+    assert keys.find(new) == ApiKey("app", "admin")
+    assert len(keys) == 1
+    assert keys.has("admin")
+    assert not keys.has("search")
 
 
 @pytest.mark.parametrize(

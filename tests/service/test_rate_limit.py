@@ -37,7 +37,7 @@ class Clock:
 
 
 def make_guard(url: str) -> RedisGuard:
-    return RedisGuard(url, 10, Breaker(), lambda _: None)
+    return RedisGuard(url, 10, Breaker(), Breaker(), lambda _: None)
 
 
 async def admit_all(limiter: RateLimiter, costs: list[int], name: str = "app") -> list[float]:

@@ -41,7 +41,7 @@ def ask(client: TestClient, query: str = MARKER, **more: Any) -> dict[str, Any]:
 
 
 def errors(client: TestClient) -> float:
-    kinds = ("timeout", "connection", "value")
+    kinds = ("timeout", "connection", "response", "value")
     return sum(sample(client, "care_redis_errors_total", kind=kind) for kind in kinds)
 
 
@@ -126,6 +126,20 @@ def test_search_works_with_redis_down_at_start(
     assert 3 <= errors(client) < 10
 
 
+def test_a_redis_that_refuses_writes_fails_no_request(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer
+) -> None:
+    client = serve(**shared(redis.url, rate_limit=1000))
+    with redis.client() as direct:
+        direct.config_set("maxmemory", 1)
+    for i in range(20):
+        assert ask(client, f"第{i}个问题")["hits"]
+    assert sample(client, "care_redis_write_breaker_state") == OPEN
+    assert sample(client, "care_redis_breaker_state") == 0
+    assert 3 <= sample(client, "care_redis_errors_total", kind="response") < 10
+    assert sample(client, "care_cache_lookups_total", tier="redis", result="miss") == 20
+
+
 def test_killing_redis_fails_no_request(
     serve: Serve, manifest: IndexManifest, redis: RedisServer
 ) -> None:
@@ -165,7 +179,7 @@ def test_invalid_values_are_misses(
         direct.delete(key)
         direct.lpush(key, "a list")
         assert ask(client)["hits"] == good["hits"]
-    assert sample(client, "care_redis_errors_total", kind="value") >= 5
+    assert sample(client, "care_redis_errors_total", kind="value") == 5
     assert sample(client, "care_redis_breaker_state") == 0
 
 

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
+from service.rate_limit import RateLimiter
 from service.redis_tier import RedisCache, RedisGuard
 from service.search import ScoredRows
 from tests.errors import raises
@@ -49,7 +50,8 @@ class Guarded:
         self.errors: Counter[str] = Counter()
         self.calls = 0
         self.breaker = Breaker(failures=3, retry_after=5, clock=lambda: self.now)
-        self.guard = RedisGuard(url, timeout, self.breaker, self._count, connections)
+        self.writes = Breaker(failures=3, retry_after=5, clock=lambda: self.now)
+        self.guard = RedisGuard(url, timeout, self.breaker, self.writes, self._count, connections)
 
     def _count(self, kind: str) -> None:
         self.errors[kind] += 1
@@ -59,7 +61,7 @@ class Guarded:
             self.calls += 1
             return redis.get(name)
 
-        return await self.guard.run(call)
+        return await self.guard.read(call)
 
     async def fails(self) -> None:
         """A call fails, within a time far beyond the time-out."""
@@ -107,7 +109,7 @@ async def see_what_was_closed() -> None:
 async def test_run_returns_the_result_of_the_operation(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         assert await guarded.get() is None
-        await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
+        await guarded.guard.write(lambda redis: redis.set("name", b"\xff"))
         assert await guarded.get() == b"\xff"
         assert guarded.errors == {}
 
@@ -133,7 +135,7 @@ async def test_a_redis_that_starts_later_is_used(tmp_path: Path) -> None:
 @pytest.mark.e2e
 async def test_a_redis_that_restarts_is_used_again(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
-        await guarded.guard.run(lambda redis: redis.set("name", "old"))
+        await guarded.guard.write(lambda redis: redis.set("name", "old"))
         # Several connections, all of which break.
         await asyncio.gather(*(guarded.get() for _ in range(16)))
         server.kill()
@@ -226,8 +228,8 @@ async def test_an_open_breaker_stops_calls_to_a_silent_server() -> None:
         (b"$-9\r\n", "connection"),
         (b"-LOADING Redis is loading the dataset in memory\r\n", "connection"),
         (b"-NOAUTH Authentication required.\r\n", "connection"),
-        (b"-\xff\xfe\r\n", "value"),
-        (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "value"),
+        (b"-\xff\xfe\r\n", "response"),
+        (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "response"),
     ],
 )
 async def test_every_failure_raises_unavailable_error(reply: bytes, kind: str) -> None:
@@ -235,7 +237,7 @@ async def test_every_failure_raises_unavailable_error(reply: bytes, kind: str) -
         for _ in range(4):
             await guarded.fails()
             await see_what_was_closed()
-        refused = kind == "value"
+        refused = kind == "response"
         assert guarded.errors == {kind: 4 if refused else 3}
         expected = BreakerState.CLOSED if refused else BreakerState.OPEN
         assert guarded.breaker.state is expected
@@ -260,8 +262,76 @@ async def test_an_error_response_does_not_open_the_breaker(server: RedisServer) 
     async with Guarded(server.url) as guarded:
         for _ in range(5):
             await guarded.fails()
-        assert guarded.errors == {"value": 5}
+        assert guarded.errors == {"response": 5}
         assert guarded.breaker.state is BreakerState.CLOSED
+
+
+REFUSALS = {
+    "out of memory": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    "read-only replica": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    "no permission": ("ACL SETUSER default -@write", "ACL SETUSER default +@write"),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("refuse", "accept"), REFUSALS.values(), ids=list(REFUSALS))
+async def test_refused_writes_open_their_breaker_and_reads_go_on(
+    server: RedisServer, refuse: str, accept: str
+) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        limiter = RateLimiter(0.1, 1, guarded.guard)
+        await cache.put(key(1), found(1, 2))
+        with server.client() as client:
+            client.execute_command(*refuse.split())
+        for _ in range(3):
+            assert guarded.writes.state is BreakerState.CLOSED
+            await cache.put(key(2), found(3))
+        for _ in range(10):
+            await cache.put(key(2), found(3))
+            assert same((await cache.get_many([key(1)], COUNT))[0], found(1, 2))
+        assert guarded.writes.state is BreakerState.OPEN
+        assert guarded.breaker.state is BreakerState.CLOSED
+        assert guarded.errors == {"response": 3}
+        # The rate limit is local meanwhile.
+        assert await limiter.admit("app", 1) == 0
+        assert await limiter.admit("app", 1) > 0
+        guarded.now += 5
+        await cache.put(key(2), found(3))
+        assert guarded.writes.state is BreakerState.OPEN
+        assert guarded.errors == {"response": 4}
+        with server.client() as client:
+            client.execute_command(*accept.split())
+        guarded.now += 5
+        await cache.put(key(2), found(3))
+        assert guarded.writes.state is BreakerState.CLOSED
+        assert same((await cache.get_many([key(2)], COUNT))[0], found(3))
+        assert await limiter.admit("app", 1) == 0
+        assert guarded.errors == {"response": 4}
+
+
+@pytest.mark.e2e
+async def test_a_refused_rate_limit_opens_the_breaker_of_writes(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        with server.client() as client:
+            client.execute_command("CONFIG", "SET", "maxmemory", "1")
+        limiter = RateLimiter(0.1, 5, guarded.guard)
+        for _ in range(5):
+            assert await limiter.admit("app", 1) == 0
+        assert guarded.writes.state is BreakerState.OPEN
+        assert guarded.errors == {"response": 3}
+        assert await limiter.admit("app", 1) > 0
+
+
+@pytest.mark.e2e
+async def test_lost_connections_do_not_open_the_breaker_of_writes(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        server.kill()
+        for _ in range(5):
+            await guarded.cache().put(key(1), found(1))
+        assert guarded.breaker.state is BreakerState.OPEN
+        assert guarded.writes.state is BreakerState.CLOSED
+        assert guarded.errors == {"connection": 3}
 
 
 @pytest.mark.e2e
@@ -275,7 +345,7 @@ async def test_an_error_of_the_operation_itself_is_not_hidden(server: RedisServe
             await guarded.fails()
         guarded.now += 5
         with pytest.raises(KeyError):
-            await guarded.guard.run(wrong)
+            await guarded.guard.read(wrong)
         # The call says nothing about Redis; the next call is the probe.
         assert guarded.breaker.state is BreakerState.OPEN
         assert guarded.breaker.allows()
@@ -299,7 +369,7 @@ async def test_many_calls_at_once_share_few_connections(server: RedisServer) -> 
 async def test_waiting_for_a_connection_does_not_open_the_breaker(server: RedisServer) -> None:
     async with Guarded(server.url, 1, connections=1) as guarded:
         forever = asyncio.Event()
-        holder = asyncio.create_task(guarded.guard.run(lambda _: forever.wait()))
+        holder = asyncio.create_task(guarded.guard.read(lambda _: forever.wait()))
         await asyncio.sleep(0)
         # They start later, but well within the time-out of the call that has the connection.
         results = await asyncio.gather(*(guarded.get() for _ in range(5)), return_exceptions=True)
@@ -440,7 +510,7 @@ async def test_options_in_the_address_do_not_override_those_of_the_guard(
 ) -> None:
     url = f"{server.url}?decode_responses=true&protocol=3&socket_timeout=0.000001"
     async with Guarded(url) as guarded:
-        await guarded.guard.run(lambda redis: redis.set("name", b"\xff"))
+        await guarded.guard.write(lambda redis: redis.set("name", b"\xff"))
         assert await guarded.get() == b"\xff"
 
 
@@ -615,5 +685,5 @@ async def test_a_full_redis_is_still_read(server: RedisServer) -> None:
         values = await cache.get_many([key(1), key(2), key(3)], COUNT)
         assert same(values[0], found(1))
         assert values[1:] == [None, None]
-        assert guarded.errors == {"value": 2}
+        assert guarded.errors == {"response": 2}
         assert guarded.breaker.state is BreakerState.CLOSED

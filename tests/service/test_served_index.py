@@ -22,6 +22,7 @@ from service.app import create_app
 from service.search import load_index
 from service.served_index import versions_before
 from service.settings import Settings
+from stores.base import StoreError
 from stores.faiss.store import FaissStore
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
@@ -300,6 +301,28 @@ def test_copying_a_version_in_any_order_ends_with_that_version(
     assert_active(client, versions[2].version)
     logged = [(fields["code"], fields["reason"]) for fields in errors(caplog)]
     assert len(logged) == len(set(logged))
+
+
+def test_a_store_that_does_not_respond_is_logged_once_and_causes_no_reload(
+    serve: Serve, versions: list[IndexManifest], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serve(watch_seconds=EVERY)
+    served_index = client.app.state.service.engine.served  # type: ignore[attr-defined]
+    active = served_index._active
+    looks: list[int] = []
+
+    def look() -> str:
+        looks.append(len(looks))
+        if len(looks) < 5:
+            raise StoreError("no response")
+        return str(active())
+
+    served_index._active = look
+    wait_until(lambda: len(looks) > 8)
+    assert [fields["code"] for fields in errors(caplog)] == ["store_unavailable"]
+    for result in ("success", "failure"):
+        assert sample(client, "care_index_reloads_total", result=result) == 0
+    assert client.get("/index").json()["active"] is True
 
 
 def test_a_reload_logs_the_old_and_the_new_version(

@@ -22,6 +22,11 @@ VALUES = [
     ("MAX_EMBEDDINGS", "1000", 1000),
     ("MAX_BODY_BYTES", "8", 8),
     ("MAX_ANSWER_BYTES", "9", 9),
+    ("MAX_HEADER_BYTES", "4096", 4096),
+    ("MAX_CONNECTIONS", "17", 17),
+    ("MAX_UNSENT_BYTES", "18", 18),
+    ("CLIENT_TIMEOUT_SECONDS", "1.5", 1.5),
+    ("KEEP_ALIVE_SECONDS", "2.5", 2.5),
     ("STORE", "milvus", "milvus"),
     ("MILVUS_TOKEN", "root:Milvus", SecretStr("root:Milvus")),
     ("MILVUS_TIMEOUT_MS", "16", 16),
@@ -38,6 +43,7 @@ VALUES = [
     ("CACHE_TTL_SECONDS", "14", 14),
     ("CACHE_SECRET", "long", SecretStr("long")),
     ("API_KEYS", "app:search:00", SecretStr("app:search:00")),
+    ("API_KEYS_FILE", "keys", Path("keys")),
     ("OPEN_METRICS", "false", False),
     ("RATE_LIMIT", "0.5", 0.5),
     ("RATE_BURST", "15", 15),
@@ -84,6 +90,10 @@ def test_secrets_are_not_shown(name: str) -> None:
     [
         ({"CARE_REDIS_URL": "redis://cache"}, ("CARE_REDIS_URL", "CARE_CACHE_SECRET")),
         ({"CARE_STORE": "milvus"}, ("CARE_STORE=milvus", "CARE_MILVUS_URI")),
+        (
+            {"CARE_API_KEYS": "redis://", "CARE_API_KEYS_FILE": "redis://"},
+            ("CARE_API_KEYS", "CARE_API_KEYS_FILE"),
+        ),
         ({"CARE_PORT": "http"}, ("CARE_PORT",)),
     ],
 )
@@ -146,6 +156,11 @@ def test_milvus_searches_have_separate_threads() -> None:
     assert (
         Settings(threads=2, store="milvus", milvus_uri=SecretStr("http://m")).search_workers == 16
     )
+
+
+def test_an_empty_key_file_setting_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_API_KEYS_FILE", "")
+    assert Settings().api_keys_file is None
 
 
 def test_settings_are_immutable() -> None:

@@ -24,6 +24,7 @@ from stores.faiss.search import FaissVectors, read_index
 from stores.faiss.store import build_index, choose_search
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
+from tests.indexer.builds import room_for
 
 ROOT = Path(__file__).parents[2]
 COUNT, DIMENSION = 3000, 32
@@ -409,3 +410,13 @@ def test_too_few_vectors_for_training_are_an_error(
     with raises(CareError, code, factory=factory, **fields):
         check_factory(factory, DIMENSION, count)
     check_factory(factory.replace("PQ5", "PQ4"), DIMENSION, count and count + 1)
+
+
+def test_a_full_disk_is_one_error_and_faiss_prints_nothing(
+    tmp_path: Path, raw: FloatArray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    index = faiss.IndexFlatIP(DIMENSION)
+    index.add(raw)
+    with room_for(raw.nbytes), raises(CareError, "input_output", path=tmp_path / "i"):
+        write_file(index, tmp_path / "i")
+    assert capfd.readouterr() == ("", "")

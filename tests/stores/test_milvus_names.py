@@ -1,14 +1,19 @@
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import IndexVersionError
+from core.filter_rows import Requirement
 from stores.milvus.names import (
+    COLLECTION,
     alias_name,
     collection_name,
     labels_expression,
+    read_collection,
     rows_expression,
     search_parameters,
     version_of,
@@ -49,12 +54,27 @@ def test_other_collections_are_an_error(name: str) -> None:
         version_of(name)
 
 
+@pytest.mark.parametrize(
+    "named", ["", "care_other__1", "care_sample", "care_sample_2dx__1", "customers", "\xff"]
+)
+def test_a_version_may_name_a_collection_of_its_own_index_only(tmp_path: Path, named: str) -> None:
+    folder = tmp_path / "sample" / ".1.tmp"
+    folder.mkdir(parents=True)
+    assert read_collection(folder) is None
+    (folder / COLLECTION).write_text(f"{collection_name('sample', '1')}\n")
+    assert read_collection(folder) == "care_sample__1"
+    (folder / COLLECTION).write_text(named, encoding="latin-1")
+    with raises(IndexVersionError, "foreign_collection", path=folder / COLLECTION):
+        read_collection(folder)
+
+
 def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
-    assert labels_expression([]) == ""
-    assert (
-        labels_expression([[3, 1], [7]])
-        == "array_contains_any(labels, [3, 1]) and array_contains_any(labels, [7])"
-    )
+    assert labels_expression([]) == ("", True)
+    some, other = Requirement(np.array([1, 3])), Requirement(np.array([7]), excluded=True)
+    expression = "array_contains_any(labels, [1, 3]) and not array_contains_any(labels, [7])"
+    assert labels_expression([some, other]) == (expression, True)
+    many = Requirement(np.arange(5_000))
+    assert labels_expression([some, many, other]) == (expression, False)
     assert rows_expression([5, 2]) == "row in [5, 2]"
 
 

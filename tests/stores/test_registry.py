@@ -50,10 +50,12 @@ def test_a_missing_client_or_address_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_the_store_of_a_version_is_found(tmp_path: Path) -> None:
     stores = VectorStores()
-    assert isinstance(stores.for_version(tmp_path), FaissStore)
-    (tmp_path / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
+    folder = tmp_path / "test" / "1"
+    folder.mkdir(parents=True)
+    assert isinstance(stores.for_version(folder), FaissStore)
+    (folder / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
     with raises(CareError, "milvus_address_missing"):
-        stores.for_version(tmp_path)
+        stores.for_version(folder)
 
 
 def test_a_token_is_not_in_the_repr() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from core.errors import CareError
-from core.files import exclusive, sha256_file
+from core.files import sha256_file
+from core.locks import exclusive
 from models.encoders.transformers import TransformersEncoder
 from tests.checkpoints import TEXTS, WIDTH
 from tests.conftest import write_jsonl
@@ -217,7 +218,7 @@ def test_a_stage_is_locked_while_it_runs(
     name = only(tmp_path / "out" / "stages", "teacher-*").name
     partial = tmp_path / "again" / "stages" / f".{name}.partial"
     partial.mkdir(parents=True)
-    with exclusive(partial), raises(CareError, "locked", path=partial):
+    with exclusive(partial, "train"), raises(CareError, "locked", path=partial):
         run_recipe(base, out="again")
 
 

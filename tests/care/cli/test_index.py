@@ -1,3 +1,4 @@
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -120,6 +121,26 @@ def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path)
     rejects = only_folder(tmp_path / "builds" / "test") / "rejects.jsonl"
     assert f"rejects are listed in {rejects}" in output
     assert json.loads(rejects.read_text("utf-8"))["line"] == 10
+
+
+def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_once(
+    build: Run, run: Run, tmp_path: Path, pair_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    plain = write_jsonl(folder / "a.jsonl", make_records(20))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "b", "text": "x"}'))
+    for arguments in (("--dry-run",), ("--reuse",)):
+        caplog.clear()
+        status, output, _ = build([], *arguments, corpus=str(folder))
+        assert (status, "21 documents" in output) == (0, True)
+        assert [message.endswith(": notes.txt") for message in caplog.messages] == [True]
+    plain.unlink()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "c", "text": "y"}'))
+    named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
+    status, output, _ = run("update", "--add", str(folder), *named)
+    assert (status, "22 documents" in output) == (0, True)
 
 
 def test_versions_can_be_listed_switched_verified_and_pruned(

@@ -71,6 +71,37 @@ def test_an_error_of_the_user_is_one_line_and_status_1(
     assert error_code(output.err) == "no_active_version"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["index", "c.jsonl", "--index", "test"],
+        ["versions", "list", "--index", "test"],
+        ["search", "q", "--index", "test"],
+        ["key", "--name", "app"],
+        ["bench", "build"],
+        ["serve"],
+    ],
+)
+def test_an_unknown_variable_is_refused_by_each_command(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARE_INDEXS", "a secret")
+    assert main(arguments) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert error_code(output.err) == "unknown_setting"
+    assert "CARE_INDEXES" in output.err
+    assert "a secret" not in output.err
+    assert main([*arguments, "--help"]) == 0
+
+
+def test_variables_of_kubernetes_are_ignored_by_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARE_REDIS_SERVICE_HOST", "10.0.0.8")
+    assert main(["key", "--name", "app"]) == 0
+
+
 def test_an_unreadable_file_is_one_line_and_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,9 @@ def failure(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
         ("CARE_ROOT_PATH", "/care/"),
         ("CARE_CORS_ORIGINS", "foo"),
         ("CARE_CORS_ORIGINS", "https://a.example,https://b.example/path"),
+        ("CARE_CORS_ORIGINS", "https://A.example"),
+        ("CARE_CORS_ORIGINS", "https://a.example:http"),
+        ("CARE_CORS_ORIGINS", "https://门户.example"),
         ("CARE_LOG_LEVEL", "loud"),
     ],
 )
@@ -78,6 +81,9 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_variable(
     ("variables", "code"),
     [
         ({"CARE_API_KEYS": "app:search:not-a-hash"}, "invalid_key_hash"),
+        ({"CARE_API_KEYS_FILE": "/missing"}, "key_file_unreadable"),
+        ({"CARE_API_KEYS_FILE": "/"}, "key_file_unreadable"),
+        ({"CARE_API_KEYS_FILE": "/dev/null"}, "no_api_keys"),
         ({"CARE_REDIS_URL": "cache:6379", "CARE_CACHE_SECRET": "s"}, "invalid_setting"),
         ({"CARE_PAIR": "missing"}, None),
         ({"CARE_HOST": "192.0.2.1"}, "address_unavailable"),
@@ -94,7 +100,7 @@ def test_values_are_checked_before_the_index_is_looked_for(
     found, line = failure(capsys)
     assert code in (None, found)
     assert "care index" not in line
-    if len(variables) == 1 and code != "invalid_key_hash":
+    if len(variables) == 1 and code not in ("invalid_key_hash", "no_api_keys"):
         assert next(iter(variables.values())) in line
 
 

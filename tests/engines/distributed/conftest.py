@@ -39,4 +39,5 @@ def milvus_settings(indexes: Path, uri: str) -> Settings:
         milvus_timeout_ms=1000,
         cache_entries=0,
         threads=1,
+        watch_seconds=0,
     )

@@ -38,6 +38,14 @@ def test_written_modules_are_read(checkpoint: Path, pooling: Pooling) -> None:
     assert config["word_embedding_dimension"] == 64
 
 
+@pytest.mark.parametrize("path", ["../other", "/etc", "2_Dense/../../other", ".."])
+def test_a_module_outside_of_the_checkpoint_is_an_error(checkpoint: Path, path: str) -> None:
+    rows = [{"path": path, "type": "sentence_transformers.models.Dense"}]
+    (checkpoint / "modules.json").write_text(json.dumps(rows))
+    with raises(PairError, "bad_module", path=checkpoint / "modules.json", folder=path):
+        read_modules(checkpoint, "cls")
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [

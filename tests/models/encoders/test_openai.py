@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 import socket
@@ -267,6 +268,52 @@ def test_permanent_failures_are_not_retried(
     assert caught.value.fields.get("status", status_code) == status_code
     assert KEY not in whole(caught.value)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status_code", [301, 302, 303, 307, 308])
+def test_texts_and_key_are_not_sent_to_the_address_of_a_redirect(
+    server: FakeServer, status_code: int
+) -> None:
+    with FakeServer() as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        server.answer = status(status_code, Location=f"{other.url}/v1/embeddings")
+        with raises(EmbeddingServerError, "embedding_server_status", status=status_code) as caught:
+            connect(server, api_key=KEY)
+        other.shutdown()
+    assert (len(server.requests), other.requests, other.keys) == (1, [], [])
+    assert other.url not in whole(caught.value)
+
+
+def test_a_response_without_end_is_read_up_to_a_limit(server: FakeServer) -> None:
+    sent = 0
+
+    def endless(handler: Handler, body: dict[str, Any]) -> None:
+        nonlocal sent
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+        while sent < 500_000_000:
+            handler.wfile.write(b" " * 1_000_000)
+            sent += 1_000_000
+
+    encoder = connect(server, concurrency=1)
+    server.script(endless)
+    with raises(VectorError, "bad_embedding_answer"):
+        encoder.encode(TEXTS)
+    assert 16_000_000 < sent < 100_000_000
+    assert len(server.requests) == 1
+
+
+def test_a_compressed_response_is_not_expanded(server: FakeServer) -> None:
+    encoder = connect(server, concurrency=1)
+
+    def packed(handler: Handler, body: dict[str, Any]) -> None:
+        content = gzip.compress(json.dumps({"data": items(body)}).encode())
+        handler.send(200, content, Content_Encoding="gzip")
+
+    server.script(packed)
+    with raises(VectorError, "bad_embedding_answer"):
+        encoder.encode(TEXTS)
 
 
 def test_the_first_failure_cancels_the_other_requests(server: FakeServer) -> None:

@@ -1,5 +1,6 @@
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -268,6 +269,46 @@ def test_a_failed_download_is_an_error(
     with raises(PairError, "download_failed", model=model, field=field) as caught:
         load(qwen3, **away)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"weights": "", "model": "{url}/model"},
+        {"weights": "", "model": "//{host}/model"},
+        {"weights": "", "model": "{host}/model", "revision": "../../{url}"},
+        {"adapter": "{url}/adapter"},
+    ],
+)
+def test_a_pair_cannot_name_an_address(
+    qwen3: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    connections: list[object] = []
+
+    def connect(self: socket.socket, address: object) -> None:
+        connections.append(address)
+        raise OSError
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    host = f"127.0.0.1:{server.server_port}"
+    fields = {name: value.format(url=server.url, host=host) for name, value in named.items()}
+    with raises(PairError, "download_failed"):
+        load(qwen3, **fields)
+    assert host not in map(str, connections)
+    assert server.requests == server.paths == []
+
+
+@pytest.mark.parametrize("value", ["other/kernel", "kernels-community/flash-attn3@main"])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_code_that_a_checkpoint_names_is_not_loaded(
+    qwen3: Path, tmp_path: Path, name: str, value: str
+) -> None:
+    folder = shutil.copytree(qwen3, tmp_path / "named")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {name: value}), "utf-8")
+    expected = load(qwen3).encode(TEXTS).vectors
+    np.testing.assert_array_equal(load(folder).encode(TEXTS).vectors, expected)
 
 
 def test_a_batch_that_exceeds_gpu_memory_is_an_error(

@@ -1,0 +1,34 @@
+"""Limits of a record of a corpus, and of all records of an index.
+
+A record beyond a limit is a reject with file, line and reason; an index beyond a limit is an error.
+Real corpora are far below them: they bound what one record can cost a build, and what a field can
+cost each request that lists or filters it.
+"""
+
+# One line of JSONL or one row of Parquet, in memory: the longest text (a million characters of up
+# to 12 bytes, escaped) with title and metadata. Longer lines are skipped piece by piece.
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+
+MAX_ID_CHARS = 512
+# Titles are encoded in front of the text; encoders read 512 to some thousands of tokens.
+MAX_TITLE_CHARS = 4_000
+MAX_TEXT_CHARS = 100_000
+MAX_CHUNKED_TEXT_CHARS = 1_000_000
+
+# Every hit returns its metadata, and every chunk of a document repeats them.
+MAX_METADATA_BYTES = 64 * 1024
+MAX_METADATA_DEPTH = 32
+MAX_FIELDS = 100
+MAX_FIELD_NAME_CHARS = 128
+# Each value of a list is one entry of the filters.
+MAX_LIST_VALUES = 1_000
+MAX_VALUE_CHARS = 8_000
+
+# Different names of metadata fields in an index. The service lists them, and data that are used as
+# names (a field per patient) would make as many filters.
+MAX_INDEX_FIELDS = 1_000
+
+
+def max_text_chars(*, chunked: bool) -> int:
+    """Returns the maximum length of a text [characters], with and without chunking."""
+    return MAX_CHUNKED_TEXT_CHARS if chunked else MAX_TEXT_CHARS

@@ -1,0 +1,156 @@
+"""Checks of one record of a corpus: a document, or the reason why it cannot be indexed."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from core.text import normalize_text
+from core.types import Document
+from indexer import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Why a record cannot be indexed."""
+
+    reason: str
+
+
+def parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Reject:
+    """Returns the document of a line of JSONL, or the reason why it is rejected.
+
+    Args:
+        line: The line.
+        max_chars: Maximum length of a text [characters].
+        first: Whether the line is the first of its file and may have a byte order mark.
+    """
+    try:
+        text = line.rstrip().decode("utf-8-sig" if first else "utf-8")
+        return _document(json.loads(text, parse_constant=_no_constant), max_chars)
+    except UnicodeDecodeError as error:
+        return Reject(f"the line is not UTF-8 (byte {error.start + 1})")
+    except json.JSONDecodeError as error:
+        return Reject(f"the line is not JSON: {error.msg} (column {error.colno})")
+    except RecursionError:
+        return Reject("the line is not JSON: nested too deeply")
+    except _RecordError as fault:
+        return Reject(str(fault))
+    except ValueError:  # Python's limit on the digits of a whole number
+        return Reject("the line is not JSON: a number has too many digits")
+
+
+def parse_row(row: Any, max_chars: int) -> Document | Reject:
+    """Returns the document of a row of Parquet, or the reason why it is rejected.
+
+    Args:
+        row: Values by column.
+        max_chars: Maximum length of a text [characters].
+    """
+    try:
+        return _document(row, max_chars)
+    except _RecordError as fault:
+        return Reject(str(fault))
+
+
+class _RecordError(ValueError):
+    """A record is invalid; the message is the reason."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _RecordError(f"the line is not JSON: {name} is not a JSON number")
+
+
+def _document(record: Any, max_chars: int) -> Document:
+    if not isinstance(record, dict):
+        raise _RecordError("the line is not a JSON object")
+    document = Document(
+        id=_id(record),
+        title=_string(record, "title", limits.MAX_TITLE_CHARS, "shorten it", default=""),
+        text=_string(record, "text", max_chars, "split it"),
+        metadata=_metadata(record),
+    )
+    if not normalize_text(document.text):
+        raise _RecordError("text is empty")
+    return document
+
+
+def _id(record: dict[str, Any]) -> str:
+    value = record.get("_id", record.get("id"))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise _RecordError(
+            "_id is missing" if value in (None, "") else "_id is neither a string nor an integer"
+        )
+    if len(value) > limits.MAX_ID_CHARS or not value.isprintable():
+        raise _RecordError(
+            f"_id has more than {limits.MAX_ID_CHARS} characters or is not printable"
+        )
+    return value
+
+
+def _string(
+    record: dict[str, Any], field: str, limit: int, advice: str, default: str | None = None
+) -> str:
+    value = default if record.get(field) is None else record[field]
+    if value is None:
+        raise _RecordError(f"{field} is missing")
+    if not isinstance(value, str):
+        raise _RecordError(f"{field} is not a string")
+    _check_length(field, value, limit, "characters", advice)
+    return _encodable(field, value)
+
+
+def _metadata(record: dict[str, Any]) -> dict[str, Any]:
+    value = record.get("metadata")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _RecordError("metadata is not an object")
+    _check_length("metadata", value, limits.MAX_FIELDS, "fields", "remove some")
+    for name, content in value.items():
+        _check_field(name, content)
+    if _is_deeper(value, limits.MAX_METADATA_DEPTH):
+        raise _RecordError(f"metadata is nested more than {limits.MAX_METADATA_DEPTH} levels deep")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _RecordError(f"metadata cannot be written as JSON: {error}") from error
+    written = _encodable("metadata", text).encode()
+    _check_length("metadata", written, limits.MAX_METADATA_BYTES, "bytes as JSON", "shorten it")
+    return value
+
+
+def _check_field(name: str, content: Any) -> None:
+    """Checks the lengths of a metadata field whose values can be used in filters."""
+    _check_length(
+        "the name of a metadata field", name, limits.MAX_FIELD_NAME_CHARS, "characters", "rename it"
+    )
+    field = f"metadata.{name}"
+    if isinstance(content, list):
+        _check_length(field, content, limits.MAX_LIST_VALUES, "values", "remove some")
+    for value in content if isinstance(content, list) else (content,):
+        if isinstance(value, str):
+            _check_length(field, value, limits.MAX_VALUE_CHARS, "characters", "shorten it")
+
+
+def _check_length(
+    field: str, value: str | bytes | list[Any] | dict[str, Any], limit: int, unit: str, advice: str
+) -> None:
+    if len(value) > limit:
+        raise _RecordError(f"{field} has {len(value)} {unit}; the limit is {limit}: {advice}")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
+
+
+def _encodable(field: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _RecordError(f"{field} contains an unpaired surrogate") from error
+    return value

@@ -1,0 +1,158 @@
+"""The open connections: their number, their time-outs and the bytes that clients have not taken."""
+
+import resource
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from prometheus_client import Counter
+
+# Files that the service opens besides connections: a reload, Redis, Milvus, the log.
+_SPARE_FILES = 48
+# What a client must take of a response within the time-out [bytes], if it is that long.
+_LEAST_TAKEN = 65_536
+
+# Why the service ended a connection: too many connections, too many unsent bytes, a client that
+# sent nothing, one that did not send the rest of its request, one that did not take its response,
+# or the shutdown.
+Ending = Literal["limit", "unsent", "idle", "receive", "send", "shutdown"]
+ENDINGS = get_args(Ending)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of connections.
+
+    Attributes:
+        connections: Most open connections.
+        header_bytes: Longest head of a request: request line and headers [bytes].
+        unsent_bytes: Most bytes of responses that wait for clients, of all connections.
+        client_timeout: Longest wait for a request's head, and for progress of a response [s].
+        keep_alive: Longest wait for the next request of a connection [s].
+    """
+
+    connections: int
+    header_bytes: int
+    unsent_bytes: int
+    client_timeout: float
+    keep_alive: float
+
+
+class Closable(Protocol):
+    """What `Connections` needs of a connection."""
+
+    def overdue(self, now: float) -> Ending | None:
+        """Returns why the connection must end now, if it must; `now` is a time of the loop [s]."""
+
+    def end(self) -> None:
+        """Closes the connection, and gives up what is unsent."""
+
+
+class Connections:
+    """All open connections of a server, within its limits.
+
+    When a connection beyond the limit opens, the connection whose client the service has waited for
+    longest ends: idle connections first. When a response takes the unsent bytes beyond their limit,
+    the connection that has been sending for longest ends. A single response may exceed that limit.
+
+    Attributes:
+        limits: The limits.
+        unsent: Bytes of the responses that clients have not taken in full.
+    """
+
+    def __init__(self, limits: ConnectionLimits, endings: Counter) -> None:
+        self.limits = limits
+        self.unsent = 0
+        self._endings = endings
+        for ending in ENDINGS:
+            endings.labels(ending)
+        self._open: set[Closable] = set()
+        # Connections whose client is to send or to read, in the order in which the waits began.
+        self._waiting: OrderedDict[Closable, None] = OrderedDict()
+        self._sending: OrderedDict[Closable, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Closable) -> None:
+        """Adds a connection, whose client is to send; another one ends if there are too many."""
+        self._open.add(connection)
+        if len(self._open) > self.limits.connections:
+            oldest = next(iter(self._waiting or self._sending), connection)
+            self._end(oldest, "limit")
+        if connection in self._open:
+            self.wait_for(connection)
+
+    def remove(self, connection: Closable) -> None:
+        """Forgets a connection that has ended."""
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+        self.sent(connection)
+
+    def wait_for(self, connection: Closable) -> None:
+        """Notes that the client of a connection is to send."""
+        self._waiting[connection] = None
+
+    def serve(self, connection: Closable) -> None:
+        """Notes that the service has all that it needs of the client of a connection."""
+        self._waiting.pop(connection, None)
+
+    def sending(self, connection: Closable, size: int) -> None:
+        """Notes that a client has not taken a message of `size` bytes at once."""
+        self.unsent += size
+        self._sending[connection] = size
+        while self.unsent > self.limits.unsent_bytes and len(self._sending) > 1:
+            self._end(next(iter(self._sending)), "unsent")
+
+    def sent(self, connection: Closable) -> None:
+        """Notes that a client has taken the message in full, or never will."""
+        self.unsent -= self._sending.pop(connection, 0)
+
+    def sweep(self, now: float) -> None:
+        """Ends the connections whose clients are overdue; `now` is a time of the loop [s]."""
+        for connection in list(self._open):
+            if ending := connection.overdue(now):
+                self._end(connection, ending)
+
+    def end_all(self) -> None:
+        """Ends all connections; their requests see that their clients have disconnected."""
+        for connection in list(self._open):
+            self._end(connection, "shutdown")
+
+    def _end(self, connection: Closable, ending: Ending) -> None:
+        self.remove(connection)
+        self._endings.labels(ending).inc()
+        connection.end()
+
+
+class Progress:
+    """Whether a client takes a response: all of it, or `_LEAST_TAKEN` bytes, within each time-out.
+
+    Args:
+        now: Time of the loop [s].
+        left: Bytes that the client has not taken.
+    """
+
+    def __init__(self, now: float, left: int) -> None:
+        self._since = now
+        self._left = left
+
+    def stalled(self, now: float, left: int, timeout: float) -> bool:
+        """Returns whether the client has taken too little."""
+        if self._left - left >= _LEAST_TAKEN:
+            self._since, self._left = now, left
+        return now - self._since >= timeout
+
+
+def available_connections(most: int) -> tuple[int, int]:
+    """Returns how many connections can be open, at most `most`, and how many may wait for `accept`.
+
+    Raises the soft limit of open files to the hard one, then counts what is left for connections.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    free = hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - _SPARE_FILES
+    # Connections that wait for `accept` may all be accepted before the first of them is refused.
+    backlog = max(1, min(2048, free // 4))
+    return max(1, min(most, free - backlog)), backlog

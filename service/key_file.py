@@ -1,0 +1,95 @@
+"""The file of API keys, which the service reads again while it runs."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from core.errors import CareError
+from service.api_keys import ApiKeys
+from service.logs import describe
+from service.metrics import Metrics
+
+_LOG = logging.getLogger("care.service")
+# A new content takes effect within this time and the time to read it [s].
+_READ_EVERY = 1.0
+_MAX_BYTES = 1 << 20
+
+
+class KeyFile:
+    """A file of keys: entries one per line or separated by commas; `#` begins a comment.
+
+    The content is compared, because a mounted secret changes by a link: the time and the size of
+    the file may stay.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        keys: The keys of the last content without a fault.
+
+    Raises:
+        CareError: If the file cannot be read or has no entry, or an entry is wrong; the message
+            does not quote secrets or hashes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content = self._read()
+        self.keys = _parse(self._content)
+
+    async def follow(self, metrics: Metrics) -> None:
+        """Reads the file each second and replaces the keys when its content has changed.
+
+        If the file is missing or wrong, the keys stay; one error is logged for each fault.
+        """
+        fault: dict[str, Any] | None = None
+        while True:
+            await asyncio.sleep(_READ_EVERY)
+            try:
+                keys = await asyncio.to_thread(self._changed)
+            except Exception as error:
+                fields = describe(error)
+                if isinstance(error, CareError):
+                    fields = {"code": error.code, **error.fields}
+                if fields != fault:
+                    _LOG.error("API keys not replaced", extra={"fields": fields})
+                    metrics.key_reloads.labels("failure").inc()
+                fault = fields
+                continue
+            fault = None
+            if keys:
+                self.keys.replace(keys)
+                _LOG.info("API keys replaced", extra={"fields": {"count": len(keys)}})
+                metrics.key_reloads.labels("success").inc()
+
+    def _changed(self) -> ApiKeys | None:
+        """Returns the keys of another content than before, or None."""
+        content = self._read()
+        if content == self._content:
+            return None
+        keys = _parse(content)
+        self._content = content
+        return keys
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(_MAX_BYTES + 1)
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}): correct CARE_API_KEYS_FILE"
+            raise CareError.at(self._path, reason, "key_file_unreadable") from None
+        if len(content) > _MAX_BYTES:
+            reason = f"is larger than {_MAX_BYTES} bytes: name a file of entries"
+            raise CareError.at(self._path, reason, "key_file_too_large", limit=_MAX_BYTES)
+        return content
+
+
+def _parse(content: bytes) -> ApiKeys:
+    lines = content.decode(errors="replace").splitlines()
+    parts = [part for line in lines for part in line.partition("#")[0].split(",")]
+    entries = ",".join(part for part in parts if part.strip())
+    if not entries:
+        message = "CARE_API_KEYS_FILE names a file without entries: make one with `care key`"
+        raise CareError(message, code="no_api_keys")
+    return ApiKeys.parse(entries, "CARE_API_KEYS_FILE")

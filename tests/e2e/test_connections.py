@@ -1,0 +1,109 @@
+"""Clients that do not send, do not read or do not go away, against the whole service."""
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from core.service_process import ServerProcess, start_service
+
+pytestmark = pytest.mark.e2e
+
+BODY = json.dumps({"queries": [{"query": f"咳嗽{i}", "top_k": 400} for i in range(64)]}).encode()
+POST = b"POST /search/batch HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+BATCH = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@contextmanager
+def service(indexes: Path, **settings: str) -> Iterator[ServerProcess]:
+    running = start_service(indexes, "sample", settings)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def connect(url: str, receives: int | None = None) -> socket.socket:
+    address = urlsplit(url)
+    connection = socket.socket()
+    if receives:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    connection.settimeout(30)
+    connection.connect((address.hostname, address.port))
+    return connection
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def until(url: str, name: str, least: float) -> None:
+    end = time.monotonic() + 60
+    while metric(url, name) < least:
+        assert time.monotonic() < end
+
+
+def test_liveness_answers_while_idle_connections_take_all_files(
+    indexes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_files(monkeypatch, 128)
+    with ExitStack() as stack:
+        running = stack.enter_context(service(indexes))
+        for _ in range(180):
+            stack.enter_context(connect(running.url))
+        for _ in range(5):
+            assert httpx2.get(f"{running.url}/health/live", timeout=10).status_code == 200
+        assert metric(running.url, "care_connections") < 128
+        assert metric(running.url, 'care_connections_ended_total{reason="limit"}') >= 180 - 128
+
+
+def few_files(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    """Lets the service open so many files."""
+    popen = subprocess.Popen
+
+    def limited(command: list[str], **options: Any) -> Any:
+        return popen(["prlimit", f"--nofile={files}", *command], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+
+
+def test_an_aborted_upload_is_no_error(indexes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with service(indexes, LOG_LEVEL="info") as running:
+        with connect(running.url) as client:
+            client.sendall(POST + b"Content-Length: 9\r\n\r\na")
+            until(running.url, "care_http_requests_in_flight", 2)
+        until(running.url, 'care_rejections_total{reason="departed"}', 1)
+        assert running.stop() == 0
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}, lines
+    assert [line["status"] for line in lines if line["message"] == "request"] == [499]
+
+
+def test_sigterm_ends_the_service_whatever_clients_do(indexes: Path) -> None:
+    """Clients that do not read, hang in a body or in a head, or idle; and a second signal."""
+    settings = {"CLIENT_TIMEOUT_SECONDS": "60", "TIMEOUT_MS": "60000", "CACHE_ENTRIES": "0"}
+    with ExitStack() as stack:
+        running = stack.enter_context(service(indexes, **settings))
+        url = running.url
+        for _ in range(20):
+            stack.enter_context(connect(url, receives=4096)).sendall(BATCH)
+        for data in (POST + b"Content-Length: 9\r\n\r\na", POST, b""):
+            stack.enter_context(connect(url)).sendall(data)
+        until(url, "care_http_requests_in_flight", 22)
+        until(url, "care_unsent_bytes", 1)
+        started = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+        assert time.monotonic() - started < 12

@@ -1,0 +1,200 @@
+"""API keys that are replaced while the service runs."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from core.errors import CareError
+from core.manifest import IndexManifest
+from service import key_file
+from service.api_keys import ApiKey, new_key
+from service.key_file import KeyFile
+from service.logs import JsonFormatter
+from tests.conftest import ADMIN_KEY, SEARCH_KEY
+from tests.errors import raises
+from tests.service.conftest import Serve, sample
+
+RELOADS = "care_api_key_reloads_total"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "_READ_EVERY", 0.01)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(SEARCH_KEY)
+    return path
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def status(client: TestClient, secret: str) -> int:
+    return client.get("/index", headers={"Authorization": f"Bearer {secret}"}).status_code
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_name("new")
+    new.write_text(text)
+    new.replace(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SEARCH_KEY}\n{ADMIN_KEY}\n",
+        f"{SEARCH_KEY},{ADMIN_KEY}",
+        f"# of the portal\r\n\r\n  {SEARCH_KEY} ,  # until May\r\n{ADMIN_KEY},\r\n",
+    ],
+)
+def test_entries_are_on_lines_or_between_commas_and_comments_are_skipped(
+    path: Path, text: str
+) -> None:
+    path.write_bytes(text.encode())
+    keys = KeyFile(path).keys
+    assert len(keys) == 2
+    assert keys.find("asks") == ApiKey("app", "search")
+    assert keys.find("secret") == ApiKey("ops", "admin")
+
+
+FAULTS: list[tuple[bytes | None, str, dict[str, Any]]] = [
+    (None, "key_file_unreadable", {}),
+    (b"", "no_api_keys", {}),
+    (b"# none\n,\n", "no_api_keys", {}),
+    (f"{SEARCH_KEY}\ncare_aaaa".encode(), "invalid_key_entry", {"entry": 2}),
+    (f"{SEARCH_KEY}\n{SEARCH_KEY}".encode(), "duplicate_key_name", {"name": "app"}),
+    (b"\xff\xfe\x00", "invalid_key_entry", {"entry": 1}),
+    (b"#" * (1 << 20) + b"#", "key_file_too_large", {"limit": 1 << 20}),
+]
+
+
+def put(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink()
+    else:
+        new = path.with_name("new")
+        new.write_bytes(content)
+        new.replace(path)
+
+
+@pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
+def test_a_wrong_file_is_an_error_at_the_start(
+    path: Path, content: bytes | None, code: str, fields: dict[str, Any]
+) -> None:
+    put(path, content)
+    with raises(CareError, code, **fields) as caught:
+        KeyFile(path)
+    assert "aaaa" not in str(caught.value)
+
+
+def test_a_new_key_is_accepted_and_the_old_one_rejected(
+    serve: Serve, manifest: IndexManifest, path: Path
+) -> None:
+    client = serve(api_keys_file=path)
+    assert (status(client, "asks"), status(client, "wrong")) == (200, 401)
+    secret, entry = new_key("app", "search")
+    replace(path, entry)
+    until(lambda: status(client, secret) == 200)
+    assert status(client, "asks") == 401
+    assert sample(client, RELOADS, result="success") == 1
+
+
+def test_a_file_behind_a_changed_link_is_read(
+    serve: Serve, manifest: IndexManifest, tmp_path: Path
+) -> None:
+    """Kubernetes replaces the link ..data; size and time of the file may be the same."""
+    (old, old_entry), (new, new_entry) = (new_key("app", "search") for _ in range(2))
+    for folder, entry in (("..1", old_entry), ("..2", new_entry)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "keys").write_text(entry)
+        os.utime(tmp_path / folder / "keys", (0, 0))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "keys").symlink_to("..data/keys")
+    client = serve(api_keys_file=tmp_path / "keys")
+    assert status(client, old) == 200
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").replace(tmp_path / "..data")
+    until(lambda: status(client, new) == 200)
+    assert status(client, old) == 401
+
+
+@pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
+def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
+    serve: Serve,
+    manifest: IndexManifest,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    content: bytes | None,
+    code: str,
+    fields: dict[str, Any],
+) -> None:
+    client = serve(api_keys_file=path)
+    read = KeyFile._read
+    reads = 0
+
+    def count(file: KeyFile) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeyFile, "_read", count)
+        put(path, content)
+        until(lambda: sample(client, RELOADS, result="failure") == 1)
+        seen = reads
+        until(lambda: reads > seen + 3)
+    lines = [
+        json.loads(JsonFormatter().format(r)) for r in caplog.records if r.levelname == "ERROR"
+    ]
+    assert [line["code"] for line in lines] == [code]
+    assert fields.items() <= lines[0].items()
+    assert "aaaa" not in json.dumps(lines)
+    assert status(client, "asks") == 200
+    assert sample(client, RELOADS, result="failure") == 1
+    secret, entry = new_key("app", "search")
+    replace(path, entry)
+    until(lambda: status(client, secret) == 200)
+
+
+def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
+    serve: Serve, manifest: IndexManifest, path: Path
+) -> None:
+    client = serve(api_keys_file=path, rate_limit=0.01, rate_burst=1)
+
+    def ask(secret: str) -> int:
+        headers = {"Authorization": f"Bearer {secret}"}
+        return client.post("/search", json={"query": "高血压"}, headers=headers).status_code
+
+    assert ask("asks") == 200
+    secret, entry = new_key("app", "search")
+    replace(path, entry)
+    until(lambda: status(client, secret) == 200)
+    assert ask(secret) == 429
+
+
+def test_without_keys_an_address_of_the_network_is_a_warning(
+    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> int:
+        return sum(record.levelname == "WARNING" for record in caplog.records)
+
+    serve(host="127.0.0.1")
+    serve(host="localhost")
+    serve(host="0.0.0.0", api_keys=SecretStr(SEARCH_KEY))
+    assert warnings() == 0
+    serve(host="0.0.0.0")
+    assert warnings() == 1

@@ -1,0 +1,478 @@
+"""Requests as bytes on sockets, in the event loop of the service, without its application."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from service.connections import ConnectionLimits, Connections
+from service.metrics import Metrics
+from service.server import http_protocol
+
+JSON = '{"query":"咳嗽"}'.encode()
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+# More than the buffers of two sockets hold.
+LARGE = 32 << 20
+
+# What clients send, recorded from curl 7.88.1 --http2, java.net.http of JDK 17.0.15, fetch of Node
+# 20.20.2, and httpx2 2.16.2.
+CLIENTS = {
+    "curl": b"POST /search HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nUser-Agent: curl/7.88.1\r\n"
+    b"Accept: */*\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 18\r\n\r\n",
+    "java": b"POST /search HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"Content-Length: 18\r\nHost: 127.0.0.1:8000\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c\r\n"
+    b"User-Agent: Java-http-client/17.0.15\r\nContent-Type: application/json\r\n\r\n",
+    "node": b"POST /search HTTP/1.1\r\nhost: 127.0.0.1:8000\r\nconnection: keep-alive\r\n"
+    b"Content-Type: application/json\r\naccept: */*\r\naccept-language: *\r\n"
+    b"sec-fetch-mode: cors\r\nuser-agent: node\r\naccept-encoding: gzip, deflate\r\n"
+    b"content-length: 18\r\n\r\n",
+    "httpx": b"POST /search HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAccept: */*\r\n"
+    b"Accept-Encoding: gzip, deflate, br\r\nConnection: keep-alive\r\n"
+    b"User-Agent: python-httpx2/2.16.2\r\nContent-Length: 18\r\n"
+    b"Content-Type: application/json\r\n\r\n",
+}
+
+
+class Echo:
+    """An application that answers with what it received; `/large` is `LARGE` bytes long.
+
+    Attributes:
+        entered: Set when a request has begun.
+        ended: What became of each request, in order: answered, departed.
+    """
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.entered.set()
+        if scope["path"] == "/large":
+            await answer(send, b"x" * LARGE)
+        elif scope["path"] == "/early":
+            await answer(send, b"")
+        elif (body := await read(receive)) is None:
+            self.ended.put_nowait("departed")
+            return
+        else:
+            request = {"method": scope["method"], "path": scope["path"], "body": body.decode()}
+            await answer(send, json.dumps(request).encode())
+        self.ended.put_nowait("answered")
+
+
+async def read(receive: Receive) -> bytes | None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body, more = body + message["body"], message["more_body"]
+    return body
+
+
+async def answer(send: Send, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+class Client:
+    """One connection to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, *, head: bool = False) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and content of the next answer; `head` if it has no content."""
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines[1:-2])
+        size = 0 if head else int(fields.get("content-length", 0))
+        return int(lines[0].split()[1]), fields, await self.reader.readexactly(size)
+
+    async def status(self) -> int:
+        return (await self.answer())[0]
+
+    async def request(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        await self.send(data)
+        return await self.answer()
+
+    async def closed(self) -> bool:
+        """Whether the server closes the connection after at most what is in the buffers."""
+        try:
+            while await self.reader.read(65_536):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+
+class Server:
+    """The protocol over an application."""
+
+    def __init__(self, app: Echo, **changes: Any) -> None:
+        limits = {"connections": 64, "header_bytes": 16_384, "unsent_bytes": 1 << 30}
+        times = {"client_timeout": 10.0, "keep_alive": 75.0}
+        self.app = app
+        self.metrics = Metrics()
+        settings: dict[str, Any] = limits | times | changes
+        limit = ConnectionLimits(**settings)
+        self.connections = Connections(limit, self.metrics.ended_connections)
+        self.state = ServerState()
+        self._clients: list[Client] = []
+        self._server: asyncio.Server
+
+    async def start(self) -> None:
+        config = uvicorn.Config(self.app, ws="none", lifespan="off", proxy_headers=False)
+        config.load()
+        make = http_protocol(self.connections, self.metrics)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: make(config, self.state, {}, loop), "127.0.0.1", 0
+        )
+
+    async def connect(self) -> Client:
+        address = self._server.sockets[0].getsockname()
+        client = Client(*await asyncio.open_connection(*address, limit=2**16))
+        self._clients.append(client)
+        return client
+
+    async def stop(self) -> None:
+        for client in self._clients:
+            client.writer.transport.abort()
+        self._server.close()
+        self.connections.end_all()
+        while self.state.tasks:
+            await asyncio.wait(self.state.tasks)
+
+    def after(self, seconds: float) -> None:
+        """Ends what is overdue after a time, which need not pass."""
+        self.connections.sweep(asyncio.get_running_loop().time() + seconds)
+
+    def ended(self, reason: str) -> float:
+        return float(self.metrics.ended_connections.labels(reason)._value.get())
+
+
+@asynccontextmanager
+async def serving(**changes: Any) -> AsyncIterator[Server]:
+    server = Server(Echo(), **changes)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def run(test: Callable[..., Awaitable[None]], **changes: Any) -> None:
+    """Runs a test with a server, on the event loop of the service, for at most 30 s."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(30), serving(**changes) as server:
+            await test(server)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(whole())
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_common_clients_get_answers_to_their_bodies(name: str) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        for _ in range(2):
+            await client.send(CLIENTS[name])
+            status, fields, content = await client.request(JSON)
+            assert (status, json.loads(content)["body"]) == (200, JSON.decode())
+            assert "upgrade" not in fields
+
+    run(test)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n\r\nhello", b""])
+@pytest.mark.parametrize("protocol", [b"websocket", b"H2C, other"])
+def test_a_request_to_upgrade_is_answered_in_http_1(protocol: bytes, framing: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+        upgrade = POST + b"Connection: keep-alive, upgrade\r\nuPGRADE: " + protocol + b"\r\n"
+        _, _, content = await client.request(upgrade + (framing or chunked))
+        assert json.loads(content)["body"] == "hello"
+
+    run(test)
+
+
+def test_requests_are_answered_in_order_however_they_are_cut_into_packets() -> None:
+    async def test(server: Server) -> None:
+        requests = [
+            GET + b"\r\n",
+            POST + b"Content-Length: 5\r\n\r\nhello",
+            b"\r\n" + POST + b"Content-Length: 0\r\n\r\n",
+            GET.replace(b"/", b"/%E7%97%85?a=b", 1) + b"\r\n",
+        ]
+        expected = [("/", ""), ("/echo", "hello"), ("/echo", ""), ("/病", "")]
+        stream = b"".join(requests)
+        for size in (len(stream), 1, 7, 64):
+            client = await server.connect()
+            for start in range(0, len(stream), size):
+                await client.send(stream[start : start + size])
+                await asyncio.sleep(0)
+            for path, body in expected:
+                _, _, content = await client.answer()
+                found = json.loads(content)
+                assert (found["path"], found["body"]) == (path, body)
+
+    run(test)
+
+
+def test_a_thousand_requests_at_once_wait_in_little_memory() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        sending = asyncio.create_task(client.send((GET + b"\r\n") * 10_000))
+        for _ in range(10_000):
+            assert await client.status() == 200
+            assert len(server.state.tasks) <= 2
+        await sending
+
+    run(test)
+
+
+def test_a_second_request_behind_a_chunked_body_is_not_lost_silently() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        chunked = CHUNKED + b"5;a=b\r\nhello\r\n0\r\nAuthorization: x\r\n\r\n"
+        status, fields, _ = await client.request(chunked)
+        assert (status, fields.get("connection")) == (200, None)
+        status, fields, content = await client.request(chunked * 2)
+        assert (status, fields["connection"]) == (200, "close")
+        assert json.loads(content)["body"] == "hello"
+        assert await client.closed()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"no HTTP\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: a\n\n",
+        b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"GET \xff HTTP/1.1\r\nHost: a\r\n\r\n",
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        POST + b"Content-Length: +5\r\n\r\nhello",
+        POST + b"Transfer-Encoding: gzip\r\n\r\nhello",
+        POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        CHUNKED + b"z\r\nhello\r\n0\r\n\r\n",
+        CHUNKED + b"5\r\nhelloworld\r\n0\r\n\r\n",
+    ],
+)
+def test_invalid_requests_get_a_problem_with_an_id(data: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        status, fields, content = await client.request(data)
+        problem = json.loads(content)
+        assert (status, problem["code"]) == (400, "invalid_http")
+        assert fields["content-type"] == "application/problem+json"
+        assert fields["x-request-id"] == problem["request_id"]
+        assert fields["connection"] == "close"
+        assert await client.closed()
+        assert server.metrics.requests.labels("unmatched", "400")._value.get() == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "head"),
+    [
+        (414, "url_too_long", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"),
+        (414, "url_too_long", b"GET /" + b"a" * 9000),
+        (431, "headers_too_long", GET + b"X: " + b"a" * 17_000 + b"\r\n\r\n"),
+        (431, "headers_too_long", GET + b"X: " + b"a" * 17_000),
+        (431, "headers_too_long", GET + b"X" * 17_000),
+        (431, "headers_too_long", GET + b"a:b\r\n" * 128 + b"\r\n"),
+        (431, "headers_too_long", CHUNKED + b"5;" + b"a" * 17_000),
+        (431, "headers_too_long", CHUNKED + b"0\r\nX: " + b"a" * 17_000),
+    ],
+)
+def test_long_heads_are_refused(status: int, code: str, head: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        found, _, content = await client.request(head)
+        assert (found, json.loads(content)["code"]) == (status, code)
+        assert await client.closed()
+        client = await server.connect()
+        assert (await client.request(GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n"))[0] == 200
+
+    run(test)
+
+
+def test_a_client_that_goes_on_sending_reads_the_refusal() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(GET + b"X: " + b"a" * 20_000_000)
+        assert await client.status() == 431
+        assert await client.reader.read() == b""
+        server.after(11)
+        with pytest.raises(ConnectionError):
+            while True:
+                await client.send(b"a" * 65_536)
+
+    run(test)
+
+
+def test_clients_are_awaited_for_a_limited_time() -> None:
+    async def test(server: Server) -> None:
+        silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
+        await slow.send(GET)
+        assert (await used.request(GET + b"\r\n"))[0] == 200
+        early = POST.replace(b"echo", b"early") + b"Content-Length: 9\r\n\r\n"
+        assert (await unread.request(early + b"a"))[0] == 200
+        server.app.entered.clear()
+        await late.send(POST + b"Content-Length: 9\r\n\r\n")
+        await server.app.entered.wait()
+        server.after(9)
+        assert len(server.connections) == 5
+        server.after(11)
+        assert [await client.closed() for client in (silent, slow, unread)] == [True] * 3
+        assert (server.ended("idle"), server.ended("receive")) == (1, 2)
+        assert (await used.request(GET + b"\r\n"))[0] == 200
+        # The application limits the time of a body.
+        assert (await late.request(b"a" * 9))[0] == 200
+        server.after(80)
+        assert await used.closed()
+
+    run(test)
+
+
+def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+        await until(lambda: server.connections.unsent > 0)
+        assert server.connections.unsent >= LARGE
+        server.after(9)
+        assert len(server.connections) == 1
+        server.after(11)
+        assert server.ended("send") == 1
+        assert await server.app.ended.get() == "answered"
+        assert server.connections.unsent == 0
+        assert await client.closed()
+
+    run(test)
+
+
+def test_a_slow_client_keeps_its_connection_while_it_reads() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+        await client.reader.readuntil(b"\r\n\r\n")
+        left = LARGE
+        while left:
+            left -= len(await client.reader.read(1 << 20))
+            if server.connections.unsent and left > LARGE // 2:
+                # Eight more seconds since the client has taken something.
+                server.after(8)
+        assert await server.app.ended.get() == "answered"
+        assert server.connections.unsent == 0
+        assert (await client.request(GET + b"\r\n"))[0] == 200
+
+    run(test)
+
+
+def test_unsent_bytes_are_limited() -> None:
+    """The client that has kept its answer waiting for longest gives way."""
+
+    async def test(server: Server) -> None:
+        clients = [await server.connect() for _ in range(4)]
+        for client in clients:
+            server.app.entered.clear()
+            await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+            await server.app.entered.wait()
+        await until(lambda: server.ended("unsent") == 2)
+        assert server.connections.unsent < 3 * LARGE
+        assert [await client.closed() for client in clients[:2]] == [True, True]
+        status, _, content = await clients[3].answer()
+        assert (status, len(content)) == (200, LARGE)
+
+    run(test, unsent_bytes=2 * LARGE + 1000)
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() -> None:
+    async def test(server: Server) -> None:
+        clients = [await server.connect() for _ in range(3)]
+        for client in clients:
+            assert (await client.request(GET + b"\r\n"))[0] == 200
+        assert (await clients[0].request(GET + b"\r\n"))[0] == 200
+        await clients[2].send(POST + b"Content-Length: 1\r\n\r\n")
+        new = await server.connect()
+        assert (await new.request(GET + b"\r\n"))[0] == 200
+        assert await clients[1].closed()
+        assert (await clients[0].request(GET + b"\r\n"))[0] == 200
+        assert (await clients[2].request(b"a"))[0] == 200
+        assert server.ended("limit") == 1
+
+    run(test, connections=3)
+
+
+def test_an_aborted_upload_ends_the_request() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(POST + b"Content-Length: 9\r\n\r\na")
+        await server.app.entered.wait()
+        client.writer.transport.abort()
+        assert await server.app.ended.get() == "departed"
+
+    run(test)
+
+
+def test_answers_without_content_and_to_old_clients() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
+        status, fields, _ = await client.answer(head=True)
+        assert (status, int(fields["content-length"]) > 0) == (200, True)
+        status, fields, _ = await client.request(b"GET / HTTP/1.0\r\n\r\n")
+        assert (status, fields["connection"]) == (200, "close")
+        assert await client.closed()
+        client = await server.connect()
+        status, fields, _ = await client.request(GET + b"Connection: close\r\n\r\n")
+        assert (status, fields["connection"]) == (200, "close")
+        assert await client.closed()
+
+    run(test)
+
+
+def test_a_client_that_asks_is_told_to_send_its_body() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+        assert await client.status() == 100
+        status, _, content = await client.request(b"hello")
+        assert (status, json.loads(content)["body"]) == (200, "hello")
+
+    run(test)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
