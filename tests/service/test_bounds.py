@@ -254,7 +254,7 @@ def test_the_description_of_an_index_is_read_when_it_is_loaded(
         def fail(*_: object) -> None:
             raise AssertionError
 
-        monkeypatch.setattr(FilterReader, "values", fail)
+        monkeypatch.setattr(FilterReader, "frequent_values", fail)
         exchange = await Exchange("/index", method="GET").run(app)
         assert json.loads(exchange.content)["filters"]["department"]
 
