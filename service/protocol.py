@@ -23,8 +23,6 @@ _MAX_REQUEST_LINE = 8192
 _MAX_HEADERS = 128
 # Bytes of a request that wait in memory, before reading from the connection pauses.
 _HIGH_WATER = 65_536
-# Bytes of a chunked body that the parser gets at once: each chunk may have one byte of content.
-_CHUNKED_SLICE = 16_384
 # The parser drops the body of a request to upgrade the connection. This server never upgrades, so
 # it gives the parser the header under another name.
 _UPGRADE = re.compile(rb"\r\nUpgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -81,8 +79,6 @@ class HttpProtocol(asyncio.Protocol):
         self._reused = False
         self._discards = False  # the last answer is sent: what arrives is discarded
         self._reading = True
-        self._full = False  # as much has arrived as the application is to have in memory
-        self._deferred = False  # the parser goes on in the next iteration of the event loop
         self._writable: asyncio.Future[None] | None = None  # set while the client does not read
         self._progress: Progress | None = None
 
@@ -156,8 +152,7 @@ class HttpProtocol(asyncio.Protocol):
         self._body_left -= len(body)
         self._framing = 0
         if self._exchange.receive_body(body) > _HIGH_WATER:
-            self._full = True
-            self._update_reading()
+            self._pause_reading()
 
     def on_message_complete(self) -> None:
         """Notes that the request is complete."""
@@ -181,8 +176,9 @@ class HttpProtocol(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Reads on after a pause."""
-        self._full = False
-        self._update_reading()
+        if not self._reading and not self.transport.is_closing():
+            self._reading = True
+            self.transport.resume_reading()
 
     def answered(self) -> None:
         """The answer is sent: goes on to the next request, or closes."""
@@ -237,12 +233,11 @@ class HttpProtocol(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Gives the parser what has arrived, up to the end of one request."""
-        while self._input and not self._discards and not self._deferred:
+        while self._input and not self._discards:
             if self._exchange and not self._more_body:
                 # Of a request that the client sends before it has the last answer.
                 if len(self._input) > _HIGH_WATER:
-                    self._full = True
-                    self._update_reading()
+                    self._pause_reading()
                 return
             if self._exchange:
                 self._read_body(self._exchange)
@@ -302,7 +297,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _read_body(self, exchange: Exchange) -> None:
         """Reads more of the body of a request."""
-        size = _CHUNKED_SLICE if self._chunked else self._body_left
+        size = self._body_left if self._body_left > 0 else len(self._input)
         data = bytes(self._input[:size])
         del self._input[:size]
         self._framing += len(data)
@@ -311,10 +306,6 @@ class HttpProtocol(asyncio.Protocol):
         if self._chunked and self._framing > (most := self._limits.header_bytes):
             longest = f"trailers or extensions of a chunk are longer than {most} bytes"
             self._reject("headers_too_long", longest, limit=most)
-        elif self._more_body and self._input:
-            self._deferred = True
-            self._update_reading()
-            self.loop.call_soon(self._go_on)
         elif not self._more_body:
             exchange.end_body()
             if exchange.complete:
@@ -385,19 +376,10 @@ class HttpProtocol(asyncio.Protocol):
         self._input.clear()
         self.transport.write_eof()
 
-    def _go_on(self) -> None:
-        self._deferred = False
-        self._advance()
-        self._update_reading()
-
-    def _update_reading(self) -> None:
-        reading = not (self._full or self._deferred)
-        if reading != self._reading and not self.transport.is_closing():
-            self._reading = reading
-            if reading:
-                self.transport.resume_reading()
-            else:
-                self.transport.pause_reading()
+    def _pause_reading(self) -> None:
+        if self._reading and not self.transport.is_closing():
+            self._reading = False
+            self.transport.pause_reading()
 
 
 class _SecondRequestError(Exception):
