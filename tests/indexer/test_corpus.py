@@ -356,7 +356,11 @@ def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path, s
         list(read_corpus([path]))
 
 
-@pytest.mark.parametrize("damage", [b"not gzip", gzip.compress(GOOD)[:12] + b"\xff" * 30])
+@pytest.mark.parametrize(
+    "damage",
+    [b"not gzip", gzip.compress(GOOD)[:12] + b"\xff" * 30],
+    ids=["no gzip", "damaged"],
+)
 def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(damage)
