@@ -56,6 +56,7 @@ def start_service(
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
     *,
+    launcher: Sequence[str] = ("-m", "care", "serve"),
     ends_with_caller: bool = False,
 ) -> ServerProcess:
     """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
@@ -68,6 +69,7 @@ def start_service(
         index: Name of the index.
         settings: Settings without the prefix `CARE_`, for example `{"PAIR": "care-mini"}`.
         environment: Variables of the process; by default those of the caller.
+        launcher: Arguments of Python that run the service.
         ends_with_caller: Whether the service ends when the caller is killed. The main thread must
             then make the call.
 
@@ -88,7 +90,7 @@ def start_service(
         return line.split()[-1] if line.endswith("\n") else None
 
     before = partial(end_with, os.getpid()) if ends_with_caller else None
-    command = [sys.executable, "-m", "care", "serve"]
+    command = [sys.executable, *launcher]
     return _start(command, inherited | variables, None, announced, before)
 
 
