@@ -34,7 +34,7 @@ class Settings(BaseSettings):
         env_prefix="CARE_", frozen=True, use_attribute_docstrings=True
     )
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
