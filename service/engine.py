@@ -150,7 +150,7 @@ class Engine:
         return np.concatenate([v for v, _ in results]), sum(tokens for _, tokens in results)
 
     async def _embed_part(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        requested = [Flight(text=text, finish=lambda vector: vector) for text in texts]
+        requested = [Flight(text=text, finish=lambda vector, _: vector) for text in texts]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)

@@ -25,8 +25,6 @@ from service.search import LoadedIndex
 
 PAGE = Path(__file__).parent / "page"
 
-_MAX_FILTER_VALUES = 100
-
 search_routes = APIRouter(
     route_class=DirectRoute, dependencies=[Depends(RequireRole("search"))], tags=["search"]
 )
@@ -143,8 +141,6 @@ def _index_response(loaded: LoadedIndex, state: State) -> schemas.IndexResponse:
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
-        filters={
-            field: loaded.filters.values(field, _MAX_FILTER_VALUES)
-            for field in sorted(loaded.filters.fields)
-        },
+        filters=loaded.filter_values,
+        filter_field_count=len(loaded.filters.fields),
     )

@@ -7,21 +7,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from core.manifest import Chunking, RecallReport
+from service.filter_schema import FilterField, FilterItem
 from service.metrics import Timings
 
 Include = Literal["text", "metadata"]
 
 _QUESTION = "高血压患者饮食上要注意什么？"
-
-
-def _check_filter_item(value: object) -> object:
-    """Reports one error of a wrong value, where a union reports one for each of its types."""
-    if not isinstance(value, str | int | bool):
-        raise PydanticCustomError("filter_item", "is not text, a whole number or a boolean")
-    return value
-
-
-FilterItem = Annotated[str | int | bool, BeforeValidator(_check_filter_item)]
 
 
 class _Request(BaseModel):
@@ -35,13 +26,7 @@ class SearchRequest(_Request):
 
     query: str = Field(description="The question, in the user's words.")
     top_k: int = Field(10, ge=1, description="Number of hits to return, at most CARE_MAX_TOP_K.")
-    filter: dict[str, Annotated[list[FilterItem], Field(min_length=1, max_length=100)]] = Field(
-        default_factory=dict,
-        max_length=16,
-        description="Accepted values by metadata field. A document matches if each of these fields "
-        "has one of the accepted values.",
-        examples=[{"department": ["心血管科"]}],
-    )
+    filter: FilterField = Field(default_factory=dict)
     min_score: float | None = Field(
         None,
         ge=-1,
@@ -215,8 +200,10 @@ class IndexResponse(IndexReference):
     search_parameters: dict[str, int] = Field(description="Parameters of the index type.")
     recall: RecallReport
     filters: dict[str, list[FilterItem]] = Field(
-        description="Values of each filter field, most frequent first, at most 100."
+        description="Values of each filter field, most frequent first: of the first 100 fields by "
+        "name at most 100 values each. Texts of more than 200 characters are left out."
     )
+    filter_field_count: int = Field(description="Number of filter fields, listed or not.")
     created_at: datetime = Field(description="When the version was built.")
 
 

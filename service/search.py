@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import FloatArray, Hit, Query, RowArray
+from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
@@ -60,6 +60,8 @@ class LoadedIndex:
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
         files: The files before they were verified.
+        filter_values: The first filter fields by name, each with its most frequent values; bounded
+            in number and size.
     """
 
     identity: str
@@ -68,23 +70,31 @@ class LoadedIndex:
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
+    filter_values: Mapping[str, Sequence[FilterValue]]
 
-    def search(self, query: Query, vector: FloatArray) -> QueryResult:
-        """Returns the hits of a query whose vector is float32 [dimension], of unit norm.
+    def search(self, query: Query, vector: FloatArray, check: Check = no_check) -> QueryResult:
+        """Returns the hits of a query.
+
+        Args:
+            query: The query, checked by `service/query.py`.
+            vector: float32 [dimension], unit norm.
+            check: Called between the steps of the search; stops it by an exception.
 
         Raises:
             UnavailableError: If the store cannot be reached.
         """
         started = time.perf_counter()
         lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
-        passing = self.filters.rows(query.filter)
+        passing = self.filters.rows(query.filter, self.manifest.count, check)
         if query.collapse:
-            nearest = partial(self.vectors.search, vector, rows=passing, filter_=query.filter)
+            nearest = partial(
+                self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
+            )
             most = len(self.documents) if passing is None else len(passing)
             first = self.documents.first_chunks
             scores, rows = search_documents(nearest, first, query.top_k, most, lowest)
         else:
-            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter)
+            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter, check)
         if lowest is not None:
             good = scores >= lowest
             scores, rows = scores[good], rows[good]
@@ -149,7 +159,8 @@ def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIn
     vectors = store.open(folder, manifest, filter_reader)
     sums = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
-    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors)
+    listed = filter_reader.frequent_values()
+    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors, listed)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:
