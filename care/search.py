@@ -11,7 +11,7 @@ from care.options import setting, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.encoders import Encoder
 from core.errors import CareError, QueryError
-from core.types import Document, FilterValue, Hit, Query
+from core.types import Document, Filter, Hit, Query
 from core.versions import current_version, index_folder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
@@ -23,8 +23,6 @@ from service.settings import Settings
 _MAX_CHARS: int = Settings.model_fields["max_query_chars"].default
 _MAX_TOP_K: int = Settings.model_fields["max_top_k"].default
 _BATCH = 32
-
-Filter = Mapping[str, Sequence[FilterValue]]
 
 
 def open_index(
@@ -117,14 +115,16 @@ class SearchIndex:
         Args:
             query: The question, at most 2000 characters.
             top_k: Number of hits, 1 to 1000.
-            filter: Accepted values by metadata field, such as `{"department": ["儿科", "骨科"]}`;
-                every field must match.
+            filter: Conditions by metadata field, all of which must hold: a value or a list of
+                accepted values, or an object with the bounds `gt`, `gte`, `lt` and `lte` of a
+                number, and values that are `not` accepted. For example `{"department": ["儿科",
+                "骨科"], "year": {"gte": 2019}, "source": {"not": "论坛"}}`.
             min_score: Lowest cosine similarity of a hit.
             collapse: Whether each document is returned once, by its best chunk.
 
         Raises:
-            QueryError: If the query is empty or too long, a number is out of range, or the index
-                lacks a field of the filter. `error.field` names the argument.
+            QueryError: If the query is empty or too long, a number is out of range, or the filter
+                is not valid for the index. `error.field` names the argument.
         """
         found = self.search_many(
             [query], top_k, filter=filter, min_score=min_score, collapse=collapse
@@ -156,7 +156,7 @@ class SearchIndex:
             batch = checked[start : start + _BATCH]
             vectors = self._encoder.encode([query.text for query in batch]).vectors
             results = (index.search(*each) for each in zip(batch, vectors, strict=True))
-            hits += [result.hits for result in results]
+            hits += [list(result.hits) for result in results]
         return hits
 
     def documents(self) -> Iterator[Document]:

@@ -5,25 +5,30 @@ open it does not depend on the number of values. The position of a value in the 
 label, an integer that replaces the value in other stores such as Milvus.
 """
 
+import hashlib
 import heapq
 import json
+import math
 from array import array
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from core.conditions import Condition, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
+from core.filter_rows import Requirement, matching_rows
+from core.filter_table import FilterTable, encode_value
 from core.scratch import scratch
-from core.types import Filter, FilterValue, RowArray
+from core.types import Check, Filter, FilterValue, RowArray, no_check
 
 FILE_NAME = "filters.arrow"
 
@@ -36,7 +41,10 @@ _BATCH_VALUES = 65_536
 # that are read from a run at a time.
 _BUFFERED_ROWS, _BUFFERED_VALUES = 1 << 20, 1 << 17
 _READ_VALUES = 256
-_NO_ROWS: RowArray = np.empty(0, np.int64)
+# Fields and values that are listed, and characters of each; characters of a name in errors.
+_LISTED, _LISTED_CHARS, _NAME_CHARS = 100, 200, 64
+# Rows of recent filters that are kept, and what each entry takes besides [bytes].
+_KEPT_BYTES, _ENTRY_BYTES = 1 << 26, 256
 
 # Field and JSON-encoded value.
 _Key = tuple[str, str]
@@ -44,15 +52,15 @@ _Key = tuple[str, str]
 _Entry = tuple[_Key, RowArray]
 
 
-def _encode(value: FilterValue) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _is_filter_value(value: Any) -> bool:
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
 
 
 class FilterWriter:
     """Writes the rows of each metadata value; a context manager.
 
-    Strings, integers, booleans and lists of them can be used in filters. Other values (floats,
-    objects, null) are stored with the document only. Memory is bounded by an external merge sort:
+    Strings, numbers, booleans and lists of them can be used in filters. Other values (objects,
+    null) are stored with the document only. Memory is bounded by an external merge sort:
     sorted runs are written next to the file and merged when the block ends.
     """
 
@@ -69,7 +77,7 @@ class FilterWriter:
         """Adds the metadata of one document; rows must be added in ascending order."""
         for field, value in metadata.items():
             values = value if isinstance(value, list) else [value]
-            for item in {_encode(v) for v in values if isinstance(v, str | int | bool)}:
+            for item in {encode_value(v) for v in values if _is_filter_value(v)}:
                 self._rows[field, item].append(row)
                 self._buffered += 1
         if self._buffered >= _BUFFERED_ROWS or len(self._rows) >= _BUFFERED_VALUES:
@@ -148,7 +156,10 @@ def _entries(run: Any) -> Iterator[_Entry]:
 
 
 class FilterReader:
-    """Finds the rows that match a filter.
+    """Finds the rows that match a filter; thread-safe.
+
+    Attributes:
+        fields: Number of distinct values of each field.
 
     Raises:
         IndexVersionError: If the file is missing, truncated or of another schema.
@@ -163,44 +174,63 @@ class FilterReader:
         if table.schema != _SCHEMA or len(table) != sum(fields.values()):
             reason = "does not match the manifest's filter_fields: build the index again"
             raise IndexVersionError.at(path, reason, "unreadable_filters")
-        self._table = table
         self.fields = dict(fields)
-        ends = zip(sorted(fields), accumulate(fields[name] for name in sorted(fields)), strict=True)
-        self._starts = {name: end - fields[name] for name, end in ends}
+        self._table = table
+        self._by_label = FilterTable(table, fields)
+        self._recent = _RecentRows()
+        listed = heapq.nsmallest(_LISTED, fields)
+        self._known = ", ".join(name[:_NAME_CHARS] for name in listed) or "none"
+        if len(fields) > _LISTED:
+            self._known += f" and {len(fields) - _LISTED} more"
 
-    def check(self, filter_: Filter) -> None:
-        """Checks that the fields of a filter exist in the index.
+    def check(self, filter_: Filter) -> dict[str, Condition]:
+        """Checks a filter against the fields of the index and returns its conditions.
 
         Raises:
-            QueryError: If no document has one of the fields.
+            QueryError: If the filter is not valid (`core/conditions.py`), no document has one of
+                the fields, or a range is required of a field without numbers.
         """
-        for field in filter_:
+        conditions = parse_filter(filter_)
+        for field, condition in conditions.items():
             if field not in self.fields:
-                known = ", ".join(sorted(self.fields)) or "none"
-                message = f"unknown filter field; the fields of this index are: {known}"
-                raise QueryError(f"filter.{field[:64]}", message, code="unknown_filter_field")
+                message = f"unknown filter field; the fields of this index are: {self._known}"
+                raise QueryError(filter_field(field), message, code="unknown_filter_field")
+            if condition.bounds and not self._by_label.has_numbers(field):
+                message = "has a range, but no document has a number in this field"
+                raise QueryError(filter_field(field), message, code="filter_not_numeric")
+        return conditions
 
-    def rows(self, filter_: Filter) -> RowArray | None:
+    def rows(self, filter_: Filter, count: int, check: Check = no_check) -> RowArray | None:
         """Returns the matching rows, int64 [n], ascending, or None if the filter is empty.
 
-        Raises:
-            QueryError: If a field is unknown.
-        """
-        self.check(filter_)
-        found: RowArray | None = None
-        for field, values in filter_.items():
-            rows = self._union(field, values)
-            found = rows if found is None else np.intersect1d(found, rows, assume_unique=True)
-        return found
+        The rows of recent filters are kept, so that the queries of a batch share them.
 
-    def labels(self, filter_: Filter) -> list[list[int]]:
-        """Returns, for each field of a filter, the labels of the values that exist.
+        Args:
+            filter_: The filter.
+            count: Number of rows of the index.
+            check: Called about once per millisecond; stops the search by an exception.
 
         Raises:
-            QueryError: If a field is unknown.
+            QueryError: If the filter is not valid for the index.
         """
-        self.check(filter_)
-        return [self._labels(field, values) for field, values in filter_.items()]
+        conditions = self.check(filter_)
+        if not conditions:
+            return None
+        key = _key(conditions)
+        rows = self._recent.get(key)
+        if rows is None:
+            required = self._requirements(conditions, check)
+            rows = matching_rows(self._by_label, required, count, check)
+            self._recent.put(key, rows)
+        return rows
+
+    def requirements(self, filter_: Filter) -> list[Requirement]:
+        """Returns the labels that documents must or must not have to match a filter.
+
+        Raises:
+            QueryError: If the filter is not valid for the index.
+        """
+        return list(self._requirements(self.check(filter_), no_check))
 
     def labels_of_rows(self, count: int) -> tuple[RowArray, RowArray]:
         """Returns the labels of rows 0 to `count` - 1, as in a compressed sparse row matrix.
@@ -216,26 +246,61 @@ class FilterReader:
         np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
 
-    def values(self, field: str, limit: int) -> list[FilterValue]:
-        """Returns up to `limit` values of `field`, the most frequent first."""
-        start = self._starts[field]
-        rows_of_field = self._table.slice(start, self.fields[field])
-        counts = pc.list_value_length(rows_of_field["rows"]).to_numpy()
-        order = np.argsort(-counts, kind="stable")[:limit]
-        return [json.loads(rows_of_field["value"][int(i)].as_py()) for i in order]
+    def frequent_values(self) -> dict[str, list[FilterValue]]:
+        """Returns the first 100 fields by name, each with its 100 most frequent values.
 
-    def _union(self, field: str, values: Sequence[FilterValue]) -> RowArray:
-        lists = self._table["rows"]
-        rows = [lists[label].values.to_numpy() for label in self._labels(field, values)]
-        return rows[0] if len(rows) == 1 else np.unique(np.concatenate([_NO_ROWS, *rows]))
+        Names and texts of more than 200 characters are left out.
+        """
+        return {
+            field: [
+                value
+                for value in self._by_label.frequent_values(field, _LISTED)
+                if not isinstance(value, str) or len(value) <= _LISTED_CHARS
+            ]
+            for field in heapq.nsmallest(
+                _LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS)
+            )
+        }
 
-    def _labels(self, field: str, values: Sequence[FilterValue]) -> list[int]:
-        start = self._starts[field]
-        labels_of_field = range(start, start + self.fields[field])
-        column = self._table["value"]
-        labels = []
-        for key in map(_encode, values):
-            label = bisect_left(labels_of_field, key, key=lambda i: column[i].as_py()) + start
-            if label in labels_of_field and column[label].as_py() == key:
-                labels.append(label)
-        return labels
+    def _requirements(
+        self, conditions: Mapping[str, Condition], check: Check
+    ) -> Iterator[Requirement]:
+        for field, condition in conditions.items():
+            if condition.accepted is not None:
+                yield Requirement(self._by_label.labels(field, condition.accepted))
+            if condition.bounds:
+                yield Requirement(self._by_label.labels_in_range(field, condition.bounds, check))
+            if condition.excluded:
+                yield Requirement(self._by_label.labels(field, condition.excluded), excluded=True)
+
+
+class _RecentRows:
+    """The rows of recent filters, `_KEPT_BYTES` in all; thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[bytes, RowArray] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> RowArray | None:
+        with self._lock:
+            if key in self._rows:
+                self._rows.move_to_end(key)
+            return self._rows.get(key)
+
+    def put(self, key: bytes, rows: RowArray) -> None:
+        """Keeps rows, which become read-only; forgets those that were used least recently."""
+        rows.flags.writeable = False
+        with self._lock:
+            if key in self._rows or rows.nbytes > _KEPT_BYTES:
+                return
+            self._rows[key] = rows
+            self._bytes += rows.nbytes + _ENTRY_BYTES
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= self._rows.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+
+def _key(conditions: Mapping[str, Condition]) -> bytes:
+    """Returns a digest [16 bytes] of conditions; the values themselves are not kept."""
+    content = json.dumps({field: one.as_json() for field, one in conditions.items()})
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()

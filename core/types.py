@@ -1,6 +1,6 @@
 """Documents, queries and hits; types of arrays of vectors and rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,20 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 
-FilterValue = str | int | bool
-Filter = Mapping[str, Sequence[FilterValue]]
+FilterValue = str | int | float | bool
+# A value, a list of accepted values, or an object: numbers by `gt`, `gte`, `lt` and `lte`, and a
+# value or a list of values by `not`. `core/conditions.py` checks it.
+FilterCondition = (
+    FilterValue | Sequence[FilterValue] | Mapping[str, FilterValue | Sequence[FilterValue]]
+)
+Filter = Mapping[str, FilterCondition]
+
+# Called between the steps of a search; raises an exception to stop the search.
+Check = Callable[[], None]
+
+
+def no_check() -> None:
+    """Stops no search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +32,7 @@ class Document:
 
     Attributes:
         id: Id, unique in an index.
-        metadata: JSON object; its strings, integers and booleans can be used in filters.
+        metadata: JSON object; its strings, numbers and booleans can be used in filters.
         parent: In an index of chunks, the id of the chunk's document; otherwise None.
         chunk: Number of the chunk, from 0.
         chunks: Number of chunks of the document.
@@ -42,7 +54,7 @@ class Query:
     Attributes:
         text: Query text as the user typed it.
         top_k: Maximum number of hits.
-        filter: Accepted values by metadata field; all fields must match.
+        filter: Conditions by metadata field; all fields must match.
         min_score: Lowest cosine similarity of a hit (less 1e-6, which scores may vary by), or None.
         collapse: Whether to return only the best chunk of each document.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from core.encoders import QueryEncoder
-from core.types import FloatArray
+from core.types import Check, FloatArray
 from service.batcher import Batcher, Job
 from service.metrics import Metrics
 from service.problems import RequestError
@@ -35,20 +35,30 @@ class Flight(Job):
     Only the pipeline changes a flight once it is submitted.
 
     Attributes:
-        finish: Computes the result from the vector of the text, in a search thread.
+        finish: Computes the result from the vector of the text, in a search thread; calls the
+            check between its steps.
         key: Flights with equal keys are shared, unless the key is empty.
         result: The result, or the exception that took its place.
         waiters: Number of requests that wait for the result.
         admitted: Tokens of the queue that it takes.
     """
 
-    finish: Callable[[FloatArray], Any]
+    finish: Callable[[FloatArray, Check], Any]
     key: bytes = b""
     result: "asyncio.Future[Any]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     waiters: int = 0
     admitted: int = 0
+
+    def check(self) -> None:
+        """Raises `AbandonedError` once no request waits for the result."""
+        if self.abandoned:
+            raise AbandonedError
+
+
+class AbandonedError(Exception):
+    """No request waits for a result any more."""
 
 
 class Pipeline:
@@ -271,7 +281,7 @@ class Pipeline:
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, flight.finish(vector)))
+                finished.append((flight, flight.finish(vector, flight.check)))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:

@@ -12,19 +12,20 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     """Returns the query as it is searched: under the text rules, within the index's size.
 
     Raises:
-        QueryError: If the text is empty or too long, `top_k` is too large, or the index lacks a
-            field of the filter.
+        QueryError: If the text is empty or too long, `top_k` is too large, or the filter is not
+            valid for the index.
     """
     text = check_text(query.text, max_chars)
     if query.top_k > max_top_k:
         message = f"is {query.top_k}; the limit is {max_top_k}"
         raise QueryError("top_k", message, code="top_k_too_large", limit=max_top_k)
-    index.filters.check(query.filter)
+    conditions = index.filters.check(query.filter)
+    filter_ = {field: condition.as_json() for field, condition in conditions.items()}
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
     top_k = min(query.top_k, index.manifest.count)
     collapse = query.collapse and index.documents.chunked
-    return replace(query, text=text, top_k=top_k, collapse=collapse)
+    return replace(query, text=text, top_k=top_k, filter=filter_, collapse=collapse)
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:

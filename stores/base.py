@@ -13,7 +13,7 @@ from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors
-from core.types import Filter, FloatArray, RowArray
+from core.types import Check, Filter, FloatArray, RowArray, no_check
 from core.versions import current_version
 
 # Cosine similarities, float32 [m], descending, and rows, int64 [m].
@@ -91,7 +91,12 @@ class Vectors(Protocol):
     dimension: int
 
     def search(
-        self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
+        self,
+        query: FloatArray,
+        k: int,
+        rows: RowArray | None = None,
+        filter_: Filter | None = None,
+        check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors.
 
@@ -100,6 +105,7 @@ class Vectors(Protocol):
             k: Number of hits, at most the number of vectors.
             rows: int64 [n], the rows that match the filter, ascending; None for all.
             filter_: The filter, for stores that do not search by rows.
+            check: Called between the steps of the search; stops it by an exception.
 
         Returns:
             Cosine similarities, float32 [m], descending, and rows, int64 [m], with

@@ -9,7 +9,13 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from care.extras import require
-from loadtest.bench.options import BuildBenchOptions, ScaleOptions, ServiceOptions, StartOptions
+from loadtest.bench.options import (
+    BuildBenchOptions,
+    HostileOptions,
+    ScaleOptions,
+    ServiceOptions,
+    StartOptions,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -89,6 +95,15 @@ def start(options: StartOptions) -> None:
 def build(options: BuildBenchOptions) -> None:
     """Measure time and memory of each phase of a build, with an encoder that costs little."""
     from loadtest.bench.build import run
+
+    run(options)
+
+
+@app.command("hostile")
+@_takes(HostileOptions, "bench-hostile")
+def hostile(options: HostileOptions) -> None:
+    """Attack a service: delays of its event loop, memory and liveness under hostile clients."""
+    from loadtest.bench.hostile import run
 
     run(options)
 

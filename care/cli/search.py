@@ -1,6 +1,7 @@
 """`care search` searches an index in this process, without a server."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from core.types import FilterValue, Hit
 
 _TEXT_CHARS = 72
+_CONDITION = re.compile(r"(?P<field>[^=<>]+?)(?P<sign>!=|>=|<=|=|>|<)(?P<value>.*)", re.DOTALL)
+_BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
 def search(
@@ -30,8 +33,9 @@ def search(
         Option(
             "--filter",
             metavar="FIELD=VALUE",
-            help="Only documents whose metadata has this value. May be repeated: values of one "
-            "field are alternatives, and every field must match.",
+            help="Only documents whose metadata has this value; FIELD!=VALUE: only those that do "
+            "not; FIELD>=NUMBER, >, < or <=: only numbers in this range. May be repeated: values "
+            "after = are alternatives, and all else must match.",
         ),
     ] = None,
     min_score: Annotated[
@@ -60,26 +64,40 @@ def search(
         show(_response(opened, hits, seconds), _lines(hits, seconds), as_json=json_)
 
 
-def _filter(arguments: Sequence[str]) -> "dict[str, list[FilterValue]]":
-    """Returns accepted values by field.
-
-    Metadata can hold "1", 1 and true; a command line has text alone. A value that is also a whole
-    number or a boolean stands for both, and an index returns what it has.
-    """
+def _filter(arguments: Sequence[str]) -> "dict[str, Any]":
+    """Returns the conditions of a filter by field."""
     accepted: dict[str, list[FilterValue]] = {}
+    conditions: dict[str, dict[str, Any]] = {}
     for argument in arguments:
-        field, equals, text = argument.partition("=")
-        if not equals or not field:
+        match = _CONDITION.fullmatch(argument)
+        if not match:
             raise typer.BadParameter(f"'{argument}' is not FIELD=VALUE", param_hint="--filter")
-        values = accepted.setdefault(field, [])
-        values.append(text)
-        try:
-            value = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(value, int):  # booleans are whole numbers too
-            values.append(value)
-    return accepted
+        field, sign, values = match["field"], match["sign"], _values(match["value"])
+        if sign == "=":
+            accepted.setdefault(field, []).extend(values)
+        elif sign == "!=":
+            conditions.setdefault(field, {}).setdefault("not", []).extend(values)
+        elif len(values) == 2 and not isinstance(values[1], bool):
+            conditions.setdefault(field, {})[_BOUNDS[sign]] = values[1]
+        else:
+            raise typer.BadParameter(f"'{argument}' needs a number", param_hint="--filter")
+    if both := accepted.keys() & conditions.keys():
+        message = f"'{min(both)}' has both = and other conditions"
+        raise typer.BadParameter(message, param_hint="--filter")
+    return accepted | conditions
+
+
+def _values(text: str) -> "list[FilterValue]":
+    """Returns the values that a text of a command line stands for.
+
+    Metadata can hold "1", 1 and true; a command line has text alone. A value that is also a number
+    or a boolean stands for both, and an index returns what it has.
+    """
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return [text]
+    return [text, value] if isinstance(value, int | float) else [text]
 
 
 def _response(index: "SearchIndex", hits: "Sequence[Hit]", seconds: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ const BY_CODE = {
   empty_text: "请输入想查询的问题。",
   text_too_long: "问题太长，请缩短后再试。",
   top_k_too_large: "要求的结果条数太多。",
+  filter_too_large: "筛选条件太多，请减少后再试。",
   unknown_filter_field: "索引已更新，其中没有所选的筛选条件，请清除后再试。",
   overloaded: "服务繁忙，请稍后再试。",
   rate_limited: "请求太频繁，请稍后再试。",

@@ -8,8 +8,9 @@ import faiss
 import numpy as np
 
 from core.errors import IndexVersionError
-from core.types import Filter, FloatArray, RowArray
+from core.types import Check, Filter, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
+from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
 from stores.recall import RECALL_K, Parameters
 
 # If a share s of the documents matches a filter, k / s candidates yield k hits on average. With
@@ -83,30 +84,39 @@ class FaissVectors:
         self.count: int = self._index.ntotal
         self.dimension: int = self._index.d
         self._approximate: _Graph | _Lists | None = None
-        self._storage = self._index
-        self._storage_lists = 0
+        self._scan: Scan
         lists = faiss.try_extract_index_ivf(self._index)
         if isinstance(self._index, faiss.IndexHNSW):
             self._approximate = _Graph(self._index, parameters.get("efSearch", 0))
-            self._storage = faiss.downcast_index(self._index.storage)
+            self._scan = CodesScan(faiss.downcast_index(self._index.storage))
         elif lists is not None:
             self._approximate = _Lists(
                 self._index, lists.nlist, parameters.get("nprobe", 1), parameters.get("k_factor", 0)
             )
             if isinstance(self._index, faiss.IndexRefine):
-                self._storage = faiss.downcast_index(self._index.refine_index)
+                self._scan = CodesScan(faiss.downcast_index(self._index.refine_index))
             else:
-                self._storage_lists = lists.nlist
+                self._scan = ListsScan(self._index)
+        else:
+            self._scan = CodesScan(self._index)
 
     def search(
-        self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
+        self,
+        query: FloatArray,
+        k: int,
+        rows: RowArray | None = None,
+        filter_: Filter | None = None,
+        check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
         If few rows match the filter, they are searched exactly. Otherwise the graph or the
         inverted lists return candidates, which are filtered; if fewer than k remain, the matching
-        rows are searched exactly. The cheaper method is chosen by an estimate of its cost.
+        rows are searched exactly. The cheaper method is chosen by an estimate of its cost. An exact
+        search is checked every 32 MiB of vectors. A search in the graph or the lists is not
+        interrupted: it is chosen only if it compares fewer vectors than the filter matches.
         """
+        check()
         matching = self.count if rows is None else len(rows)
         wanted = min(k, matching)
         if wanted == 0:
@@ -115,31 +125,20 @@ class FaissVectors:
         if matching < self.count:
             fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
         if self._approximate is None or matching <= self._approximate.cost(fetch):
-            return self._exact(query, wanted, rows)
+            return self._scan.search(query, wanted, rows, check)
         scores, found = self._approximate.search(query, fetch)
         if rows is not None:
             at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
             passes = rows[at] == found
             scores, found = scores[passes], found[passes]
         if len(found) < wanted:
-            return self._exact(query, wanted, rows)
+            return self._scan.search(query, wanted, rows, check)
         return scores[:wanted], found[:wanted]
 
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension]."""
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
-
-    def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
-        selector = None
-        if rows is not None:
-            mask = np.zeros(self.count, dtype=bool)
-            mask[rows] = True
-            selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
-        parameters = faiss.SearchParameters(sel=selector)
-        if self._storage_lists:
-            parameters = faiss.SearchParametersIVF(sel=selector, nprobe=self._storage_lists)
-        return _first(self._storage.search(query[None], k, params=parameters))
 
 
 @dataclass
@@ -160,7 +159,7 @@ class _Graph:
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = search_parameters({"efSearch": self._beam(fetch)})
-        return _first(self.index.search(query[None], fetch, params=parameters))
+        return first_hits(self.index.search(query[None], fetch, params=parameters))
 
     def _beam(self, fetch: int) -> int:
         # `ef_search` was chosen for 10 hits; more hits need a wider beam.
@@ -189,16 +188,10 @@ class _Lists:
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self.k_factor})
-        return _first(self.index.search(query[None], fetch, params=parameters))
+        return first_hits(self.index.search(query[None], fetch, params=parameters))
 
     def _probed(self, fetch: int) -> int:
         deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
         filled = _BEAM * fetch * self.n_lists / self.index.ntotal
         wanted: float = max(self.probes * deeper, filled)
         return min(self.n_lists, math.ceil(wanted))
-
-
-def _first(result: tuple[FloatArray, RowArray]) -> ScoredRows:
-    scores, rows = result[0][0], result[1][0]
-    found = rows >= 0  # FAISS pads with -1
-    return scores[found], rows[found]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.errors import CareError, IndexVersionError
+from core.filter_rows import Requirement
 
 COLLECTION = "vectors.milvus"
 
@@ -22,6 +23,8 @@ METRIC = "IP"
 # Maximum number of hits of a search in Milvus, and of results of a query.
 MAX_HITS = 16_384
 MAX_LABELS = 4_096
+# Labels of one field in an expression, 40 kB of text.
+_MAX_EXPRESSION_LABELS = 4_096
 # Maximum beam width in Milvus.
 _MAX_EF = 32_768
 
@@ -78,9 +81,17 @@ def read_collection(folder: Path) -> str | None:
     return collection
 
 
-def labels_expression(labels: Sequence[Sequence[int]]) -> str:
-    """Returns an expression for rows that have at least one of the labels of each field."""
-    return " and ".join(f"array_contains_any({LABELS}, {list(field)})" for field in labels)
+def labels_expression(requirements: Sequence[Requirement]) -> tuple[str, bool]:
+    """Returns an expression for rows that meet requirements, and whether it has all of them.
+
+    A requirement of too many labels for an expression is left out.
+    """
+    fitting = [one for one in requirements if len(one.labels) <= _MAX_EXPRESSION_LABELS]
+    terms = [
+        f"{'not ' * one.excluded}array_contains_any({LABELS}, {one.labels.tolist()})"
+        for one in fitting
+    ]
+    return " and ".join(terms), len(fitting) == len(requirements)
 
 
 def rows_expression(rows: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from core.breaker import Breaker, UnavailableError
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import Filter, FloatArray, RowArray
+from core.types import Check, Filter, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
 from stores.milvus.names import (
     MAX_HITS,
@@ -39,6 +39,8 @@ _LONG_TIMEOUT = 600.0
 _NOT_LOADED = 101
 # Candidates of a graph search per returned neighbour, as in `stores/faiss/search.py`.
 _BEAM = 4
+# Times the expected number of candidates that are requested if a condition is applied afterwards.
+_OVERFETCH = 2
 # The rows of a version never change, so only the verification needs strong consistency.
 STRONG, EVENTUALLY = "Strong", "Eventually"
 _READ_ROWS = 1024
@@ -73,23 +75,39 @@ class MilvusVectors:
         self.dimension = next(int(f["params"]["dim"]) for f in fields if f["name"] == VECTOR)
 
     def search(
-        self, query: FloatArray, k: int, rows: RowArray | None = None, filter_: Filter | None = None
+        self,
+        query: FloatArray,
+        k: int,
+        rows: RowArray | None = None,
+        filter_: Filter | None = None,
+        check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
         If the graph returns too few matching rows, or more hits are requested than Milvus can
-        return, the vectors of all matching rows are read and compared in this process.
+        return, the vectors of all matching rows are read and compared in this process. Each
+        request has a time-out, and `check` is called before it.
+
+        A range can have more labels than an expression takes. Then Milvus searches without this
+        condition, for more hits, of which those in `rows` are returned.
         """
+        check()
         matching = self._manifest.count if rows is None else len(rows)
         wanted = min(k, matching)
         if wanted == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         if wanted <= MAX_HITS and (rows is None or filter_):
-            expression = labels_expression(self._filters.labels(filter_ or {}))
-            found = self._call(self._nearest, query, wanted, expression)
-            if len(found[1]) == wanted:
-                return found
-        return self._exact(query, wanted, rows)
+            expression, complete = labels_expression(self._filters.requirements(filter_ or {}))
+            fetch = wanted
+            if rows is not None and not complete:
+                fetch = min(MAX_HITS, -(-_OVERFETCH * wanted * self._manifest.count // matching))
+            scores, found = self._call(self._nearest, query, fetch, expression)
+            if rows is not None and not complete:
+                passes = np.isin(found, rows, assume_unique=True)
+                scores, found = scores[passes], found[passes]
+            if len(found) >= wanted:
+                return scores[:wanted], found[:wanted]
+        return self._exact(query, wanted, rows, check)
 
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the vectors of rows, int64 [n], as float32 [n, dimension].
@@ -122,11 +140,12 @@ class MilvusVectors:
         scores = np.array([hit["distance"] for hit in hits], np.float32)
         return scores, np.array([hit[ROW] for hit in hits], np.int64)
 
-    def _exact(self, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
+    def _exact(self, query: FloatArray, k: int, rows: RowArray | None, check: Check) -> ScoredRows:
         if rows is None:
             rows = np.arange(self._manifest.count)
         scores, best = np.empty(0, np.float32), np.empty(0, np.int64)
         for part in _parts(rows):
+            check()
             found, vectors = self._read(part)
             scores = np.concatenate([scores, vectors.reshape(-1, len(query)) @ query])
             best = np.concatenate([best, np.array(found, np.int64)])

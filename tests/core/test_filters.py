@@ -1,5 +1,8 @@
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,18 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core import filters
+from core import filter_rows, filter_table, filters
+from core.conditions import COMPARISONS
 from core.errors import IndexVersionError, QueryError
 from core.filters import FilterReader, FilterWriter
 from core.types import Filter
 from tests.errors import raises
 
-# Few distinct values, so that documents share them; "1", 1 and True are three values.
+# Few distinct values, so that documents share them; "1", 1 and True are three values, 1 and 1.0
+# are one, and the three integers from 2^53 on are two floats.
 FIELDS = st.sampled_from(["a", "b", "科室"])
-VALUES = st.sampled_from(["1", 1, True, "true", 0, False, "", "内科", -1, 2**70])
-UNFILTERED = st.none() | st.just(0.5) | st.just({"x": 1})
+BIG = [2**53, 2**53 + 1, 2**53 + 2, 2**70]
+NUMBERS = st.sampled_from([1, 0, -1, 10, 9, 1.0, 0.5, -0.5, 1e-7, 1e22, -0.0, *BIG])
+VALUES = NUMBERS | st.sampled_from(["1", True, "true", False, "", "内科", "2019"])
+UNFILTERED = st.none() | st.just(math.nan) | st.just(math.inf) | st.just({"x": 1})
 METADATA = st.dictionaries(FIELDS, VALUES | UNFILTERED | st.lists(VALUES | UNFILTERED, max_size=3))
-FILTERS = st.dictionaries(FIELDS, st.lists(VALUES | st.just("absent"), max_size=4))
+ACCEPTED = VALUES | st.lists(VALUES | st.just("absent"), min_size=1, max_size=4)
+BOUNDS = {name: NUMBERS | st.floats(-20, 20) for name in COMPARISONS}
+CONDITIONS = ACCEPTED | st.fixed_dictionaries({}, optional={**BOUNDS, "not": ACCEPTED}).filter(bool)
+FILTERS = st.dictionaries(FIELDS, CONDITIONS)
 
 
 def write(path: Path, metadata: Sequence[Mapping[str, Any]]) -> FilterWriter:
@@ -38,47 +48,99 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[int]:
-    def typed(values: Sequence[Any]) -> set[tuple[type, Any]]:
-        return {(type(v), v) for v in values if isinstance(v, str | int)}
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
+
+def naive_match(own: Sequence[Any], condition: Any) -> bool:
+    def any_of(accepted: Any) -> bool:
+        # Numbers are compared as numbers; text and booleans only with their own type.
+        return any(
+            value == other
+            and (type(value) is type(other) or is_number(value) is is_number(other) is True)
+            for value in own
+            for other in as_list(accepted)
+        )
+
+    if not isinstance(condition, dict):
+        return any_of(condition)
+    bounds = {name: bound for name, bound in condition.items() if name != "not"}
+    numbers = [value for value in own if is_number(value) and math.isfinite(value)]
+    within = [n for n in numbers if all(COMPARISONS[name](n, b) for name, b in bounds.items())]
+    return (not bounds or bool(within)) and not ("not" in condition and any_of(condition["not"]))
+
+
+def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[int]:
     return [
         row
         for row, values in enumerate(metadata)
-        if all(typed(as_list(values.get(f))) & typed(accepted) for f, accepted in filter_.items())
+        if all(naive_match(as_list(values.get(f, [])), one) for f, one in filter_.items())
     ]
+
+
+def known_part(reader: FilterReader, filter_: Filter) -> Filter:
+    """Returns the conditions that do not raise an error for this index."""
+    known = {}
+    for field, condition in filter_.items():
+        with suppress(QueryError):
+            reader.check({field: condition})
+            known[field] = condition
+    return known
 
 
 @pytest.mark.e2e
 @given(st.lists(METADATA, min_size=1, max_size=12), FILTERS)
 def test_labels_match_the_values_of_rows(
-    metadata: list[dict[str, Any]], filter_: dict[str, list[Any]]
+    metadata: list[dict[str, Any]], filter_: dict[str, Any]
 ) -> None:
     with TemporaryDirectory() as folder:
         reader = open_reader(Path(folder, "filters.arrow"), metadata)
-        known = {field: values for field, values in filter_.items() if field in reader.fields}
+        known = known_part(reader, filter_)
         places, labels = reader.labels_of_rows(len(metadata))
         of_row = [set(labels[a:b]) for a, b in pairwise(places)]
-        wanted = reader.labels(known)
-        assert len(wanted) == len(known)
-        found = [row for row, own in enumerate(of_row) if all(own & set(any_) for any_ in wanted)]
+        wanted = reader.requirements(known)
+        found = [
+            row
+            for row, own in enumerate(of_row)
+            if all(bool(own & set(one.labels)) != one.excluded for one in wanted)
+        ]
         assert found == naive_rows(metadata, known)
         assert len(labels) == sum(len(own) for own in of_row)
         assert set(labels) == set(range(sum(reader.fields.values())))
 
 
 @pytest.mark.e2e
-@given(st.lists(METADATA, max_size=12), FILTERS)
+@given(
+    st.lists(METADATA, max_size=12),
+    FILTERS,
+    st.sampled_from([1, 2, 65_536]),
+    st.sampled_from([0, 0.3, 1]),
+    st.sampled_from([0, 256]),
+    st.sampled_from([0.0, 3000.0]),
+)
 def test_rows_equal_those_of_a_scan_of_all_documents(
-    metadata: list[dict[str, Any]], filter_: Filter
+    metadata: list[dict[str, Any]],
+    filter_: Filter,
+    batch: int,
+    few: float,
+    runs: int,
+    search_label: float,
 ) -> None:
-    with TemporaryDirectory() as folder:
+    """With each way to find rows: as numbers or as a mask, in one batch or several."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "_BATCH_VALUES", batch)
+        patch.setattr(filter_rows, "_FEW", few)
+        patch.setattr(filter_rows, "_SEARCH_LABEL", search_label)
+        patch.setattr(filter_table, "_MANY_RUNS", runs)
+        patch.setattr(filter_table, "_READ_ROWS", 2)
         reader = open_reader(Path(folder) / "f.arrow", metadata)
-        known = {field: accepted for field, accepted in filter_.items() if field in reader.fields}
-        rows = reader.rows(known)
+        known = known_part(reader, filter_)
+        rows = reader.rows(known, len(metadata))
+        again = reader.rows(known, len(metadata))
     if known:
         assert rows is not None
         assert rows.tolist() == naive_rows(metadata, known)
+        assert again is rows
     else:
         assert rows is None
 
@@ -88,7 +150,7 @@ def test_equal_values_of_different_types_are_distinct(
     tmp_path: Path, value: str | int | bool, row: int
 ) -> None:
     metadata = [{"f": "1"}, {"f": 1}, {"f": True}, {"f": "true"}]
-    rows = open_reader(tmp_path / "f.arrow", metadata).rows({"f": [value]})
+    rows = open_reader(tmp_path / "f.arrow", metadata).rows({"f": [value]}, 4)
     assert rows is not None
     assert rows.tolist() == [row]
 
@@ -99,7 +161,7 @@ def test_thousands_of_values_are_found(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 70_000, "parity": 2, "s": 70_000}
     for row in (0, 1, 9999, 65_535, 65_536, 69_999):
-        rows = reader.rows({"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]})
+        rows = reader.rows({"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]}, 70_000)
         assert rows is not None
         assert rows.tolist() == [row]
 
@@ -125,7 +187,7 @@ def test_many_values_are_written_as_runs(tmp_path: Path, monkeypatch: pytest.Mon
     metadata = [{"n": i % 7, "s": "甲"} for i in range(50)]
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 7, "s": 1}
-    rows = reader.rows({"n": [3], "s": ["甲"]})
+    rows = reader.rows({"n": [3], "s": ["甲"]}, 50)
     assert rows is not None
     assert rows.tolist() == list(range(3, 50, 7))
 
@@ -140,21 +202,60 @@ def test_after_an_error_the_runs_are_deleted(tmp_path: Path) -> None:
 def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
     metadata = [{"f": v, "g": 0} for v in ["b", "a", "c", "a", "b", "a", True]]
     reader = open_reader(tmp_path / "f.arrow", metadata)
-    assert reader.values("f", limit=2) == ["a", "b"]
-    assert set(reader.values("f", limit=9)) == {"a", "b", "c", True}
+    listed = reader.frequent_values()
+    assert listed.keys() == {"f", "g"}
+    assert listed["f"][:2] == ["a", "b"]
+    assert set(listed["f"]) == {"a", "b", "c", True}
 
 
 def test_an_unknown_field_is_an_error_that_names_the_known_fields(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", [{"year": 1, "department": "a"}])
     with raises(QueryError, "unknown_filter_field", field="filter.doctor") as caught:
-        reader.rows({"department": ["a"], "doctor": ["b"]})
+        reader.rows({"department": ["a"], "doctor": ["b"]}, 1)
     assert caught.value.field == "filter.doctor"
 
 
 def test_an_index_without_metadata_has_no_filter_fields(tmp_path: Path) -> None:
-    reader = open_reader(tmp_path / "f.arrow", [{}, {"only": 0.5}])
+    reader = open_reader(tmp_path / "f.arrow", [{}, {"only": None}])
     with raises(QueryError, "unknown_filter_field", field="filter.only"):
         reader.check({"only": [1]})
+
+
+@pytest.mark.e2e
+def test_broad_filters_cost_little(tmp_path: Path) -> None:
+    """15 fields × 100 values of 20,000 rows took 4 s while values were repeated."""
+    count, fields = 20_000, [f"f{i}" for i in range(15)]
+    metadata = [dict.fromkeys(fields, f"值{row % 15}") for row in range(count)]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    filter_ = {field: [f"值{i % 15}" for i in range(100)] for field in fields}
+    started = time.thread_time()
+    rows = reader.rows(filter_, count)
+    assert time.thread_time() - started < 1
+    assert rows is not None
+    assert len(rows) == count
+
+
+def test_a_filter_ends_at_the_check(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "f.arrow", [{"a": i % 5, "b": i % 3} for i in range(100)])
+    filters_ = [{"a": [1, 2], "b": [0, 1]}, {"a": {"gt": 1}}, {"b": {"not": [1]}}]
+    for filter_ in filters_:
+        with pytest.raises(ZeroDivisionError):
+            reader.rows(filter_, 100, lambda: 1 / 0)
+        rows = reader.rows(filter_, 100)
+        assert rows is not None
+        assert len(rows) > 0
+
+
+def test_many_fields_are_listed_in_part(tmp_path: Path) -> None:
+    metadata = [{f"f{i:05}": i for i in range(20_000)} | {"x" * 201: 1}]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    assert list(reader.frequent_values()) == [f"f{i:05}" for i in range(100)]
+    with raises(QueryError, "unknown_filter_field", field="filter.g") as caught:
+        reader.check({"g": 1})
+    assert len(str(caught.value)) < 1_000
+    rows = reader.rows({"f19999": [19_999], "f00000": 0}, 1)
+    assert rows is not None
+    assert rows.tolist() == [0]
 
 
 def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:

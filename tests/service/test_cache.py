@@ -67,6 +67,27 @@ def test_filter_values_of_different_types_have_different_keys(client: TestClient
     assert (answer["cached"], answer["hits"]) == (False, [])
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["儿科", "骨科"], ["骨科", "儿科", "骨科"]),
+        (["儿科"], "儿科"),
+        ({"not": "儿科"}, {"not": ["儿科", "儿科"]}),
+    ],
+)
+def test_filters_that_mean_the_same_have_one_key(
+    client: TestClient, first: Any, second: Any
+) -> None:
+    ask(client, filter={"department": first})
+    assert ask(client, filter={"department": second})["cached"]
+
+
+def test_excluded_values_are_part_of_the_key(client: TestClient) -> None:
+    ask(client, filter={"rare": True})
+    answer = ask(client, filter={"rare": {"not": True}}, top_k=5)
+    assert (answer["cached"], len(answer["hits"])) == (False, 5)
+
+
 def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Builder) -> None:
     build_version(make_records(20))
     client = serve()
@@ -108,6 +129,10 @@ QUERIES = [
     Query("a", filter={"f": ["1"]}),
     Query("a", filter={"f": [1]}),
     Query("a", filter={"f": [True]}),
+    Query("a", filter={"f": {"not": ["a"]}}),
+    Query("a", filter={"f": {"gt": 1}}),
+    Query("a", filter={"f": {"gte": 1}}),
+    Query("a", filter={"f": {"gte": 1, "lt": 2}}),
 ]
 
 

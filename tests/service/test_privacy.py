@@ -23,7 +23,7 @@ def spread() -> list[tuple[str, str, int]]:
         {"query": MARKER, "min_score": MARKER},
         {"query": MARKER, "include": [MARKER]},
         {"query": MARKER, "filter": MARKER},
-        {"query": MARKER, "filter": {"department": MARKER}},
+        {"query": MARKER, "filter": {"department": {"gte": MARKER}}},
         {"query": MARKER, "filter": {"department": [[MARKER]]}},
         {"query": MARKER, "filter": {"ward": [MARKER]}},
         {"query": MARKER, "surprise": MARKER},

@@ -71,11 +71,13 @@ def assert_one_fault(response: Response, field: str, code: str | None, status: i
         ({"include": ["title"]}, "include.0", "literal_error"),
         ({"include": "text"}, "include", "list_type"),
         ({"filter": {"ward": [SECRET]}}, "filter.ward", None),
-        ({"filter": {"department": [SECRET, 1.5]}}, "filter.department.1", "filter_item"),
-        ({"filter": {"department": [None]}}, "filter.department.0", "filter_item"),
-        ({"filter": {"department": SECRET}}, "filter.department", "list_type"),
-        ({"filter": {"department": []}}, "filter.department", "too_short"),
-        ({"filter": [SECRET]}, "filter", "dict_type"),
+        ({"filter": {"department": [SECRET, None]}}, "filter.department", "invalid_filter"),
+        ({"filter": {"department": []}}, "filter.department", "invalid_filter"),
+        ({"filter": {"department": {"not": [[]]}}}, "filter.department", "invalid_filter"),
+        ({"filter": {"department": {"gte": SECRET}}}, "filter.department", "invalid_filter"),
+        ({"filter": {"department": {"gte": 2019}}}, "filter.department", "filter_not_numeric"),
+        ({"filter": {"department": [SECRET] * 101}}, "filter.department", "filter_too_large"),
+        ({"filter": [SECRET]}, "filter", "invalid_filter"),
         ({"topk": 3}, "topk", "extra_forbidden"),
         ({"x" * 99: 3}, "x" * 64, "extra_forbidden"),
     ],
@@ -107,7 +109,7 @@ def test_errors_name_the_limit(client: TestClient) -> None:
         (b'{"query": "\xff"}', 400, "body", "invalid_json"),
         (b'{"query": "\\ud800"}', 400, "body", "invalid_json"),
         (b'{"query": "a", "filter": {"\\ud800": [1]}}', 400, "body", "invalid_json"),
-        (b"[" * 200_000, 400, "body", "invalid_json"),
+        (b"[" * 100_000, 400, "body", "invalid_json"),
         (b'{"query": "a", "top_k": ' + b"1" * 5000 + b"}", 400, "body", "invalid_json"),
     ],
 )
@@ -149,7 +151,7 @@ def test_an_invalid_batch_is_rejected(
 
 
 def test_validation_of_a_batch_stops_at_the_first_error(client: TestClient) -> None:
-    response = client.post("/search/batch", json={"queries": [{}] * 10_000})
+    response = client.post("/search/batch", json={"queries": [{}] * 64})
     assert_one_fault(response, "queries.0.query", "missing")
 
 

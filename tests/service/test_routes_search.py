@@ -135,6 +135,10 @@ def test_a_filter_returns_the_best_matching_documents(
         ({"tags": ["组0", "组1"]}, 24),
         ({"department": ["儿科"], "tags": ["组0"]}, 4),
         ({"department": ["没有"]}, 0),
+        ({"rare": True}, 1),
+        ({"rare": {"not": True}}, 59),
+        ({"tags": {"not": ["组0", "组1"]}, "department": "儿科"}, 12),
+        ({"tags": {"not": "没有"}}, 60),
     ],
 )
 def test_every_field_of_a_filter_must_match(
@@ -177,6 +181,7 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
             "rare": [False, True],
             "tags": ["门诊", "组0", "组1", "组2", "组3", "组4"],
         },
+        "filter_field_count": 3,
         "created_at": manifest.model_dump(mode="json")["created_at"],
     }
 
@@ -191,6 +196,49 @@ def test_get_index_lists_the_most_frequent_filter_values(
     values = serve().get("/index").json()["filters"]["number"]
     assert len(values) == 100
     assert values[0] == 0
+
+
+def test_numbers_are_found_by_their_range(serve: Serve, build_version: Builder) -> None:
+    records = make_records(40)
+    for i, record in enumerate(records):
+        record["metadata"] = {"year": 2000 + i, "grade": i / 4, "text": str(i)} if i % 2 else {}
+    build_version(records)
+    client = serve()
+
+    def found(**filter_: Any) -> int:
+        return len(search(client, top_k=40, filter=filter_)["hits"])
+
+    assert found(year={"gte": 2019, "lt": 2024}) == 3
+    assert found(year={"gt": 2018.5}) == 11
+    assert found(grade={"lte": 0.25}) == found(grade=0.25) == 1
+    assert found(year={"gte": 2019, "not": [2021, 2023]}) == 9
+    assert found(year={"gt": 3000}) == 0
+    # Documents without the field pass an exclusion, but no range.
+    assert found(year={"not": 2001}) == 39
+    problem = client.post("/search", json={"query": "a", "filter": {"text": {"gte": 3}}}).json()
+    assert problem["code"] == "filter_not_numeric"
+    assert [error["field"] for error in problem["errors"]] == ["filter.text"]
+
+
+def test_names_of_filter_fields_are_listed_in_a_bounded_number(
+    serve: Serve, build_version: Builder
+) -> None:
+    records = make_records(10)
+    for i, record in enumerate(records):
+        fields = range(i * 90, i * 90 + 90)
+        record["metadata"] = {f"f{field:03}": "长" * 201 for field in fields} | {"f": ["a"]}
+    build_version(records)
+    client = serve()
+    answer = client.get("/index")
+    described = answer.json()
+    assert described["filter_field_count"] == 901
+    assert len(described["filters"]) == 100
+    assert described["filters"]["f"] == ["a"]
+    assert described["filters"]["f001"] == []
+    problem = client.post("/search", json={"query": "a", "filter": {"g": ["a"]}})
+    assert problem.json()["code"] == "unknown_filter_field"
+    assert len(answer.content) + len(problem.content) < 10_000
+    assert len(search(client, filter={"f899": "长" * 201})["hits"]) == 1
 
 
 @pytest.mark.parametrize("status", ["live", "ready"])

@@ -1,6 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -11,6 +12,7 @@ from core.errors import IndexVersionError
 from core.types import FloatArray, RowArray
 from core.vectors import truncate_normalize
 from stores.base import ScoredRows
+from stores.faiss.scan import CodesScan, ListsScan, Scan
 from stores.faiss.search import FaissVectors, limit_threads
 from tests.errors import raises
 
@@ -127,13 +129,18 @@ def inverted(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 def exact_searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the depths of exact searches."""
     depths: list[int] = []
-    exact = FaissVectors._exact
 
-    def spy(self: FaissVectors, query: FloatArray, k: int, rows: RowArray | None) -> ScoredRows:
-        depths.append(k)
-        return exact(self, query, k, rows)
+    def watch(kind: type[Scan]) -> None:
+        search = kind.search
 
-    monkeypatch.setattr(FaissVectors, "_exact", spy)
+        def spy(self: Scan, query: FloatArray, k: int, *more: Any) -> ScoredRows:
+            depths.append(k)
+            return search(self, query, k, *more)
+
+        monkeypatch.setattr(kind, "search", spy)
+
+    watch(CodesScan)
+    watch(ListsScan)
     return depths
 
 

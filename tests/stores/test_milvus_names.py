@@ -1,11 +1,13 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import IndexVersionError
+from core.filter_rows import Requirement
 from stores.milvus.names import (
     COLLECTION,
     alias_name,
@@ -67,11 +69,12 @@ def test_a_version_may_name_a_collection_of_its_own_index_only(tmp_path: Path, n
 
 
 def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
-    assert labels_expression([]) == ""
-    assert (
-        labels_expression([[3, 1], [7]])
-        == "array_contains_any(labels, [3, 1]) and array_contains_any(labels, [7])"
-    )
+    assert labels_expression([]) == ("", True)
+    some, other = Requirement(np.array([1, 3])), Requirement(np.array([7]), excluded=True)
+    expression = "array_contains_any(labels, [1, 3]) and not array_contains_any(labels, [7])"
+    assert labels_expression([some, other]) == (expression, True)
+    many = Requirement(np.arange(5_000))
+    assert labels_expression([some, many, other]) == (expression, False)
     assert rows_expression([5, 2]) == "row in [5, 2]"
 
 

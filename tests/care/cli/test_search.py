@@ -48,6 +48,20 @@ def test_values_of_one_field_are_alternatives_and_fields_must_all_match(run: Run
     assert run("骨折", "--filter", "rare=true")[1].count("[d0015]") == 1
 
 
+def test_values_are_excluded_and_numbers_bounded(build_version: Builder, run: Run) -> None:
+    records = make_records(30)
+    for year, record in enumerate(records, 2000):
+        record["metadata"] |= {"year": year, "grade": year / 10}
+    build_version(records)
+    everything = ["骨折", "--top-k", "30"]
+    without = run(*everything, "--filter", "department!=儿科", "--filter", "department!=骨科")[1]
+    assert without.count("department: 心血管科") == without.count("department: ") == 10
+    between = run(*everything, "--filter", "year>=2003", "--filter", "year<2006.5")[1]
+    assert between.count("department: ") == 4
+    assert run(*everything, "--filter", "grade=200.4")[1].count("[d0004]") == 1
+    assert run(*everything, "--filter", "grade>202", "--filter", "year<=2021")[1].count("[d") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "field"),
     [
@@ -65,6 +79,9 @@ def test_errors_have_the_codes_of_the_service_and_name_the_field(
     assert errors.startswith(f"error: {field}: ")
 
 
-@pytest.mark.parametrize("filter_", ["department", "=儿科"])
-def test_a_filter_without_field_or_value_is_wrong_usage(run: Run, filter_: str) -> None:
-    assert run("骨折", "--filter", filter_)[0] == 2
+@pytest.mark.parametrize(
+    "filters",
+    [["department"], ["=儿科"], ["year>late"], ["year<true"], ["year>NaN"], ["year=1", "year>1"]],
+)
+def test_a_filter_that_cannot_be_read_is_wrong_usage(run: Run, filters: list[str]) -> None:
+    assert run("骨折", *(part for one in filters for part in ("--filter", one)))[0] == 2

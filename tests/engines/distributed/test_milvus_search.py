@@ -51,7 +51,7 @@ def records(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def filters(chance: random.Random) -> dict[str, list[Any]]:
+def filters(chance: random.Random) -> dict[str, Any]:
     values = {
         "department": [*DEPARTMENTS, "无此科"],
         "year": list(range(1999, 2010)),
@@ -60,7 +60,14 @@ def filters(chance: random.Random) -> dict[str, list[Any]]:
         "tags": ["门诊", "急诊", "住院", "1", "0"],
     }
     fields = chance.sample(sorted(values), chance.randrange(4))
-    return {field: chance.sample(values[field], chance.randrange(1, 3)) for field in fields}
+
+    def condition(field: str) -> Any:
+        chosen = chance.sample(values[field], chance.randrange(1, 3))
+        if field == "year" and chance.random() < 0.5:
+            return {"gte": chosen[0], "lt": chosen[0] + 4.5}
+        return chance.choice([chosen, chosen[0], {"not": chosen}])
+
+    return {field: condition(field) for field in fields}
 
 
 def questions(number: int) -> list[dict[str, Any]]:
@@ -164,7 +171,7 @@ def test_a_filter_loses_no_hits(
     for text in ("发热患者第3号", "头痛", "贫血患者的要点"):
         query = BigramEncoder().encode([text]).vectors[0]
         for filter_ in ({"seen": [True]}, {"tags": ["1"]}, {"year": [2001, 2005]}):
-            rows = index.filters.rows(filter_)
+            rows = index.filters.rows(filter_, 600)
             assert rows is not None
             scores, found = index.vectors.search(query, len(rows), rows, filter_)
             assert sorted(found) == rows.tolist()
@@ -185,7 +192,7 @@ def test_more_hits_than_milvus_returns_are_compared_in_this_process(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"department": ["儿科"]}
-    rows = index.filters.rows(filter_)
+    rows = index.filters.rows(filter_, COUNT)
     expected = [index.vectors.search(query, 50), index.vectors.search(query, 50, rows, filter_)]
     monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 49)
     monkeypatch.setattr("stores.milvus.vectors._READ_ROWS", 30)
@@ -194,6 +201,49 @@ def test_more_hits_than_milvus_returns_are_compared_in_this_process(
         np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
     assert rows is not None
     assert set(ours[1][1]) <= set(rows)
+
+
+def test_a_range_of_too_many_values_for_an_expression_loses_no_hits(
+    tmp_path: Path,
+    build_version: Builder,
+    milvus: MilvusServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_version(records(COUNT), store="milvus", stores=milvus.stores)
+    index = load(tmp_path, milvus)
+    query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
+    filter_ = {"year": {"gt": 2001, "lte": 2007}, "department": {"not": "儿科"}}
+    rows = index.filters.rows(filter_, COUNT)
+    assert rows is not None
+    depths = (1, 10, len(rows))
+    expected = [index.vectors.search(query, k, rows, filter_)[0] for k in depths]
+    monkeypatch.setattr("stores.milvus.names._MAX_EXPRESSION_LABELS", 2)
+    for k, scores in zip(depths, expected, strict=True):
+        ours, found = index.vectors.search(query, k, rows, filter_)
+        assert set(found) <= set(rows)
+        np.testing.assert_allclose(ours, scores, atol=2e-6)
+
+
+def test_the_comparison_of_all_matching_rows_ends_at_the_check(
+    tmp_path: Path,
+    build_version: Builder,
+    milvus: MilvusServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_version(records(COUNT), store="milvus", stores=milvus.stores)
+    index = load(tmp_path, milvus)
+    monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 1)
+    monkeypatch.setattr("stores.milvus.vectors._READ_ROWS", 30)
+    checks = iter(range(3))
+
+    def check() -> None:
+        if next(checks, None) is None:
+            raise TimeoutError
+
+    query = BigramEncoder().encode(["发热"]).vectors[0]
+    with pytest.raises(TimeoutError):
+        index.vectors.search(query, 50, check=check)
+    assert len(index.vectors.search(query, 50)[0]) == 50
 
 
 def test_values_without_documents_give_no_hits(

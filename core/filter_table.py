@@ -1,0 +1,203 @@
+"""Access to the values and rows of `filters.arrow`, whose pages are read when they are needed."""
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from core.conditions import COMPARISONS, canonical_number
+from core.types import Check, FilterValue, RowArray, no_check
+
+FloatNumbers = NDArray[np.float64]
+
+# The first characters of JSON numbers, and the first character after them: the values of a field
+# are ordered as text, that is strings, numbers, false, true.
+_NUMBERS_FROM, _NUMBERS_TO = b"-", b":"
+# Rows that are read between two checks, about a millisecond.
+_READ_ROWS = 1 << 20
+# With more runs of consecutive labels than this, labels are selected by a mask of the batch.
+_MANY_RUNS = 256
+
+
+class FilterTable:
+    """The rows of each value, by label: the position of the value in the table.
+
+    Args:
+        table: Columns `field`, `value` (JSON) and `rows`, sorted by field and value.
+        fields: Number of values of each field.
+    """
+
+    def __init__(self, table: Any, fields: Mapping[str, int]) -> None:
+        self._batches = [_Batch(batch) for batch in table.to_batches() if len(batch)]
+        self._firsts = [0, *accumulate(len(batch) for batch in self._batches)][:-1]
+        names = sorted(fields)
+        ends = accumulate(fields[name] for name in names)
+        self._spans = {
+            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
+        }
+        self._numbers: dict[str, tuple[RowArray, FloatNumbers]] = {}
+
+    def labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
+        """Returns the labels of those values that the field has, int64 [n], ascending."""
+        span = self._spans[field]
+        found = []
+        texts = (encode_value(value).encode(errors="surrogatepass") for value in values)
+        for text in sorted(texts):
+            label = self._first_at(span, text)
+            if label < span.stop and self._text(label) == text:
+                found.append(label)
+        return np.array(found, np.int64)
+
+    def has_numbers(self, field: str) -> bool:
+        """Returns whether the field has a number in any document."""
+        return len(self._number_span(field)) > 0
+
+    def labels_in_range(
+        self, field: str, bounds: Sequence[tuple[str, float]], check: Check = no_check
+    ) -> RowArray:
+        """Returns the labels of the numbers that satisfy all bounds, int64 [n], ascending.
+
+        The first call for a field sorts its numbers and keeps them, 16 bytes for each.
+        """
+        labels, numbers = self._sorted_numbers(field, check)
+        start, stop = 0, len(numbers)
+        # Integers beyond 2^53 that are different numbers may be equal floats.
+        ties: set[int] = set()
+        for name, bound in bounds:
+            left = int(np.searchsorted(numbers, float(bound), "left"))
+            right = int(np.searchsorted(numbers, float(bound), "right"))
+            if name in ("gt", "gte"):
+                start = max(start, right)
+            else:
+                stop = min(stop, left)
+            ties.update(labels[left:right].tolist())
+        inside = [
+            label
+            for label in ties
+            if all(COMPARISONS[name](self._value(label), bound) for name, bound in bounds)
+        ]
+        return np.unique(np.concatenate([labels[start:stop], np.array(inside, np.int64)]))
+
+    def count_rows(self, labels: RowArray) -> int:
+        """Returns the number of rows of labels; a row with several of them counts each time."""
+        return sum(int(batch.lengths(own).sum()) for batch, own in self._by_batch(labels))
+
+    def rows(self, labels: RowArray, check: Check = no_check) -> Iterator[RowArray]:
+        """Yields the rows of labels, in parts of at most a million."""
+        for batch, own in self._by_batch(labels):
+            for part in batch.rows_of(own):
+                for start in range(0, len(part), _READ_ROWS):
+                    check()
+                    yield part[start : start + _READ_ROWS]
+
+    def rows_by_label(self, labels: RowArray) -> Iterator[RowArray]:
+        """Yields the rows of each label, ascending."""
+        for batch, own in self._by_batch(labels):
+            for start, end in zip(batch.offsets[own], batch.offsets[own + 1], strict=True):
+                yield batch.rows[start:end]
+
+    def frequent_values(self, field: str, limit: int) -> list[FilterValue]:
+        """Returns up to `limit` values of a field, the most frequent first."""
+        span = self._spans[field]
+        parts = self._by_batch(np.arange(span.start, span.stop))
+        counts = np.concatenate([batch.lengths(own) for batch, own in parts])
+        order = np.argsort(-counts, kind="stable")[:limit]
+        return [self._value(span[at]) for at in order.tolist()]
+
+    def _first_at(self, span: range, text: bytes) -> int:
+        """Returns the first label of a span whose text is not before `text`, or its end."""
+        return span.start + bisect_left(span, text, key=self._text)
+
+    def _number_span(self, field: str) -> range:
+        span = self._spans[field]
+        return range(self._first_at(span, _NUMBERS_FROM), self._first_at(span, _NUMBERS_TO))
+
+    def _sorted_numbers(self, field: str, check: Check) -> tuple[RowArray, FloatNumbers]:
+        """Returns the labels of a field's numbers by ascending number, and these as floats."""
+        if field not in self._numbers:
+            span = self._number_span(field)
+            labels = np.arange(span.start, span.stop)
+            parts = [np.empty(0)]
+            for batch, own in self._by_batch(labels):
+                check()
+                parts.append(batch.numbers(own))
+            numbers = np.concatenate(parts)
+            order = np.argsort(numbers, kind="stable")
+            self._numbers[field] = labels[order], numbers[order]
+        return self._numbers[field]
+
+    def _by_batch(self, labels: RowArray) -> Iterator[tuple["_Batch", RowArray]]:
+        """Yields the batches of ascending labels, each with the positions of its labels."""
+        if not len(labels):
+            return
+        at = bisect_right(self._firsts, int(labels[0])) - 1
+        while len(labels):
+            batch, first = self._batches[at], self._firsts[at]
+            own = labels[: np.searchsorted(labels, first + len(batch))]
+            if len(own):
+                yield batch, own - first
+            labels, at = labels[len(own) :], at + 1
+
+    def _text(self, label: int) -> bytes:
+        at = bisect_right(self._firsts, label) - 1
+        return self._batches[at].text(label - self._firsts[at])
+
+    def _value(self, label: int) -> Any:
+        return json.loads(self._text(label))
+
+
+class _Batch:
+    """A record batch of the table; positions count from its first value.
+
+    Attributes:
+        offsets: int64 [values + 1], where the rows of each value start in `rows`.
+        rows: int64 [n].
+    """
+
+    def __init__(self, batch: Any) -> None:
+        _, self._values, lists = batch.columns
+        _, ends, data = self._values.buffers()
+        self._ends = memoryview(ends).cast("B").cast("i")
+        self._data = memoryview(data or b"")
+        self.offsets: RowArray = lists.offsets.to_numpy()
+        self.rows: RowArray = lists.values.to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def text(self, at: int) -> bytes:
+        """Returns a value as JSON in UTF-8."""
+        return bytes(self._data[self._ends[at] : self._ends[at + 1]])
+
+    def numbers(self, at: RowArray) -> FloatNumbers:
+        """Returns consecutive values that are numbers; beyond the range of floats, infinity."""
+        texts = self._values.slice(int(at[0]), len(at))
+        numbers: FloatNumbers = texts.cast(pa.float64()).to_numpy()
+        return numbers
+
+    def lengths(self, at: RowArray) -> RowArray:
+        """Returns the number of rows of values."""
+        return self.offsets[at + 1] - self.offsets[at]
+
+    def rows_of(self, at: RowArray) -> Iterator[RowArray]:
+        """Yields the rows of values at ascending positions."""
+        ends = np.flatnonzero(np.diff(at) != 1) + 1
+        if len(ends) > _MANY_RUNS:
+            chosen = np.zeros(len(self), np.bool_)
+            chosen[at] = True
+            yield self.rows[np.repeat(chosen, np.diff(self.offsets))]
+            return
+        for run in np.split(at, ends):
+            yield self.rows[self.offsets[run[0]] : self.offsets[run[-1] + 1]]
+
+
+def encode_value(value: FilterValue) -> str:
+    """Returns a value as it is written in the table: JSON, a whole float as an integer."""
+    if isinstance(value, float):
+        value = canonical_number(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from core.types import FloatArray, RowArray
+from stores.faiss import scan
+from stores.faiss.search import FaissVectors
+
+COUNT, DIMENSION = 1000, 16
+FACTORIES = [
+    *("Flat", "HNSW8,SQ8", "HNSW8,SQfp16", "IVF8,Flat", "IVF8,SQ8"),
+    *("IVF8,PQ4x4fs,RFlat", "IVF8,PQ4x4fs,Refine(SQ8)"),
+]
+
+
+class StoppedError(Exception):
+    pass
+
+
+class Check:
+    """Counts its calls; raises an error at the last one, if that is given."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.calls = 0
+        self._last = last
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == self._last:
+            raise StoppedError
+
+
+@pytest.fixture(scope="module")
+def vectors() -> FloatArray:
+    random = np.random.default_rng(0).normal(size=(COUNT, DIMENSION))
+    return (random / np.linalg.norm(random, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=FACTORIES)
+def path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vectors: FloatArray
+) -> Path:
+    index = faiss.index_factory(DIMENSION, request.param, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    file = tmp_path_factory.mktemp("scan") / "vectors.faiss"
+    faiss.write_index(index, str(file))
+    return file
+
+
+def open_exact(path: Path) -> FaissVectors:
+    """Opens an index all of whose searches are exact."""
+    index = FaissVectors(path, {})
+    index._approximate = None
+    return index
+
+
+@pytest.mark.parametrize("rows", [None, np.arange(COUNT), np.arange(7, COUNT, 9), np.array([990])])
+@pytest.mark.parametrize("k", [1, 50, COUNT])
+def test_an_exact_search_in_parts_finds_what_one_scan_finds(
+    path: Path, vectors: FloatArray, rows: RowArray | None, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, check = open_exact(path), Check()
+    expected = [whole.search(query, k, rows, check=check) for query in vectors[:5]]
+    assert check.calls == 2 * len(expected)
+    monkeypatch.setattr(scan, "PART_BYTES", 2048)
+    in_parts, check = open_exact(path), Check()
+    found = [in_parts.search(query, k, rows, check=check) for query in vectors[:5]]
+    assert check.calls > 7 * len(found)
+    for (scores, own), (expected_scores, expected_rows) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(scores, expected_scores)
+        assert set(own.tolist()) == set(expected_rows.tolist())
+        assert len(own) == min(k, COUNT if rows is None else len(rows))
+
+
+def test_an_exact_search_ends_at_the_check(
+    path: Path, vectors: FloatArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "PART_BYTES", 2048)
+    index, check = open_exact(path), Check(4)
+    with pytest.raises(StoppedError):
+        index.search(vectors[0], 5, check=check)
+    assert check.calls == 4
+    with pytest.raises(StoppedError):
+        index.search(vectors[0], 5, np.arange(COUNT), check=Check(4))
+
+
+def test_a_search_in_graph_or_lists_is_checked_before_it_starts(
+    path: Path, vectors: FloatArray
+) -> None:
+    with pytest.raises(StoppedError):
+        FaissVectors(path, {}).search(vectors[0], 5, check=Check(1))
