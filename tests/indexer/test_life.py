@@ -10,16 +10,18 @@ from tests.indexer.life import Life
 
 pytestmark = pytest.mark.e2e
 
-TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=50,
-    stateful_step_count=10,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+
+@pytest.mark.timeout(900)
+class TestLife(Life.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(
+        max_examples=50,
+        stateful_step_count=10,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @pytest.fixture

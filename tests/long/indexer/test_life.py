@@ -6,18 +6,22 @@ from hypothesis import HealthCheck, settings
 from tests.indexer.commands import Command
 from tests.indexer.life import Life, points_of
 
-TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=2000,
-    stateful_step_count=12,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+
+@pytest.mark.timeout(0)
+class TestLife(Life.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(
+        max_examples=2000,
+        stateful_step_count=12,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
 
 COMMANDS = ("build", "update", "activate", "rollback", "prune", "migrate", "load")
 
 
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("dies", [False, True], ids=["pauses", "dies"])
 @pytest.mark.parametrize("second", COMMANDS)
 @pytest.mark.parametrize("first", COMMANDS)
