@@ -124,6 +124,7 @@ def tables(folder: Path) -> str:
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
         starts=_read(folder, "start-*.json"),
+        filters=_read(folder, "filters-*.json"),
         build=next(iter(_read(folder, BUILD_NAME)), None),
         scales=scale_results(folder),
     )
