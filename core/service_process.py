@@ -1,6 +1,8 @@
 """Starts and stops the search service, or another server, as a child process."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
@@ -19,6 +22,9 @@ from core.errors import CareError
 _START_WITHIN = 180.0
 _STOP_WITHIN = 30.0
 _POLL_EVERY = 0.01
+# Loaded here: a new process must not load a library before it runs its program.
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,9 @@ def start_service(
     index: str,
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
+    launcher: Sequence[str] = ("-m", "care", "serve"),
+    ends_with_caller: bool = False,
 ) -> ServerProcess:
     """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
 
@@ -60,6 +69,9 @@ def start_service(
         index: Name of the index.
         settings: Settings without the prefix `CARE_`, for example `{"PAIR": "care-mini"}`.
         environment: Variables of the process; by default those of the caller.
+        launcher: Arguments of Python that run the service.
+        ends_with_caller: Whether the service ends when the caller is killed. The main thread must
+            then make the call.
 
     Raises:
         CareError: If the service does not start; its output is on standard error.
@@ -77,7 +89,9 @@ def start_service(
         line = output.readline().decode()
         return line.split()[-1] if line.endswith("\n") else None
 
-    return _start([sys.executable, "-m", "care", "serve"], inherited | variables, None, announced)
+    before = partial(end_with, os.getpid()) if ends_with_caller else None
+    command = [sys.executable, *launcher]
+    return _start(command, inherited | variables, None, announced, before)
 
 
 def running_service(
@@ -125,15 +139,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def end_with(parent: int) -> None:
+    """Lets this process get SIGTERM when its parent ends, even by SIGKILL.
+
+    It is called in a new process (`preexec_fn`) with the id of the process that starts it, whose
+    main thread must be the one that does so: the signal comes when that thread ends.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _start(
     command: list[str],
     environment: Mapping[str, str],
     folder: Path | None,
     address: Callable[[IO[bytes]], str | None],
+    before: Callable[[], None] | None = None,
 ) -> ServerProcess:
     """Starts a process and waits until `address` returns the server's URL from its output."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdout=output)
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=folder,
+            stdout=output,
+            preexec_fn=before,
+        )
         end = time.monotonic() + _START_WITHIN
         try:
             while process.poll() is None and time.monotonic() < end:

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 from core.choices import DEFAULT_INDEXES
 from core.cli import run
 from core.errors import CareError
-from core.service_process import start_service
+from core.service_process import end_with, start_service
 
 CORPUS = Path("data/sample/corpus.jsonl")
 QUERIES = ("血压高的人平时吃饭要注意什么？", "孩子半夜发烧怎么办", "腰疼得直不起身是什么毛病？")
@@ -35,10 +36,18 @@ def demo() -> None:
                 port=port,
             )
     build = [sys.executable, "-m", "care", "index", str(CORPUS), "--reuse"]
-    if subprocess.run([*build, "--index", index, "--pair", pair], check=False).returncode:
+    build += ["--index", index, "--pair", pair]
+    with_demo = partial(end_with, os.getpid())
+    if subprocess.run(build, check=False, preexec_fn=with_demo).returncode:
         raise CareError("the index was not built: see the error above", code="build_failed")
     indexes = os.environ.get("CARE_INDEXES") or DEFAULT_INDEXES
-    service = start_service(indexes, index, {"PORT": port, "PAIR": pair})
+    settings = {"PORT": port, "PAIR": pair}
+    try:
+        service = start_service(indexes, index, settings, ends_with_caller=True)
+    except CareError as error:
+        if error.code == "server_ended":  # after a line that says why
+            sys.exit(1)
+        raise
     try:
         for query in QUERIES:
             _search(service.url, query)

@@ -1,6 +1,7 @@
-"""Writes what docs/ holds that is generated from the code: `make docs`.
+"""Writes the documents that are generated from the code: `make docs`.
 
-openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API.
+openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API; besides,
+the table of limits in SECURITY.md.
 """
 
 import html
@@ -24,6 +25,10 @@ from care.cli.main import app  # noqa: E402
 from service.app import openapi_document  # noqa: E402
 from service.settings import Settings  # noqa: E402
 
+SECURITY = DOCS.parent / "SECURITY.md"
+_MARKED = re.compile(r"(<!-- limits:.*? -->\n).*?(<!-- end of limits -->)", re.DOTALL)
+# Settings that bound what a request, a client or the service may use.
+_LIMIT = r"^max_|timeout|^queue_|^rate_|_entries$|^keep_alive_|^drain_"
 _NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples):")
 _PATH = re.compile(r"PosixPath\(('[^']*')\)")
@@ -84,14 +89,20 @@ def generated() -> Mapping[Path, str]:
         reference / "cli.md": _page(_CLI, commands()),
         reference / "http.md": _page(_HTTP, "\n".join(http(openapi_document()))),
         reference / "python.md": _page(_PYTHON, "\n".join(python())),
+        SECURITY: _MARKED.sub(
+            lambda match: f"{match[1]}\n{settings_table(_LIMIT)}\n\n{match[2]}",
+            SECURITY.read_text("utf-8"),
+        ),
     }
 
 
-def settings_table() -> str:
-    """Returns a Markdown table of all settings, in the order of the code."""
+def settings_table(names: str = "") -> str:
+    """Returns a Markdown table of the settings whose names match, in the order of the code."""
     prefix = Settings.model_config["env_prefix"]
     lines = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
+        if not re.search(names, name):
+            continue
         if field.default_factory:
             default = "see meaning"
         elif field.default in (None, "", ()):

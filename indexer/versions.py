@@ -12,7 +12,7 @@ from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import remove_folder, remove_temporary, write_text
 from core.filters import FilterReader
-from core.locks import exclusive
+from core.locks import LOCK, exclusive
 from core.manifest import SCHEMA_VERSION, IndexManifest
 from core.versions import (
     MANIFEST,
@@ -198,8 +198,8 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
     """Hides the build folders that neither a version nor a resumed build needs, to delete them.
 
     These are the builds of deleted versions, updates of versions that no longer exist, and staged
-    additions of updates, which a resumed update stages again. Temporary files of killed builds are
-    removed from the others.
+    additions of updates, which a resumed update stages again. Hidden files of the others, which
+    killed builds left, are removed.
     """
     # The id of a version ends with the first digits of its build key.
     deleted_keys, kept_keys = (
@@ -215,4 +215,6 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
             if is_added or (unused and key not in kept_keys):
                 path.rename(hidden(builds, path.name, DELETED))
             else:
-                remove_temporary(path)
+                for left in path.glob(".*"):
+                    if left.name != LOCK:
+                        left.unlink()

@@ -153,8 +153,12 @@ class ServedIndex:
             changed = await loop.run_in_executor(self._loader, self._has_changed)
             if not changed and (self._failure is None or loop.time() < retry_at):
                 continue
-            with suppress(Exception):  # `reload` logs it
+            try:
                 await self.reload()
+            except CareError:
+                pass  # `reload` has logged it
+            except Exception as error:
+                _LOG.error("reload failed", extra={"fields": _fields(error)})
             pause = every if changed else min(2 * pause, max(every, _LONGEST_PAUSE))
             retry_at = loop.time() + pause
 
@@ -214,10 +218,13 @@ class ServedIndex:
         return _Seen(active, VersionFiles.of(self._folder / active), now)
 
     def _record(self, error: Exception | None) -> None:
-        """Shows whether the active version is served, and logs an error that is not yet logged."""
+        """Shows whether the active version is served, and logs a CareError that is not yet logged.
+
+        Callers of `reload` log other errors.
+        """
         version = self.index.manifest.version
         failure = error and (version, type(error), str(error))
-        if error and failure != self._failure:
+        if isinstance(error, CareError) and failure != self._failure:
             extra = {"fields": {"served": version} | _fields(error)}
             _LOG.error("the active index version cannot be loaded", extra=extra)
         self._failure = failure

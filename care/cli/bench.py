@@ -12,6 +12,7 @@ from care.extras import require
 from loadtest.bench.options import (
     BuildBenchOptions,
     FilterBenchOptions,
+    HostileOptions,
     ScaleOptions,
     ServiceOptions,
     StartOptions,
@@ -104,6 +105,15 @@ def build(options: BuildBenchOptions) -> None:
 def filters(options: FilterBenchOptions) -> None:
     """Measure the time to find the rows of a filter with many fields and values."""
     from loadtest.bench.filters import run
+
+    run(options)
+
+
+@app.command("hostile")
+@_takes(HostileOptions, "bench-hostile")
+def hostile(options: HostileOptions) -> None:
+    """Attack a service: delays of its event loop, memory and liveness under hostile clients."""
+    from loadtest.bench.hostile import run
 
     run(options)
 

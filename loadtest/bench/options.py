@@ -155,3 +155,19 @@ class FilterBenchOptions:
     seed: Annotated[int, Option(help="Seed of the values.")] = 0
     cache: Cache = CACHE
     out: Out = RESULTS
+
+
+@dataclass(frozen=True, slots=True)
+class HostileOptions:
+    """Options of `care bench hostile`."""
+
+    documents: Annotated[int, Option(min=1000, help="Documents of the attacked index.")] = 20_000
+    pair: Annotated[str, Option(help="Pair of the service.")] = DEFAULT_PAIR
+    hold: Annotated[
+        float, Option(min=1, help="How long clients hold connections without reading [s].")
+    ] = 20.0
+    only: Annotated[
+        str, Option(metavar="TEXT", help="Attacks whose name contains this (default: all).")
+    ] = ""
+    cache: Cache = CACHE
+    out: Out = RESULTS

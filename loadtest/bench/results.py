@@ -16,7 +16,8 @@ from jinja2 import Environment
 from core.provenance import commit, hardware
 from core.records import write_json
 
-BENCH_NAME, BUILD_NAME, TABLE_NAME = "bench.json", "build.json", "README.md"
+BENCH_NAME, BUILD_NAME, HOSTILE_NAME = "bench.json", "build.json", "hostile.json"
+TABLE_NAME = "README.md"
 
 _TEMPLATE = Path(__file__).with_name("results.md.j2")
 _LIST = (
@@ -123,6 +124,7 @@ def tables(folder: Path) -> str:
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
+        hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
         starts=_read(folder, "start-*.json"),
         filters=_read(folder, "filters-*.json"),
         build=next(iter(_read(folder, BUILD_NAME)), None),

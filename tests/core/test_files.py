@@ -1,10 +1,20 @@
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.errors import CareError
-from core.files import atomic, exclusive, sha256_file, write_text, writing_in
+from core.files import (
+    atomic,
+    new_folder,
+    remove_folder,
+    remove_temporary,
+    sha256_file,
+    write_text,
+    writing_in,
+)
 from tests.errors import raises
 
 
@@ -39,11 +49,55 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == "血压\n".encode()
 
 
-def test_a_folder_is_locked_until_the_block_ends(tmp_path: Path) -> None:
-    with exclusive(tmp_path), raises(CareError, "locked", path=tmp_path), exclusive(tmp_path):
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with atomic(path) as first, atomic(path) as second:
+        first.write_text("1")
+        second.write_text("2")
+    assert path.read_text() == "1"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    other = tmp_path / ".notes.tmp"
+    other.touch()
+    with atomic(tmp_path / "f") as temporary:
+        temporary.touch()
+        remove_temporary(tmp_path)
+        assert list(tmp_path.iterdir()) == [other]
+        temporary.touch()
+
+
+def test_a_folder_is_removed_while_another_process_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).touch()
+    unlink = os.unlink
+
+    def unlink_twice(path: str, **kwargs: Any) -> None:
+        unlink(path, **kwargs)
+        unlink(path, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink_twice)
+    remove_folder(folder)
+    assert not folder.exists()
+    remove_folder(folder)
+
+
+def test_a_new_folder_has_one_writer(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with new_folder(folder) as temporary:
+        (temporary / "f").write_text("1")
+        with raises(CareError, "locked", command="write out"), new_folder(folder):
+            pass
+    assert (folder / "f").read_text() == "1"
+    assert list(tmp_path.iterdir()) == [folder]
+    with raises(CareError, "folder_exists"), new_folder(folder):
         pass
-    with exclusive(tmp_path):
-        pass
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(

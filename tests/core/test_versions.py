@@ -19,9 +19,13 @@ from core.versions import (
     current_version,
     index_folder,
     list_versions,
+    new_current,
     read_manifest,
+    read_versions,
     set_current,
     verify_files,
+    version_numbers,
+    with_version,
 )
 from tests.encoders import make_spec
 from tests.errors import raises
@@ -82,6 +86,66 @@ def test_versions_with_a_manifest_are_listed_oldest_first(tmp_path: Path) -> Non
     (tmp_path / "test" / "CURRENT").write_text("1\n")
     assert list_versions(tmp_path, "test") == ["1", "3"]
     assert list_versions(tmp_path, "other") == []
+
+
+def test_versions_are_ordered_by_number_not_by_id(tmp_path: Path) -> None:
+    for version, number in (("b", 1), ("c", 2), ("a", 3)):
+        make_version(tmp_path, version, number=number)
+    assert version_numbers(tmp_path, "test") == {"b": 1, "c": 2, "a": 3}
+    assert list_versions(tmp_path, "test") == ["b", "c", "a"]
+    assert [m.version for m in read_versions(tmp_path, "test")] == ["b", "c", "a"]
+
+
+def test_versions_without_numbers_precede_the_others_after_their_parents(tmp_path: Path) -> None:
+    parents = {"d": None, "b": "d", "c": "b", "a": "gone", "e": "b"}
+    for version, parent in parents.items():
+        make_version(tmp_path, version, parent=parent)
+    found = version_numbers(tmp_path, "test")
+    assert found == {"a": 1, "d": 2, "b": 3, "c": 4, "e": 5}
+    make_version(tmp_path, "0", number=6)
+    make_version(tmp_path, "1", number=2)
+    assert list_versions(tmp_path, "test") == ["a", "d", "b", "c", "e", "1", "0"]
+    assert version_numbers(tmp_path, "test")["e"] == 1
+
+
+def test_a_damaged_manifest_has_a_place(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        make_version(tmp_path, version, number=int(version), schema_version=9)
+    for version, content in (("3", b"{"), ("4", b'{"corpus": [], "number": 7}')):
+        (make_version(tmp_path, version) / "manifest.json").write_bytes(content)
+    assert list_versions(tmp_path, "test") == ["3", "4", "1", "2"]
+
+
+def test_parents_in_a_cycle_are_listed_once(tmp_path: Path) -> None:
+    for version, parent in (("1", "2"), ("2", "1")):
+        make_version(tmp_path, version, parent=parent)
+    assert list_versions(tmp_path, "test") == ["1", "2"]
+
+
+def test_a_reader_tries_again_only_if_another_version_is_active() -> None:
+    active = iter("aabbcc")
+    tried: list[str] = []
+
+    def use(version: str) -> str:
+        tried.append(version)
+        if version == "c":
+            return version
+        raise IndexVersionError(version)
+
+    with pytest.raises(IndexVersionError):
+        with_version(lambda: next(active), use)
+    assert tried == ["a"]
+    active = iter("abc")
+    assert with_version(lambda: next(active), use) == "c"
+
+
+def test_current_is_not_replaced_after_an_error(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        make_version(tmp_path, version)
+    set_current(tmp_path, "test", "1")
+    with pytest.raises(RuntimeError), new_current(tmp_path, "test", "2"):
+        raise RuntimeError
+    assert current_version(tmp_path, "test") == "1"
 
 
 def test_the_version_set_last_is_active(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import DOCS, generated
+from docs.generate import DOCS, SECURITY, generated
+from service.settings import Settings
 
 FILES = generated()
 
@@ -20,3 +21,11 @@ def test_each_reference_is_generated_or_checked() -> None:
         checked,
         *(path for path in FILES if path.parent.name == "reference"),
     }
+
+
+def test_the_limits_of_settings_are_in_the_security_policy() -> None:
+    """Each setting with a limit for clients is a row, with its default."""
+    text = SECURITY.read_text("utf-8")
+    for name in ("max_body_bytes", "max_requests", "timeout_ms", "rate_limit", "drain_seconds"):
+        default = Settings.model_fields[name].default
+        assert f"| `CARE_{name.upper()}` | `{default}` |" in text

@@ -51,9 +51,9 @@ def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
     # Reuses the vectors of an earlier build, because encoding takes most of the time.
     shutil.copytree(built / "builds", tmp_path / "builds")
     versions = []
-    for run in range(2):
+    for end in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         port = free_port()
-        demo = start_demo(tmp_path, port)
+        demo = start_demo(tmp_path, port, subprocess.PIPE)
         output = read_until_up(demo)
         versions.append(current_version(tmp_path / "indexes", "sample"))
         assert output.count("问：") == 3
@@ -61,14 +61,16 @@ def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
         assert "curl" in output
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as response:
             assert response.status == 200
-        if run == 0:
-            os.killpg(demo.pid, signal.SIGINT)  # like Ctrl-C
+        if end is signal.SIGINT:
+            os.killpg(demo.pid, end)  # like Ctrl-C
         else:
-            demo.terminate()
-        assert demo.wait(timeout=20) == 0
+            demo.send_signal(end)
+        # The service has inherited standard error, which is at its end when both have ended.
+        demo.communicate(timeout=60)
+        assert demo.returncode == (-signal.SIGKILL if end is signal.SIGKILL else 0)
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0, "the service still listens"
-    assert versions[0] == versions[1]
+    assert len(set(versions)) == 1
 
 
 def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
@@ -80,6 +82,20 @@ def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
     assert demo.returncode == 1
     assert error_code(errors) == "address_unavailable"
     assert "CARE_PORT=" in errors
+
+
+def test_a_demo_that_loses_its_port_ends_with_one_line(tmp_path: Path, built: Path) -> None:
+    """The port is free when the demo looks, and taken when the service does."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    shutil.copytree(built / "builds", tmp_path / "builds")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        demo = start_demo(tmp_path, taken.getsockname()[1], subprocess.PIPE)
+        _, errors = demo.communicate(timeout=120)
+    assert demo.returncode == 1
+    lines = [line for line in errors.splitlines() if line.startswith("error")]
+    assert [error_code(line) for line in lines] == ["address_unavailable"]
+    assert "Traceback" not in errors
 
 
 def test_evaluate_prints_the_pair_beside_bm25(

@@ -284,7 +284,7 @@ def _template() -> Path:
 
 
 @cache
-def _points_of(name: str) -> int:
+def points_of(name: str) -> int:
     """Returns the number of points of a command on the template."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(_template(), folder, dirs_exist_ok=True)
@@ -293,7 +293,7 @@ def _points_of(name: str) -> int:
 
 
 def _point(command: Command, at: int) -> int:
-    points = _points_of(command.name)
+    points = points_of(command.name)
     return max(1, points + 1 + at) if at < 0 else 1 + at % points
 
 

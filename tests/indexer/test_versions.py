@@ -1,17 +1,24 @@
+import os
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from core.errors import IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.locks import exclusive
-from core.versions import current_version, list_versions
+from core.versions import current_version, list_versions, read_versions
 from indexer.build import encode
-from indexer.versions import activate, prune, rollback
+from indexer.locks import building, changing, holders
+from indexer.versions import activate, migrate, prune, rollback
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
+from tests.indexer.builds import edit_manifest, to_schema_1
 from tests.indexer.conftest import OptionsMaker
+
+UPDATE = {"added": 1, "replaced": 0, "deleted": 0, "unchanged": 1}
 
 
 @pytest.fixture
@@ -142,3 +149,121 @@ def test_a_locked_build_folder_is_kept(versions: list[str], indexes: Path, build
     with exclusive(at_work, "build"):
         prune(indexes, "test", builds, keep=1)
     assert keys(builds) == keys_of([versions[0], versions[-1]])
+
+
+def test_a_new_version_has_a_number_and_the_active_one_as_parent(
+    versions: list[str], build_version: Builder, indexes: Path, builds: Path
+) -> None:
+    manifests = read_versions(indexes, "test")
+    assert [m.number for m in manifests] == [1, 2, 3, 4]
+    assert [m.parent for m in manifests] == [None, *versions[:3]]
+    activate(indexes, "test", versions[0])
+    prune(indexes, "test", builds, keep=0)
+    new = build_version(make_records(20))
+    assert (new.number, new.parent) == (2, versions[0])
+
+
+def test_a_rollback_goes_to_the_parent_or_else_to_the_version_before(
+    versions: list[str], build_version: Builder, indexes: Path, builds: Path
+) -> None:
+    activate(indexes, "test", versions[1])
+    new = build_version(make_records(20)).version
+    assert rollback(indexes, "test") == versions[1]
+    activate(indexes, "test", new)
+    shutil.rmtree(indexes / "test" / versions[1])
+    assert rollback(indexes, "test") == versions[3]
+
+
+def test_a_deleted_active_version_has_none_before(versions: list[str], indexes: Path) -> None:
+    shutil.rmtree(indexes / "test" / versions[3])
+    with raises(IndexVersionError, "no_older_version", version=versions[3]):
+        rollback(indexes, "test")
+
+
+@pytest.mark.parametrize("migrated", [0, 1, 2, 4], ids="{} are migrated".format)
+def test_an_interrupted_migration_keeps_the_order(
+    versions: list[str], indexes: Path, monkeypatch: pytest.MonkeyPatch, migrated: int
+) -> None:
+    for version in versions:
+        edit_manifest(indexes / "test" / version, to_schema_1)
+    (indexes / "test" / versions[3]).rename(indexes / "test" / "0")  # the clock was set back
+    edit_manifest(indexes / "test" / "0", lambda m: m.update(version="0"))
+    edit_manifest(
+        indexes / "test" / "0", lambda m: m["corpus"].update(update=UPDATE | {"base": versions[2]})
+    )
+    ordered = [*versions[:3], "0"]
+    assert list_versions(indexes, "test") == ordered
+    left = migrated
+
+    def interrupted(path: Path, text: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError
+        path.write_text(text, encoding="utf-8")
+
+    with monkeypatch.context() as patch, suppress(OSError):
+        patch.setattr("indexer.versions.write_text", interrupted)
+        migrate(indexes, "test")
+    assert list_versions(indexes, "test") == ordered
+    assert migrate(indexes, "test") == ordered[: 4 - migrated]
+    assert [(m.version, m.number) for m in read_versions(indexes, "test")] == [
+        (version, number) for number, version in enumerate(ordered, start=1)
+    ]
+
+
+def test_a_missing_index_is_not_created(indexes: Path, builds: Path) -> None:
+    for command in (
+        lambda: rollback(indexes, "no"),
+        lambda: prune(indexes, "no", builds, keep=1),
+        lambda: migrate(indexes, "no"),
+    ):
+        with raises(IndexVersionError, "no_active_version"):
+            command()
+    assert not (indexes / "no").exists()
+
+
+def test_a_command_that_waits_too_long_names_the_holder(
+    versions: list[str], indexes: Path, builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.locks.CHANGE_WAIT", 0.0)
+    with changing(indexes, "test", "activate"):
+        assert [holder.command for holder in holders(indexes / "test")] == ["activate"]
+        for command in (
+            lambda: rollback(indexes, "test"),
+            lambda: prune(indexes, "test", builds, keep=0),
+            lambda: migrate(indexes, "test"),
+        ):
+            with raises(CareError, "locked", command="activate", pid=os.getpid()):
+                command()
+    assert list_versions(indexes, "test") == versions
+    assert holders(indexes / "test") == []
+
+
+def test_a_prune_spares_a_running_build(versions: list[str], indexes: Path, builds: Path) -> None:
+    new = indexes / "test" / ".20300101T000000.000000Z-0.tmp"
+    new.mkdir()
+    with building(indexes / "test", "build"):
+        assert prune(indexes, "test", builds, keep=1) == versions[2::-1]
+    assert new.exists()
+    prune(indexes, "test", builds, keep=1)
+    assert not new.exists()
+
+
+def test_a_prune_removes_what_killed_commands_left(
+    versions: list[str], indexes: Path, builds: Path
+) -> None:
+    token = "0123456789abcdef"
+    (folder,) = (builds / "test").glob(f"{keys_of(versions[3:])[0]}*")
+    left = [
+        indexes / "test" / ".20200101T000000.000000Z-0.deleted" / "f",
+        indexes / "test" / f".CURRENT.{token}.tmp",
+        builds / "test" / f".{token}.deleted" / "f",
+        folder / f".corpus.json.{token}.tmp",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    prune(indexes, "test", builds, keep=9)
+    assert [path for path in left if path.exists()] == []
+    assert list_versions(indexes, "test") == versions

@@ -98,7 +98,18 @@ def test_tables_include_all_results_in_the_folder(tmp_path: Path) -> None:
         "sizes": [{"documents": 1_000_000, "phases": {"stage": phase, "index": index}}],
         "encoder": real,
     }
+    memory = {"before": 200 << 20, "peak": 300 << 20, "after": 210 << 20}
+    attack = {"outcomes": {"413": 3, "closed": 1}, "callback_ms": 12.3, "lag_ms": 20.4}
+    attack |= {"probe_ms": 8.6, "probes_failed": 0, "probes": 9, "rss_bytes": memory}
+    hostile = {
+        "environment": ENVIRONMENT,
+        "options": {"documents": 20_000, "hold": 20.0},
+        "goal_ms": 50.0,
+        "attacks": {"long header": attack | {"seconds": 1.23}},
+        "end": {"clients": 20, "status": None, "seconds": 20.0},
+    }
     results.write(start, tmp_path / "start-1000.json")
+    results.write(hostile, tmp_path / results.HOSTILE_NAME)
     results.write(build, tmp_path / results.BUILD_NAME)
     text = results.write(scale, tmp_path / "scale-1000.json").read_text(encoding="utf-8")
     cells = _rows(text)
@@ -106,4 +117,7 @@ def test_tables_include_all_results_in_the_folder(tmp_path: Path) -> None:
     assert ["1,000,000", "index", "61", "40", "200", "300", "IVF1024,SQ8: 5 MiB"] in cells
     assert ["0.95", "Flat", "", "1.0000", "5", "0.50", "9", "2", "3"] in cells
     assert ["process start to ready", "1.50 s", "≤ 2 s", "yes"] in [row[:4] for row in cells]
+    attacked = ["long header", "3 × 413, 1 × closed", "12", "20", "9", "0 of 9"]
+    assert [*attacked, "200, 300, 210", "1.2"] in cells
+    assert "still runs after 20.0 s" in text
     assert "99.3%" in text

@@ -1,0 +1,264 @@
+"""Attacks on a running service: processor time of its event loop, delays, memory, liveness.
+
+The service is the real one with the loop of `loadtest/bench/probe.py`. While an attack runs,
+another thread asks `GET /health/live` ten times a second.
+"""
+
+import asyncio
+import http.client
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+from core.choices import DEFAULT_PAIR
+from core.errors import CareError
+from core.records import read_jsonl, write_jsonl
+from core.service_process import ServerProcess, start_service
+from indexer.build import BuildOptions, build
+from loadtest.bench import results
+from loadtest.bench.attacks import ATTACKS, FIELDS, VALUES, Attack, Target, ask, batch, hold_unread
+from loadtest.bench.options import HostileOptions
+from loadtest.bench.probe import ProbeLog
+from loadtest.bench.processes import Server, options_json, sampled
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import load_pair
+
+_SAMPLE = Path("data/sample/corpus.jsonl")
+_INDEX = "hostile"
+_TEXTS = 32
+_GOAL_MS = 50.0
+_PROBE_SECONDS = 0.1
+# As in deploy/kubernetes.
+_PROBE_TIMEOUT = 5.0
+_UNREAD_CLIENTS = 20
+# Time after CARE_DRAIN_SECONDS in which the service must end [s].
+_END_WITHIN = 10.0
+_OPEN_FILES = 128
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one attack did to the service.
+
+    Attributes:
+        outcomes: Number of requests or connections by outcome.
+        callback_ms: Processor time of the longest callback of the event loop [ms].
+        callback: The function or coroutine that it called.
+        lag_ms: Largest delay of a timer in the event loop [ms].
+        measured: Processor time of the measured callbacks, as a share of the loop's thread.
+        probes: Requests to /health/live while the attack ran.
+        probes_failed: Those without status 200 within 5 s.
+        probe_ms: The longest time of one [ms].
+        rss_bytes: Resident memory before, at its peak, and after the attack [bytes].
+        processor_seconds: Processor time of the service [s].
+        seconds: Duration of the attack [s].
+    """
+
+    outcomes: dict[str, int]
+    callback_ms: float
+    callback: str
+    lag_ms: float
+    measured: float
+    probes: int
+    probes_failed: int
+    probe_ms: float
+    rss_bytes: dict[str, int]
+    processor_seconds: float
+    seconds: float
+
+
+class Victim:
+    """A running service under attack."""
+
+    def __init__(self, process: ServerProcess, log: ProbeLog) -> None:
+        self.server = Server(process)
+        self.process = process.process
+        self._log = log
+
+    def target(self, hold: float) -> Target:
+        """Returns its address for attacks that hold connections for `hold` seconds."""
+        parts = urlsplit(self.server.url)
+        return Target(str(parts.hostname), parts.port or 80, hold)
+
+    def suffer(self, attack: Attack, hold: float) -> Finding:
+        """Runs an attack to its end.
+
+        Raises:
+            CareError: If the service does not answer an ordinary search afterwards.
+        """
+        target = self.target(hold)
+        self._log.summary()
+        before, worked, started = self.server.rss(), self.server.cpu(), time.perf_counter()
+        with sampled(self.server.rss, every=0.02) as rss, _probed(target) as probes:
+            outcomes = asyncio.run(attack(target))
+        seconds = time.perf_counter() - started
+        if (status := asyncio.run(ask(target, [batch(1, top_k=3)]))) != "200":
+            raise CareError(f"a search gets {status} after an attack", code="service_unusable")
+        loop = self._log.summary()
+        return Finding(
+            outcomes=dict(sorted(outcomes.items())),
+            callback_ms=loop.callback_ms,
+            callback=loop.callback,
+            lag_ms=loop.lag_ms,
+            measured=round(loop.measured, 3),
+            probes=len(probes),
+            probes_failed=probes.count(None),
+            probe_ms=round(max((ms for ms in probes if ms is not None), default=0.0), 1),
+            rss_bytes={"before": before, "peak": max(rss), "after": self.server.rss()},
+            processor_seconds=round(self.server.cpu() - worked, 2),
+            seconds=round(seconds, 1),
+        )
+
+    def end(self, within: float) -> dict[str, Any]:
+        """Sends SIGTERM while clients do not read their answers.
+
+        Returns the exit status, None if the service still ran after `within` seconds, and the time
+        until it ended [s].
+        """
+
+        async def terminate() -> None:
+            async with hold_unread(self.target(within), _UNREAD_CLIENTS):
+                await asyncio.sleep(1)  # Long enough to fill the buffers of the kernel.
+                self.process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(self.process.wait, within)
+
+        started = time.perf_counter()
+        asyncio.run(terminate())
+        seconds = time.perf_counter() - started - 1
+        return {
+            "clients": _UNREAD_CLIENTS,
+            "status": self.process.poll(),
+            "seconds": round(seconds, 1),
+        }
+
+
+@contextmanager
+def victim(
+    indexes: Path, pair: str = DEFAULT_PAIR, open_files: int | None = None, **settings: str
+) -> Iterator[Victim]:
+    """Runs the service with the index of `build_index` and a probed event loop."""
+    with TemporaryDirectory(prefix="probe-") as folder:
+        log = Path(folder) / "log"
+        limit = ["--open-files", str(open_files)] if open_files else []
+        launcher = ["-m", "loadtest.bench.probe", str(log), *limit]
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+        environment = defaults | dict(os.environ)
+        given = {"PAIR": pair, "LOG_LEVEL": "error", "CACHE_ENTRIES": "0", **settings}
+        with start_service(indexes, _INDEX, given, environment, launcher=launcher) as process:
+            yield Victim(process, ProbeLog(log))
+
+
+def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
+    """Builds an index with 16 metadata fields of 100 values; returns the folder of indexes.
+
+    The documents repeat 32 texts of the sample corpus, so that only these are encoded. An index
+    that exists is kept.
+    """
+    indexes = folder / "indexes"
+    if (indexes / _INDEX / "CURRENT").is_file():
+        return indexes
+    folder.mkdir(parents=True, exist_ok=True)
+    sample = [record for _, record in islice(read_jsonl(_SAMPLE), _TEXTS)]
+    corpus = folder / "hostile.jsonl"
+    records = (
+        {
+            **sample[i % len(sample)],
+            "_id": f"d{i}",
+            "metadata": {field: VALUES[(i + n) % len(VALUES)] for n, field in enumerate(FIELDS)},
+        }
+        for i in range(documents)
+    )
+    write_jsonl(corpus, records)
+    loaded = load_pair(pair)
+    options = BuildOptions(
+        str(corpus), _INDEX, indexes, folder / "builds", factory="Flat", progress=False
+    )
+    document, query = (OnnxEncoder(s, loaded.folder, 1) for s in (loaded.document, loaded.query))
+    build(options, document, query)
+    return indexes
+
+
+def run(options: HostileOptions) -> None:
+    """Runs the chosen attacks and writes `hostile.json` after each."""
+    chosen = {name: attack for name, attack in ATTACKS.items() if options.only in name}
+    if not chosen:
+        message = f"no attack has '{options.only}' in its name: choose from {', '.join(ATTACKS)}"
+        raise CareError(message, code="unknown_scenario", scenarios=[options.only])
+    result: dict[str, Any] = {
+        "benchmark": "hostile",
+        "environment": results.describe(),
+        "options": options_json(options),
+        "goal_ms": _GOAL_MS,
+        "attacks": {},
+    }
+    _log.info("an index of %d documents", options.documents)
+    folder = options.cache / f"hostile-{options.documents}"
+    indexes = build_index(folder, options.documents, options.pair)
+    start = partial(victim, indexes, options.pair)
+    for name, attack in chosen.items():
+        # A new process for each, so that its memory does not depend on the attacks before.
+        with start(open_files=_OPEN_FILES if "idle" in name else None) as service:
+            found = service.suffer(attack, options.hold)
+        result["attacks"][name] = asdict(found)
+        _log.info("%-32s %s", name, _line(found))
+        results.write(result, options.out / results.HOSTILE_NAME)
+    with start() as service:
+        result["end"] = service.end(2 * _END_WITHIN)
+        _log.info("SIGTERM with %d unread answers: %s", _UNREAD_CLIENTS, result["end"])
+    _log.info("wrote %s", results.write(result, options.out / results.HOSTILE_NAME))
+
+
+def _line(found: Finding) -> str:
+    mebibytes = [found.rss_bytes[name] / 2**20 for name in ("before", "peak", "after")]
+    return (
+        f"callback {found.callback_ms:7.1f} ms  lag {found.lag_ms:7.1f} ms  "
+        f"live {found.probe_ms:7.1f} ms, {found.probes_failed} of {found.probes} failed  "
+        f"RSS {mebibytes[0]:.0f} → {mebibytes[1]:.0f} → {mebibytes[2]:.0f} MiB  "
+        f"{found.seconds:.1f} s  {found.outcomes}  {found.callback}"
+    )
+
+
+@contextmanager
+def _probed(target: Target) -> Iterator[list[float | None]]:
+    """Yields the times of requests to /health/live [ms]; None if one fails."""
+    times: list[float | None] = []
+    stop = threading.Event()
+
+    def probe() -> None:
+        while not stop.is_set():
+            started = time.perf_counter()
+            try:
+                connection = http.client.HTTPConnection(
+                    target.host, target.port, timeout=_PROBE_TIMEOUT
+                )
+                connection.request("GET", "/health/live")
+                live = connection.getresponse().status == 200
+            except (OSError, http.client.HTTPException):
+                live = False
+            finally:
+                connection.close()
+            times.append(1000 * (time.perf_counter() - started) if live else None)
+            stop.wait(_PROBE_SECONDS)
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    try:
+        yield times
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,82 @@
+"""No request and no client stalls the event loop, fills the memory or outlives SIGTERM."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from loadtest.bench.attacks import ATTACKS, post, send
+from loadtest.bench.hostile import Victim, build_index, victim
+from tests.e2e.fuzz import REQUESTS, check
+
+pytestmark = pytest.mark.e2e
+
+# How long clients hold connections that do not send or do not read [s].
+HOLD = 2.0
+QUICK = [name for name in ATTACKS if "1,024 KiB" not in name]
+HELD = [name for name in ATTACKS if "clients" in name or "slow" in name or "pipelined" in name]
+CUT_OFF = ("100 clients that do not read", "100 slow heads", "100 slow bodies")
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an index with many values in many fields."""
+    return build_index(tmp_path_factory.mktemp("hostile"), documents=2000)
+
+
+@pytest.fixture(scope="module")
+def service(attacked: Path) -> Iterator[Victim]:
+    """A service with default settings."""
+    with victim(attacked) as service:
+        yield service
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if name not in HELD])
+def test_no_request_stalls_the_event_loop(service: Victim, name: str) -> None:
+    check(service, ATTACKS[name], HOLD)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_clients_that_neither_send_nor_read_are_bounded(service: Victim, name: str) -> None:
+    check(service, ATTACKS[name], HOLD)
+
+
+@settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(REQUESTS)
+def test_no_body_stalls_the_event_loop(service: Victim, request_: tuple[str, bytes]) -> None:
+    check(service, partial(send, request=post(*request_)), HOLD)
+
+
+def test_clients_that_neither_send_nor_read_are_cut_off(attacked: Path) -> None:
+    with victim(attacked, CLIENT_TIMEOUT_SECONDS="0.5", TIMEOUT_MS="1000") as service:
+        for name in CUT_OFF:
+            assert "waiting" not in check(service, ATTACKS[name], hold=8).outcomes, name
+
+
+def test_requests_with_an_upgrade_are_answered(service: Victim) -> None:
+    assert check(service, ATTACKS["Upgrade: h2c"], HOLD).outcomes == {"200": 4}
+
+
+def test_an_aborted_upload_is_not_logged_as_an_error(
+    attacked: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with victim(attacked) as service:
+        check(service, ATTACKS["500 aborted uploads"], HOLD)
+    assert capfd.readouterr().err == ""
+
+
+def test_idle_connections_leave_file_descriptors_for_probes(attacked: Path) -> None:
+    with victim(attacked, open_files=128) as service:
+        check(service, ATTACKS["180 idle connections"], HOLD)
+
+
+def test_sigterm_ends_the_process_whatever_clients_do(attacked: Path) -> None:
+    with victim(attacked, DRAIN_SECONDS="1") as service:
+        assert service.end(within=11)["status"] == 0
