@@ -33,6 +33,7 @@ VALUES = tuple(f"value-{i:02d}" for i in range(100))
 _QUESTION = "高血压患者饮食上要注意什么？"
 _READ_BYTES = 1 << 18
 _DRIP_SECONDS = 0.2
+_SIP_BYTES = 1024
 # How long a client that sends waits for the answer [s].
 _PATIENCE = 60.0
 
@@ -140,6 +141,11 @@ async def _closed(reader: asyncio.StreamReader, seconds: float) -> str:
         return "waiting"
     except ConnectionError:
         pass
+    return _outcome(received)
+
+
+def _outcome(received: bytes) -> str:
+    """Returns the status of a response, of which only the first bytes are given."""
     return received.split(maxsplit=2)[1].decode() if b" " in received else "closed"
 
 
@@ -259,26 +265,35 @@ async def hold_unread(target: Target, clients: int) -> AsyncIterator[None]:
         yield
 
 
-async def _drip(
-    target: Target, clients: int, start: bytes, byte: bytes, *, reading: bool = False
-) -> Counter[str]:
-    """Sends, or reads, a byte at a time."""
+async def _drip(target: Target, clients: int, start: bytes, byte: bytes) -> Counter[str]:
+    """Sends the start of a request, then one byte at a time."""
+
+    async def client() -> str:
+        async with _connection(target) as (reader, writer):
+            writer.write(start)
+            ended = asyncio.create_task(_closed(reader, target.hold))
+            while not ended.done():
+                writer.write(byte)
+                await asyncio.sleep(_DRIP_SECONDS)
+            return await ended
+
+    return await _all(client() for _ in range(clients))
+
+
+async def _sip(target: Target, clients: int, request: bytes) -> Counter[str]:
+    """Reads the response 1 KiB at a time."""
 
     async def client() -> str:
         async with _connection(target, buffer=1) as (reader, writer):
-            writer.write(start)
-            ended = asyncio.create_task(_closed(reader, target.hold))
-            if reading:
-                ended.cancel()
-            loop = asyncio.get_running_loop()
-            end = loop.time() + target.hold
-            while loop.time() < end and (reading or not ended.done()):
-                if not reading:
-                    writer.write(byte)
-                elif not await reader.read(1):
-                    return "closed"
-                await asyncio.sleep(_DRIP_SECONDS)
-            return "waiting" if reading else await ended
+            writer.transport.max_size = _SIP_BYTES  # type: ignore[attr-defined]
+            writer.write(request)
+            received = b""
+            with suppress(ConnectionError):
+                async with asyncio.timeout(target.hold):
+                    while part := await reader.read(_SIP_BYTES):
+                        received = (received + part)[:64]
+                        await asyncio.sleep(_DRIP_SECONDS)
+            return _outcome(received)
 
     return await _all(client() for _ in range(clients))
 
@@ -339,12 +354,10 @@ ATTACKS: Mapping[str, Attack] = {
     "Upgrade: h2c": partial(send, request=post("/search", _SEARCH, *_UPGRADE), clients=4),
     "30 clients that do not read": partial(_unread, clients=30, request=_UNREAD),
     "100 clients that do not read": partial(_unread, clients=100, request=_UNREAD),
-    "100 clients that read slowly": partial(
-        _drip, clients=100, start=_UNREAD, byte=b"", reading=True
-    ),
+    "100 clients that read slowly": partial(_sip, clients=100, request=_UNREAD),
     "100 slow heads": partial(_drip, clients=100, start=b"GET / HTTP/1.1\r\nX: ", byte=b"a"),
     "100 slow bodies": partial(
-        _drip, clients=100, start=post("/search", b" " * (1 << 20))[: -(1 << 20)], byte=b" "
+        _drip, clients=100, start=_head("POST", "/search", "Content-Length: 1000000"), byte=b" "
     ),
     "180 idle connections": partial(_idle, clients=180),
     "500 aborted uploads": partial(_abort, clients=500),

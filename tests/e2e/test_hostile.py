@@ -14,9 +14,10 @@ from tests.e2e.fuzz import REQUESTS, check
 pytestmark = pytest.mark.e2e
 
 # How long clients hold connections that do not send or do not read [s].
-HOLD = 3.0
+HOLD = 2.0
 QUICK = [name for name in ATTACKS if "1,024 KiB" not in name]
 HELD = [name for name in ATTACKS if "clients" in name or "slow" in name or "pipelined" in name]
+CUT_OFF = ("100 clients that do not read", "100 slow heads", "100 slow bodies")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,12 @@ def test_clients_that_neither_send_nor_read_are_bounded(service: Victim, name: s
 @given(REQUESTS)
 def test_no_body_stalls_the_event_loop(service: Victim, request_: tuple[str, bytes]) -> None:
     check(service, partial(send, request=post(*request_)), HOLD)
+
+
+def test_clients_that_neither_send_nor_read_are_cut_off(attacked: Path) -> None:
+    with victim(attacked, CLIENT_TIMEOUT_SECONDS="0.5", TIMEOUT_MS="1000") as service:
+        for name in CUT_OFF:
+            assert "waiting" not in check(service, ATTACKS[name], hold=8).outcomes, name
 
 
 def test_requests_with_an_upgrade_are_answered(service: Victim) -> None:
