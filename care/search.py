@@ -156,7 +156,7 @@ class SearchIndex:
             batch = checked[start : start + _BATCH]
             vectors = self._encoder.encode([query.text for query in batch]).vectors
             results = (index.search(*each) for each in zip(batch, vectors, strict=True))
-            hits += [result.hits for result in results]
+            hits += [list(result.hits) for result in results]
         return hits
 
     def documents(self) -> Iterator[Document]:

@@ -1,15 +1,15 @@
 """Locks of folders between processes; a lock names the process that holds it."""
 
+import json
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-
-from pydantic import BaseModel, ValidationError
 
 from core.errors import CareError
 
@@ -19,20 +19,21 @@ LOCK = ".lock"
 _PAUSE = 0.02
 
 
-class LockHolder(BaseModel):
+@dataclass(frozen=True, slots=True)
+class LockHolder:
     """The process that holds a lock, as written in the lock file.
 
     Attributes:
         pid: Its process id.
         host: Its host; the name of its container, if it runs in one.
         command: What it does.
-        since: When it took the lock.
+        since: When it took the lock, in UTC and ISO 8601.
     """
 
     pid: int
     host: str
     command: str
-    since: datetime
+    since: str
 
 
 @contextmanager
@@ -59,10 +60,9 @@ def exclusive(folder: Path, command: str, name: str = LOCK, *, wait: float = 0.0
             raise _error(folder, lock_holder(path))
         time.sleep(_PAUSE)
     try:
-        me = LockHolder(
-            pid=os.getpid(), host=socket.gethostname(), command=command, since=datetime.now(UTC)
-        )
-        _write(descriptor, me.model_dump_json() + "\n")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        me = LockHolder(os.getpid(), socket.gethostname(), command, now)
+        _write(descriptor, json.dumps(asdict(me)) + "\n")
         yield
     finally:
         _write(descriptor, "")
@@ -75,8 +75,10 @@ def lock_holder(path: Path) -> LockHolder | None:
     The file is only read: a process on another host is not known to be alive.
     """
     try:
-        holder = LockHolder.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        facts = json.loads(path.read_bytes())
+        texts = (str(facts[name]) for name in ("host", "command", "since"))
+        holder = LockHolder(int(facts["pid"]), *texts)
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     if holder.host == socket.gethostname():
         try:
@@ -121,9 +123,9 @@ def _write(descriptor: int, content: str) -> None:
 def _error(folder: Path, holder: LockHolder | None) -> CareError:
     if holder is None:
         return CareError.at(folder, "is locked by another process: wait until it ends", "locked")
-    fields = holder.model_dump(mode="json")
+    fields = asdict(holder)
     reason = (
         f"is locked by process {holder.pid} on host {holder.host} ({holder.command}, since "
-        f"{holder.since:%Y-%m-%d %H:%M:%S} UTC): wait until it ends"
+        f"{holder.since}): wait until it ends"
     )
     return CareError.at(folder, reason, "locked", **fields)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from core import documents, filters
 from core.canaries import check_canaries
-from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import IndexVersionError
@@ -23,7 +22,6 @@ from core.filters import FilterReader
 from core.locks import exclusive
 from core.manifest import (
     SCHEMA_VERSION,
-    Chunking,
     CorpusRecord,
     FileRecord,
     IndexManifest,
@@ -36,9 +34,11 @@ from core.text import normalize_text
 from core.versions import MANIFEST, current_version, index_folder, read_manifest, with_version
 from indexer.chunking import Chunker
 from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
-from indexer.encoding import EncodingSummary, Executor, LocalExecutor, VectorCache, encode_corpus
+from indexer.encoding import EncodingSummary, LocalExecutor, VectorCache, encode_corpus
 from indexer.failures import failed_documents, max_failed
 from indexer.locks import BUILD_WAIT, building
+from indexer.options import DEFAULT_RECALL
+from indexer.options import BuildOptions as BuildOptions
 from indexer.publication import new_version, publish, remove_left_overs
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
@@ -48,65 +48,16 @@ from indexer.staging import (
     write_version,
 )
 from indexer.versions import verify_version
-from stores.base import NewVectors, SearchChoice, StoreName
+from stores.base import NewVectors, SearchChoice
 from stores.recall import RECALL_K
-from stores.registry import FAISS_ONLY, VectorStores, check_factory, default_factory
+from stores.registry import check_factory, default_factory
 
 FAILED = "failed.jsonl"
-DEFAULT_RECALL = 0.99
 
 _log = logging.getLogger(__name__)
 
 # Part of the build key: builds of another format of staging, shards or journal are not resumed.
 _BUILD_FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """Options of a build.
-
-    Attributes:
-        corpus: A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
-        name: Name of the index.
-        indexes: Folder of all indexes.
-        builds: Folder of all build folders.
-        factory: Index type as a FAISS factory string, or None to choose it by size.
-        recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
-            no parameters reach it, the best ones are used with a warning.
-        queries: JSONL file of held-out queries, or None to use first sentences of documents.
-        max_reject_rate: Maximum share of records that may be rejected.
-        shard_size: Texts per shard.
-        batch_size: Texts per call of the encoder.
-        threads: Threads of FAISS.
-        memory_gib: Memory limit for inverted lists and for the training sample [GiB].
-        progress: Whether to show progress bars.
-        chunking: How to split long documents, or None to index them as a whole.
-        store: Where to store the vectors.
-        stores: All stores that versions of the index may use.
-        executor: Runs the document encoder; None runs it in this process.
-        backend: Backend of the document encoder, for the manifest.
-        dtype: Requested dtype of the document encoder, for the manifest.
-    """
-
-    corpus: str
-    name: str
-    indexes: Path = DEFAULT_INDEXES
-    builds: Path = DEFAULT_BUILDS
-    factory: str | None = None
-    recall: float | None = None
-    queries: Path | None = None
-    max_reject_rate: float = 0.01
-    shard_size: int = 4096
-    batch_size: int = 32
-    threads: int = 1
-    memory_gib: float = 4.0
-    progress: bool = True
-    chunking: Chunking | None = None
-    store: StoreName = "faiss"
-    stores: VectorStores = FAISS_ONLY
-    executor: Executor | None = None
-    backend: str = "onnx"
-    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ def stage(
                     rejected += 1
                     continue
                 accepted += 1
-                fields.update(parts[0].metadata)
+                metadata = parts[0].metadata.items()
+                fields.update(name for name, value in metadata if value is not None)
                 if len(fields) > MAX_INDEX_FIELDS:
                     message = (
                         f"{location}: the corpus has more than {MAX_INDEX_FIELDS} different "

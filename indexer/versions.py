@@ -214,7 +214,7 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
             unused = key in deleted_keys or (base and base not in kept)
             if is_added or (unused and key not in kept_keys):
                 path.rename(hidden(builds, path.name, DELETED))
-                continue
-            for left in path.glob(".*"):
-                if left.name != LOCK:
-                    left.unlink()
+            else:
+                for left in path.glob(".*"):
+                    if left.name != LOCK:
+                        left.unlink()

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import schemas
+from service.answers import AnswerBudget
 from service.api_keys import ApiKey, ApiKeys, Role
 from service.engine import Engine
 from service.metrics import Metrics
@@ -36,6 +37,7 @@ class State:
     engine: Engine
     keys: ApiKeys
     limiter: RateLimiter | None
+    answers: AnswerBudget
 
 
 def get_state(request: Request) -> State:
@@ -141,6 +143,17 @@ class RequireRole(HTTPBearer):
         check_role(get_state(request), key, self._role, request.headers, client)
 
 
+class Anyone:
+    """Dependency: anyone may call the route, with a key if its path needs one."""
+
+    def __call__(self, request: Request) -> None:
+        """Accepts a request."""
+
+
+# Who may call a route: each has one of these as its dependency.
+Roles = (RequireRole, Anyone)
+
+
 def _is_open(path: str, settings: Settings) -> bool:
     if path == "/metrics":
         return settings.open_metrics
@@ -175,14 +188,22 @@ Timeout = Annotated[int | None, _header]
 
 
 @asynccontextmanager
-async def admitted(request: Request, queries: int, timeout_ms: int | None) -> AsyncIterator[float]:
+async def admitted(
+    request: Request, queries: int, timeout_ms: int | None, answer: int
+) -> AsyncIterator[float]:
     """Charges the rate limit of the key for queries, then yields the deadline of the request.
 
     The deadline is on the clock of the event loop [s]. The block is cancelled if the client
-    disconnects.
+    disconnects, and charges the budget of answers until it ends.
+
+    Args:
+        request: The request.
+        queries: Number of queries, or of texts to encode.
+        timeout_ms: The time-out that the client asks for [ms], if any.
+        answer: Estimated size of the answer [bytes].
 
     Raises:
-        RequestError: If the rate limit is exceeded.
+        RequestError: If the rate limit is exceeded, or the budget of answers.
     """
     state = get_state(request)
     key = getattr(request.state, "key", "anonymous")
@@ -199,6 +220,7 @@ async def admitted(request: Request, queries: int, timeout_ms: int | None) -> As
 
     watching = asyncio.get_running_loop().create_task(watch())
     try:
-        yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
+        with state.answers.charged(answer):
+            yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
     finally:
         watching.cancel()

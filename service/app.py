@@ -22,6 +22,7 @@ from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
 from service.access import RequireKey, State, is_loopback
+from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
 from service.cache import QueryKeys
 from service.engine import Engine
@@ -106,6 +107,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
+    answers = AnswerBudget(settings.max_answer_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -150,7 +152,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     )
     # It starts threads, which would keep the process alive if a later step failed.
     engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
-    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter)
+    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter, answers)
     return app
 
 
@@ -168,8 +170,8 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for router in ROUTERS:
-        app.include_router(router)
+    # Not by `include_router`, which wraps each route.
+    app.router.routes.extend(route for router in ROUTERS for route in router.routes)
     return app
 
 

@@ -1,115 +1,134 @@
-"""A route class that reads requests faster than FastAPI, from the same declarations.
+"""The class of all routes: from ASGI to the function of a route, and back.
 
-FastAPI resolves the parameters of a function for each request, which takes longer than everything
-that a search does on the event loop. `DirectRoute` resolves them once, when the route is created.
+FastAPI documents the routes from the declarations of their functions. Requests do not pass through
+it: it would resolve the parameters for each request, which takes longer than everything that a
+search does on the event loop.
 """
 
-import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, get_type_hints
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
-from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from fastapi.params import Depends
+from fastapi.routing import APIRoute, APIRouter
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from service.problems import RequestError
-from service.schemas import FieldError
+from service.access import Roles, get_state
+from service.body import parse_body, read_body, validated
 
-_MAX_ERRORS = 16
 # The parameters that a function can declare to FastAPI besides the request.
 _DECLARED = (
     *("path_params", "query_params", "header_params", "cookie_params", "body_params"),
     *("dependencies", "websocket_param_name", "http_connection_param_name"),
     *("response_param_name", "background_tasks_param_name", "security_scopes_param_name"),
 )
+_READ = ("path_params", "header_params", "body_params", "dependencies")
 
 
 class DirectRoute(APIRoute):
     """A route whose function takes the request, path parameters, headers and a JSON body.
 
-    The dependencies of the route and its router are called first; each takes the request only and
-    raises to reject it. Path, headers and body are read next. The return value is sent as JSON
-    unless it is a `Response`.
+    Its only dependency is one of `Roles`, which says who may call it and is checked first. Path,
+    headers and body are read next. The function returns a value, which is sent as JSON; JSON in
+    bytes; an asynchronous generator of the parts of JSON; or a `Response`. A generator is closed
+    when the last part is sent or the client is gone. Several parts are sent as they are made, each
+    when the client has room for it.
 
     Raises:
-        TypeError: If the function or a dependency declares a parameter that this class does not
-            read: OpenAPI would document it, and requests would ignore it.
+        TypeError: If no role is declared, or the function declares a parameter that this class does
+            not read: OpenAPI would document it, and requests would ignore it.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the function that handles a request; FastAPI calls this once."""
-        endpoint, dependant = self.endpoint, self.dependant
-        _check(dependant, "path_params", "header_params", "body_params", "dependencies")
-        dependencies = [_check(dependency) for dependency in dependant.dependencies]
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        dependant = self.dependant
+        _check(dependant, endpoint)
         hints = get_type_hints(endpoint, include_extras=True)
-        paths = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.path_params]
-        headers = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.header_params]
-        bodies = [(f.name, TypeAdapter(hints[f.name])) for f in dependant.body_params]
-        wants_request = dependant.request_param_name
+        self._admit = dependant.dependencies[0].call
+        self._paths = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.path_params]
+        # A header is text: `strict` would reject its numbers.
+        self._headers = [
+            (f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.header_params
+        ]
+        self._bodies = [(f.name, TypeAdapter(hints[f.name])) for f in dependant.body_params]
+        self._wants_request = dependant.request_param_name
+        self.app = self._serve
 
-        async def handle(request: Request) -> Response:
-            for dependency in dependencies:
-                dependency(request)
-            arguments: dict[str, Any] = {wants_request: request} if wants_request else {}
-            for name, alias, type_ in paths:
-                value = request.path_params[alias]
-                arguments[name] = _valid(type_.validate_python, value, alias)
-            for name, alias, type_ in headers:
-                if (value := request.headers.get(alias)) is not None:
-                    arguments[name] = _valid(type_.validate_python, value, alias)
-            for name, type_ in bodies:
-                arguments[name] = _read_body(type_, request.headers, await request.body())
-            result = await endpoint(**arguments)
-            if isinstance(result, Response):
-                return result
-            content = to_json(result, inf_nan_mode="null")
-            return Response(content, media_type="application/json")
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns a handler that fails: a router that includes this route would bypass `app`."""
 
-        return handle
+        async def fail(request: Request) -> Response:
+            raise TypeError("add routes of DirectRoute to the application itself")
+
+        return fail
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        assert self._admit
+        self._admit(request)
+        arguments: dict[str, Any] = {}
+        if self._wants_request:
+            arguments[self._wants_request] = request
+        for name, alias, type_ in self._paths:
+            arguments[name] = validated(type_, request.path_params[alias], alias)
+        for name, alias, type_ in self._headers:
+            if (value := request.headers.get(alias)) is not None:
+                arguments[name] = validated(type_, value, alias)
+        for name, type_ in self._bodies:
+            body, settings = await read_body(receive), get_state(request).settings
+            arguments[name] = await parse_body(type_, request.headers, body, settings)
+        result = await self.endpoint(**arguments)
+        if isinstance(result, Response):
+            await result(scope, receive, send)
+        elif isinstance(result, AsyncGenerator):
+            await _send_parts(result, send)
+        else:
+            content = result if isinstance(result, bytes) else to_json(result, inf_nan_mode="null")
+            await _send(content, send)
 
 
-def _check(dependant: Dependant, *read: str) -> Callable[..., Any]:
-    """Returns the function, which may declare only the request and the parameters in `read`."""
-    call = dependant.call
-    unread = [name for name in _DECLARED if name not in read and getattr(dependant, name)]
+def routes_for(role: Depends, prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
+    """Returns a router whose routes are open to a role."""
+    return APIRouter(
+        route_class=DirectRoute, dependencies=[role], prefix=prefix, tags=list(tags) or None
+    )
+
+
+def _check(dependant: Dependant, endpoint: Callable[..., Any]) -> None:
+    roles = [dependency.call for dependency in dependant.dependencies]
+    if len(roles) != 1 or not isinstance(roles[0], Roles):
+        raise TypeError(f"{endpoint} needs one dependency, the role that may call it: {roles}")
+    unread = [name for name in _DECLARED if name not in _READ and getattr(dependant, name)]
     if len(dependant.body_params) > 1:
         unread.append("a second body")
-    if not read and any(map(inspect.iscoroutinefunction, (call, type(call).__call__))):
-        unread.append("await")
-    if unread or call is None:
-        raise TypeError(f"{call} declares parameters that DirectRoute does not read: {unread}")
-    return call
+    if unread:
+        raise TypeError(f"{endpoint} declares parameters that DirectRoute does not read: {unread}")
 
 
-def _read_body(type_: TypeAdapter[Any], headers: Mapping[str, str], content: bytes) -> Any:
-    media_type = headers.get("content-type", "application/json").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
-        raise RequestError("unsupported_media_type", "the Content-Type is not application/json")
-    if not content:
-        raise _wrong("invalid_request", [{"type": "missing", "loc": (), "msg": "Field required"}])
-    return _valid(type_.validate_json, content)
+async def _send_parts(parts: AsyncGenerator[bytes, None], send: Send) -> None:
+    """Sends one part like any JSON, and several as a stream."""
+    async with aclosing(parts):
+        part = await anext(parts)
+        following = await anext(parts, None)
+        if following is None:
+            await _send(part, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [_JSON]})
+        while following is not None:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            part, following = following, await anext(parts, None)
+        await send({"type": "http.response.body", "body": part})
 
 
-def _valid(validate: Callable[[Any], Any], value: Any, *place: str) -> Any:
-    try:
-        return validate(value)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-    except ValueError:  # from the JSON parser, such as for numbers of too many digits
-        found = []
-    if not found or found[0]["type"] == "json_invalid":
-        invalid = {"type": "invalid_json", "loc": (), "msg": "is not valid JSON"}
-        raise _wrong("invalid_json", [invalid])
-    raise _wrong("invalid_request", found[:_MAX_ERRORS], *place)
+async def _send(content: bytes, send: Send) -> None:
+    headers = [(b"content-length", b"%d" % len(content)), _JSON]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
-def _wrong(code: str, found: Sequence[Mapping[str, Any]], *place: str) -> RequestError:
-    """Returns an error that names the invalid fields, without their values: one may be a query."""
-    errors = []
-    for fault in found:
-        field = ".".join(str(part)[:64] for part in (*place, *fault["loc"])) or "body"
-        errors.append(FieldError(field=field, code=fault["type"], message=fault["msg"]))
-    return RequestError(code, f"{errors[0].field}: {errors[0].message}", errors)
+_JSON = (b"content-type", b"application/json")

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,11 +25,15 @@ from stores.base import VectorStore
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache
 
+_T = TypeVar("_T")
+
 # Time-out of the search of a readiness check, and how long its success is reused [s].
 _CHECK_TIMEOUT = 5.0
 _CHECK_EVERY = 1.0
 # Lists of texts in several parts that are encoded at once; each takes a quarter of the queue.
 _LONG_LISTS = 2
+# Queries that are checked before the event loop handles other requests.
+_STEP = 4
 # Writes to Redis in flight; more are dropped, as a cache may lose entries.
 _MAX_WRITES = 64
 
@@ -101,15 +105,17 @@ class Engine:
         """
         started = time.perf_counter()
         index = self.index
-        queries = [
-            self._checked_query(index, query, f"queries.{i}." if batch else "")
-            for i, query in enumerate(queries)
-        ]
-        keys = [self._keys.key(query, index.identity) for query in queries]
+        checked: list[Query] = []
+        keys: list[bytes] = []
+        for i, query in enumerate(queries):
+            checked.append(self._checked_query(index, query, f"queries.{i}." if batch else ""))
+            keys.append(self._keys.key(checked[i], index.identity))
+            if i % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        requested = [_flight(index, queries[i], keys[i]) for i in missing]
+        requested = [_flight(index, checked[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
         shared = partial(self._look_up, self._redis, index) if self._redis else None
         others = [self._pipeline.run(index.fetch, known.values())] if known else []
@@ -177,6 +183,10 @@ class Engine:
                 raise RequestError("self_test_failed", message) from error
             self._metrics.ready.set(1)
             self._checked = now
+
+    def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
+        """Runs a function in a search thread."""
+        return self._pipeline.run(work, *arguments)
 
     def drain(self) -> None:
         """Makes readiness checks fail from now on; requests are still served."""

@@ -58,12 +58,13 @@ class RequestContext:
         state["path"] = scope["path"].removeprefix(scope.get("root_path", ""))
         state["arrived"] = asyncio.get_running_loop().time()
         status = 0
-        departed = False
+        gone = departed = False
 
         async def receive_or_depart() -> Message:
-            nonlocal departed
+            nonlocal gone, departed
             message = await receive()
-            departed |= message["type"] == "http.disconnect" and not status
+            if message["type"] == "http.disconnect":
+                gone, departed = True, departed or not status
             return message
 
         async def send_with_headers(message: Message) -> None:
@@ -81,7 +82,7 @@ class RequestContext:
             try:
                 await self._app(scope, receive_or_depart, send_with_headers)
             except (asyncio.CancelledError, ClientDisconnect):
-                if not departed:
+                if not gone:
                     raise
             except Exception as error:
                 fields = {"request_id": request_id, **describe(error)}

@@ -1,16 +1,12 @@
 """The routes that OpenAI's clients call: embeddings of queries, and the name of the model."""
 
 import asyncio
-import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
-from pydantic_core import to_json
-from starlette.responses import StreamingResponse
+from fastapi import Depends, Path, Request
 
 from core.errors import QueryError
-from core.types import FloatArray
 from core.vectors import truncate_normalize
 from service import schemas
 from service.access import (
@@ -22,20 +18,19 @@ from service.access import (
     get_state,
     problem_responses,
 )
-from service.direct_route import DirectRoute
+from service.answers import embeddings_json, sent_in_parts
+from service.direct_route import routes_for
 from service.problems import RequestError
 from service.query import check_text
 
-# Vectors written to the response, and texts checked, before the event loop handles other requests.
-# 16 vectors of 384 numbers take 4 ms to write as JSON.
+# Texts that are checked before the event loop handles other requests.
 _STEP = 16
+# Numbers of an answer that is made on the event loop: 4 ms.
+_SHORT = 8192
+# Size of a number as JSON [bytes].
+_NUMBER_BYTES = 20
 
-openai_routes = APIRouter(
-    prefix="/v1",
-    route_class=DirectRoute,
-    dependencies=[Depends(RequireRole("search"))],
-    tags=["OpenAI"],
-)
+openai_routes = routes_for(Depends(RequireRole("search")), prefix="/v1", tags=["OpenAI"])
 
 
 @openai_routes.post(
@@ -64,11 +59,29 @@ async def embeddings(
             await asyncio.sleep(0)
     batches = -(-len(texts) // state.settings.max_batch)
     timeout_ms = timeout_ms or state.settings.timeout_ms * batches
-    async with admitted(request, len(texts), timeout_ms) as deadline:
-        vectors, tokens = await state.engine.embed(texts, deadline)
-    vectors = truncate_normalize(vectors, body.dimensions or dimension)
-    content = _json_parts(vectors, state.pair, tokens, in_base64=body.encoding_format == "base64")
-    return StreamingResponse(content, media_type="application/json")
+    return _embeddings(request, body, texts, timeout_ms)
+
+
+async def _embeddings(
+    request: Request, body: schemas.EmbeddingsRequest, texts: list[str], timeout_ms: int
+) -> AsyncGenerator[bytes, None]:
+    """Yields the JSON of the response in parts; a short one is a single part."""
+    state = get_state(request)
+    engine = state.engine
+    most = engine.index.manifest.encoder.dimension
+    dimension = body.dimensions or most
+    size = _NUMBER_BYTES * dimension * len(texts)
+    async with admitted(request, len(texts), timeout_ms, size) as deadline:
+        vectors, tokens = await engine.embed(texts, deadline)
+        in_base64 = body.encoding_format == "base64"
+        if len(texts) * most <= _SHORT:
+            vectors = truncate_normalize(vectors, dimension)
+            yield b"".join(embeddings_json(vectors, state.pair, tokens, in_base64=in_base64))
+        else:
+            vectors = await engine.run(truncate_normalize, vectors, dimension)
+            pieces = embeddings_json(vectors, state.pair, tokens, in_base64=in_base64)
+            async for part in sent_in_parts(pieces, engine.run):
+                yield part
 
 
 @openai_routes.get(
@@ -120,24 +133,3 @@ def _check(body: schemas.EmbeddingsRequest, state: State, dimension: int) -> Non
     if body.dimensions and body.dimensions > dimension:
         message = f"is {body.dimensions}; the encoder has {dimension} dimensions"
         raise QueryError("dimensions", message, code="too_many_dimensions", limit=dimension)
-
-
-async def _json_parts(
-    vectors: FloatArray, model: str, tokens: int, *, in_base64: bool
-) -> AsyncIterator[bytes]:
-    """Yields an `EmbeddingsResponse`; the JSON of all vectors is never in memory at once."""
-    yield b'{"object":"list","data":['
-    for first in range(0, len(vectors), _STEP):
-        step = vectors[first : first + _STEP]
-        if in_base64:
-            values = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in step]
-        else:
-            values = step.tolist()
-        data = [
-            {"object": "embedding", "index": i, "embedding": value}
-            for i, value in enumerate(values, first)
-        ]
-        yield (b"," if first else b"") + to_json(data)[1:-1]
-        await asyncio.sleep(0)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    yield b"]," + to_json({"model": model, "usage": usage})[1:]

@@ -16,6 +16,12 @@ from service.metrics import Rejection
 from service.schemas import FieldError, OpenAIError, OpenAIProblem, Problem
 
 MEDIA_TYPE = "application/problem+json"
+# An error body lists at most this many errors, and has at most this size [bytes].
+_MAX_ERRORS = 16
+_MAX_BYTES = 4096
+# Fields and messages are cut to these many characters.
+_MAX_FIELD = 96
+_MAX_MESSAGE = 256
 
 _STATUSES = {
     "invalid_http": 400,
@@ -104,14 +110,22 @@ def problem_response(error: Exception, scope: Scope) -> Response:
         title=HTTPStatus(status).phrase,
         status=status,
         code=code,
-        detail=detail,
+        detail=detail[: _MAX_FIELD + _MAX_MESSAGE],
         request_id=scope["state"]["request_id"],
-        errors=list(errors),
+        errors=[_cut(each) for each in errors[:_MAX_ERRORS]],
     )
     if f"{scope['state']['path']}/".startswith("/v1/"):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = _OPENAI_TYPES.get(status, kind)
-        param, code = (errors[0].field, errors[0].code) if errors else (None, code)
-        error_object = OpenAIError(message=detail, type=kind, param=param, code=code)
+        first = problem.errors[0] if errors else None
+        param, code = (first.field, first.code) if first else (None, code)
+        error_object = OpenAIError(message=problem.detail, type=kind, param=param, code=code)
         problem = OpenAIProblem(**dict(problem), error=error_object)
-    return Response(problem.model_dump_json(), status, headers, MEDIA_TYPE)
+    while len(content := problem.model_dump_json().encode()) > _MAX_BYTES and problem.errors:
+        problem.errors.pop()
+    return Response(content, status, headers, MEDIA_TYPE)
+
+
+def _cut(error: FieldError) -> FieldError:
+    short = {"field": error.field[:_MAX_FIELD], "message": error.message[:_MAX_MESSAGE]}
+    return error.model_copy(update=short)

@@ -1,17 +1,19 @@
 """The routes for search, index, health and pages, on one router for each role."""
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
-from core.errors import QueryError
 from core.types import Query
 from service import schemas
 from service.access import (
     ENCODING_ERRORS,
+    Anyone,
     RequireRole,
     State,
     Timeout,
@@ -19,19 +21,16 @@ from service.access import (
     get_state,
     problem_responses,
 )
-from service.direct_route import DirectRoute
+from service.answers import are_short, search_json, sent_in_parts, size_of_hits
+from service.direct_route import routes_for
 from service.metrics import STAGES, Timings
 from service.search import LoadedIndex
 
 PAGE = Path(__file__).parent / "page"
 
-search_routes = APIRouter(
-    route_class=DirectRoute, dependencies=[Depends(RequireRole("search"))], tags=["search"]
-)
-admin_routes = APIRouter(
-    route_class=DirectRoute, dependencies=[Depends(RequireRole("admin"))], tags=["administration"]
-)
-public_routes = APIRouter(route_class=DirectRoute, tags=["monitoring"])
+search_routes = routes_for(Depends(RequireRole("search")), tags=["search"])
+admin_routes = routes_for(Depends(RequireRole("admin")), tags=["administration"])
+public_routes = routes_for(Depends(Anyone()), tags=["monitoring"])
 
 
 @search_routes.post(
@@ -41,8 +40,7 @@ public_routes = APIRouter(route_class=DirectRoute, tags=["monitoring"])
 )
 async def search(request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None) -> Any:
     """Returns the documents nearest to a query."""
-    (response,) = await _search(request, [body], timeout_ms, batch=False)
-    return response
+    return _search(request, [body], timeout_ms, batch=False)
 
 
 @search_routes.post(
@@ -54,11 +52,7 @@ async def search_batch(
     request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
 ) -> Any:
     """Searches for several queries in one index version; results are in the order of queries."""
-    limit = get_state(request).settings.max_batch
-    if len(body.queries) > limit:
-        message = f"contains {len(body.queries)} queries; the limit is {limit} (CARE_MAX_BATCH)"
-        raise QueryError("queries", message, code="batch_too_large", limit=limit)
-    return {"results": await _search(request, body.queries, timeout_ms, batch=True)}
+    return _search(request, body.queries, timeout_ms, batch=True)
 
 
 @search_routes.get(
@@ -115,32 +109,38 @@ async def api_page() -> FileResponse:
 
 async def _search(
     request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
-) -> list[dict[str, Any]]:
+) -> AsyncGenerator[bytes, None]:
+    """Yields the JSON of the response in parts; a short one is a single part."""
+    state = get_state(request)
+    engine = state.engine
     queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
-    async with admitted(request, len(queries), timeout_ms) as deadline:
-        index, results = await get_state(request).engine.search(queries, deadline, batch=batch)
-    slowest = (max(getattr(timings, stage) for _, timings in results) for stage in STAGES)
-    request.state.timings = Timings(*slowest)
-    chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
-    version = {"name": index.manifest.name, "version": index.manifest.version}
-    responses = []
-    for (result, timings), body in zip(results, bodies, strict=True):
-        fields = ("id", "score", "rank", "title", *dict.fromkeys(body.include), *chunk)
-        hits = [{name: getattr(hit, name) for name in fields} for hit in result.hits]
-        response = {"hits": hits, "index": version, "timings_ms": timings, "cached": result.cached}
-        responses.append(response)
-    return responses
+    longest = min(state.settings.max_top_k, engine.index.manifest.count)
+    size = size_of_hits(engine.index, sum(min(b.top_k, longest) for b in bodies))
+    async with admitted(request, len(queries), timeout_ms, size) as deadline:
+        index, results = await engine.search(queries, deadline, batch=batch)
+        slowest = (max(getattr(timings, stage) for _, timings in results) for stage in STAGES)
+        request.state.timings = Timings(*slowest)
+        short = are_short(result for result, _ in results)
+        included = [body.include for body in bodies]
+        pieces = search_json(index, results, included, batch=batch)
+        if short:
+            yield b"".join(pieces)
+        else:
+            async for part in sent_in_parts(pieces, engine.run):
+                yield part
 
 
-def _index_response(loaded: LoadedIndex, state: State) -> schemas.IndexResponse:
+def _index_response(loaded: LoadedIndex, state: State) -> bytes:
     manifest = loaded.manifest
-    return schemas.IndexResponse(
-        **dict(manifest),
+    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.filter_values}
+    # Not validated: its values are those of the loaded files.
+    response = schemas.IndexResponse.model_construct(
+        **fields,
         active=state.engine.served.is_active,
         pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
-        filters=loaded.filter_values,
         filter_field_count=len(loaded.filters.fields),
     )
+    return to_json(response)

@@ -1,11 +1,24 @@
-"""The HTTP contract: fields of requests and responses."""
+"""The HTTP contract: fields of requests and responses.
+
+Requests are validated with the settings of the service as context.
+"""
 
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
 from service.filter_schema import FilterField, FilterItem
 from service.metrics import Timings
@@ -15,8 +28,24 @@ Include = Literal["text", "metadata"]
 _QUESTION = "高血压患者饮食上要注意什么？"
 
 
+# Unknown fields of a request that are named in its error.
+_MAX_UNKNOWN = 16
+
+
 class _Request(BaseModel):
+    """A request body; lists and objects in it fail at their first fault, so that faults are few."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown(cls, body: object) -> object:
+        """Drops all unknown fields but the first, where there are many: each is an error."""
+        known = cls.model_fields
+        if not isinstance(body, dict) or len(body) <= len(known) + _MAX_UNKNOWN:
+            return body
+        unknown = islice((name for name in body if name not in known), _MAX_UNKNOWN)
+        return {name: body[name] for name in (*filter(body.__contains__, known), *unknown)}
 
 
 class SearchRequest(_Request):
@@ -39,11 +68,23 @@ class SearchRequest(_Request):
         description="Whether each document is returned once, by its best chunk. No effect on an "
         "index without chunks.",
     )
-    include: list[Include] = Field(
+    include: Annotated[list[Include], FailFast()] = Field(
         default_factory=lambda: list(get_args(Include)),
+        max_length=16,
         description="Optional fields of hits: text, metadata or both (the default). Hits always "
         "have id, score, rank and title.",
     )
+
+
+def _check_queries(queries: object, info: ValidationInfo) -> object:
+    """Checks the number of queries before they are validated."""
+    if not isinstance(queries, list) or not info.context:
+        return queries
+    limit = info.context.max_batch
+    if len(queries) > limit:
+        message = f"contains {len(queries)} queries; the limit is {limit} (CARE_MAX_BATCH)"
+        raise QueryError("queries", message, code="batch_too_large", limit=limit)
+    return queries
 
 
 class BatchRequest(_Request):
@@ -51,8 +92,7 @@ class BatchRequest(_Request):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"query": _QUESTION}]}]})
 
-    # Validation stops at the first error: a body of errors alone would take seconds and megabytes.
-    queries: Annotated[list[SearchRequest], FailFast()] = Field(
+    queries: Annotated[list[SearchRequest], FailFast(), BeforeValidator(_check_queries)] = Field(
         min_length=1, description="At most CARE_MAX_BATCH queries."
     )
 
@@ -129,7 +169,7 @@ class EmbeddingsRequest(_Request):
         description="The side of the pair that encodes the texts. The service loads the query "
         "encoder only; document is rejected with the code document_encoder_not_loaded.",
     )
-    model: str | None = Field(None, description="Name of the pair; may be omitted.")
+    model: str | None = Field(None, max_length=256, description="Name of the pair; may be omitted.")
     dimensions: int | None = Field(
         None,
         ge=1,
@@ -139,7 +179,7 @@ class EmbeddingsRequest(_Request):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="List of numbers, or base64 of little-endian float32."
     )
-    user: str | None = Field(None, description="Ignored.")
+    user: str | None = Field(None, max_length=256, description="Ignored.")
 
 
 class EmbeddingResponse(BaseModel):

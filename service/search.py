@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
+from core.types import Check, Document, FilterValue, FloatArray, Hit, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
@@ -28,6 +29,9 @@ from stores.faiss.store import FaissStore
 # to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# The documents of a result with more hits are read when they are accessed. In memory all at once,
+# those of a large batch would hold up the process for each garbage collection.
+_FEW_HITS = 64
 # Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
 # 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
 # its hit in any batch.
@@ -40,14 +44,14 @@ class QueryResult:
 
     Attributes:
         rows: Scores and rows, which caches store.
-        hits: The documents of the rows.
+        hits: The documents of the rows; many are read when they are accessed.
         search: Time to find the rows [s].
-        fetch: Time to read the documents [s].
+        fetch: Time to read the documents, or the ids of many [s].
         cached: Whether the rows come from a cache.
     """
 
     rows: ScoredRows
-    hits: list[Hit]
+    hits: Sequence[Hit]
     search: float
     fetch: float
     cached: bool
@@ -71,6 +75,11 @@ class LoadedIndex:
     filters: FilterReader
     vectors: Vectors
     filter_values: Mapping[str, Sequence[FilterValue]]
+
+    @property
+    def document_bytes(self) -> int:
+        """Mean size of a document or chunk in its file [bytes]."""
+        return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
 
     def search(self, query: Query, vector: FloatArray, check: Check = no_check) -> QueryResult:
         """Returns the hits of a query.
@@ -105,15 +114,48 @@ class LoadedIndex:
         return [self._read(rows, cached=True) for rows in found]
 
     def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
-        """Reads the documents of rows; equal scores are ordered by descending id."""
+        """Returns the hits of rows; equal scores are ordered by descending id."""
         started = time.perf_counter()
-        pairs = [(float(score), self.documents[int(row)]) for score, row in zip(*rows, strict=True)]
-        pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
-        hits = [
-            Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
-            for rank, (score, d) in enumerate(pairs, start=1)
-        ]
+        scored = zip(*rows, strict=True)
+        if len(rows[1]) > _FEW_HITS:
+            ids = self.documents.id
+            order = sorted(((float(s), ids(int(r)), int(r)) for s, r in scored), reverse=True)
+            hits: Sequence[Hit] = LazyHits(self.documents, [(s, row) for s, _, row in order])
+        else:
+            pairs = [(float(score), self.documents[int(row)]) for score, row in scored]
+            pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
+            hits = [_hit(d, score, rank) for rank, (score, d) in enumerate(pairs, start=1)]
         return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
+
+
+class LazyHits(Sequence[Hit]):
+    """Many hits, each read from the documents when it is accessed.
+
+    Args:
+        documents: The documents of the index.
+        found: Score and row of each hit, best first.
+    """
+
+    def __init__(self, documents: DocumentReader, found: Sequence[tuple[float, int]]) -> None:
+        self._documents = documents
+        self._found = found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, at: int) -> Hit: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Hit]: ...
+    def __getitem__(self, at: int | slice) -> Hit | list[Hit]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        score, row = self._found[at]
+        return _hit(self._documents[row], score, at % len(self) + 1)
+
+
+def _hit(d: Document, score: float, rank: int) -> Hit:
+    return Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
 
 
 def load_index(

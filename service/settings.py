@@ -34,7 +34,7 @@ class Settings(BaseSettings):
         env_prefix="CARE_", frozen=True, use_attribute_docstrings=True
     )
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
     max_body_bytes: AtLeast1 = 4_194_304
     """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
+    max_answer_bytes: AtLeast1 = 268_435_456
+    """Most bytes of answers that are being made or sent, estimated before the search: `top_k` times
+    the mean size of a document, for each query. A request that exceeds it gets 429. Answers below
+    64 KiB are not counted, and one answer alone may be larger."""
     max_header_bytes: int = Field(16_384, ge=1024)
     """Longest head of a request: request line and headers [bytes]. The request line may have 8192
     bytes, and a request 128 headers."""
@@ -142,6 +146,11 @@ class Settings(BaseSettings):
     503 and load balancers remove it [s]."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Lowest level of the log: debug, info, warning or error."""
+
+    @property
+    def max_values(self) -> int:
+        """Most JSON values of a request body: more than any valid request has."""
+        return max(self.max_batch * 2048, self.max_embeddings * 16)
 
     @property
     def encode_workers(self) -> int:

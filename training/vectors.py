@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from core.encoders import Role
 from core.files import publish, write_text
-from core.shards import ShardedVectors, complete_shards, ids_path, write_shard
+from core.shards import ShardedVectors, complete_shards, ids_path, vectors_path, write_shard
 from core.types import FloatArray, RowArray
 from training.data import Text
 from training.distributed import processes
@@ -22,6 +22,8 @@ from training.errors import TrainingError
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"
+
+_SHARD_ROWS = 65_536
 
 
 class VectorsRecord(BaseModel):
@@ -48,7 +50,7 @@ def compute(
     texts: Sequence[Text],
     prompts: Prompts,
     *,
-    shard: int = 65_536,
+    shard: int = _SHARD_ROWS,
     batch: int,
     precision: Precision,
 ) -> None:
@@ -106,8 +108,11 @@ def frozen_vectors(
             prompts = checkpoint.init.prompts
             compute(partial, checkpoint, rows, prompts, batch=batch, precision=precision)
             publish(partial, folder)
-    shards = [np.load(path, mmap_mode="r") for path in sorted(folder.glob("shard-*.npy"))]
-    return shards[0] if len(shards) == 1 else np.concatenate(shards)
+    if len(rows) <= _SHARD_ROWS:
+        vectors: FloatArray = np.load(vectors_path(folder, 0), mmap_mode="r")
+        return vectors
+    every = np.arange(len(rows))
+    return ShardedVectors(folder, _SHARD_ROWS, every).take(every)
 
 
 class TeacherVectors(ShardedVectors):

@@ -1,6 +1,7 @@
 """`care versions`: list, verify, switch, delete and migrate the versions of an index."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,11 +82,7 @@ def list_(
         locks[name] = holders(index_folder(indexes, name))
     facts = {
         "versions": [{**version_facts(manifest), "active": active} for active, manifest in found],
-        "locks": [
-            {"index": name, **holder.model_dump(mode="json")}
-            for name, by in locks.items()
-            for holder in by
-        ],
+        "locks": [{"index": name, **asdict(holder)} for name, by in locks.items() for holder in by],
     }
     show(facts, _listed(indexes, found, locks), as_json=json_)
 
@@ -189,8 +186,8 @@ def _listed(
             name = manifest.name
             yield name
             for holder in locks[name]:
-                since = f"since {holder.since:%Y-%m-%d %H:%M:%S} UTC"
-                yield f"  locked: {holder.command}, process {holder.pid} on {holder.host}, {since}"
+                process = f"process {holder.pid} on {holder.host}"
+                yield f"  locked: {holder.command}, {process}, since {holder.since}"
         rows = "chunks" if manifest.chunking else "documents"
         yield (
             f"  {'*' if active else ' '} {manifest.version}  {manifest.count:,} {rows}  "

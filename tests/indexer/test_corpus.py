@@ -222,7 +222,7 @@ def test_a_record_is_a_document_within_the_limits_or_a_reject(record: Any, ascii
     assert 0 < len(found.text) <= limits.MAX_TEXT_CHARS
     assert len(found.title) <= limits.MAX_TITLE_CHARS
     assert len(metadata) <= limits.MAX_METADATA_BYTES
-    assert len(found.metadata) <= limits.MAX_FIELDS
+    assert sum(value is not None for value in found.metadata.values()) <= limits.MAX_FIELDS
     for name, content in found.metadata.items():
         values = content if isinstance(content, list) else [content]
         assert len(name) <= limits.MAX_FIELD_NAME_CHARS
@@ -257,6 +257,15 @@ def test_parquet_and_jsonl_give_the_same_records(tmp_path: Path) -> None:
     from_jsonl = list(read_corpus([tmp_path / "c.jsonl"]))
     assert [content for _, content in from_parquet] == [content for _, content in from_jsonl]
     assert [place.line for place, _ in from_parquet] == list(range(1, 2501))
+
+
+def test_a_row_of_parquet_may_have_many_fields_that_are_null(tmp_path: Path) -> None:
+    rows = [{"_id": f"{i}", "text": "x", "metadata": {f"k{i}": i}} for i in range(150)]
+    kind = pa.struct([(f"k{i}", pa.int64()) for i in range(150)])
+    schema = pa.schema([("_id", pa.string()), ("text", pa.string()), ("metadata", kind)])
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "c.parquet")
+    documents = [content for _, content in read_corpus([tmp_path / "c.parquet"])]
+    assert all(isinstance(document, Document) for document in documents)
 
 
 def test_an_invalid_row_of_parquet_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:

@@ -1,34 +1,30 @@
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
+from starlette.routing import Mount
 
-from service.direct_route import DirectRoute
+from core.manifest import IndexManifest
+from service.access import Anyone, RequireRole
+from service.api_keys import ApiKeys
+from service.app import create_app
+from service.direct_route import DirectRoute, routes_for
+from service.problems import RequestError
+from service.settings import Settings
+from tests.encoders import BigramEncoder
+from tests.errors import raises
 
 
 class Body(BaseModel):
     text: str
 
 
-class RefusedError(Exception):
-    pass
-
-
-def refuse(request: Request) -> None:
-    if "let-me-in" not in request.headers:
-        raise RefusedError
-
-
-async def later(request: Request) -> None: ...
-
-
 def from_query(number: int) -> None: ...
-
-
-def nested(of: Annotated[None, Depends(refuse)]) -> None: ...
 
 
 async def body_only(body: Body) -> Any:
@@ -41,12 +37,13 @@ async def with_header(number: Annotated[int, Header(ge=1)] = 7) -> Any:
 
 def client_of(router: APIRouter) -> TestClient:
     app = FastAPI()
-    app.include_router(router)
+    app.state.service = SimpleNamespace(settings=Settings(host="0.0.0.0"), keys=ApiKeys.parse(""))
+    app.router.routes.extend(router.routes)
     return TestClient(app)
 
 
 def test_a_route_reads_path_headers_and_body() -> None:
-    router = APIRouter(route_class=DirectRoute)
+    router = routes_for(Depends(Anyone()))
 
     @router.post("/all/{name}")
     async def read(
@@ -62,25 +59,37 @@ def test_a_route_reads_path_headers_and_body() -> None:
     assert response["number"] == 3
 
 
-@pytest.mark.parametrize("where", ["router", "route"])
-def test_dependencies_are_called_wherever_they_are_declared(where: str) -> None:
-    declared = {"dependencies": [Depends(refuse)]}
-    router = APIRouter(route_class=DirectRoute, **(declared if where == "router" else {}))
-    router.add_api_route("/", body_only, methods=["POST"], **(declared if where == "route" else {}))
-    client = client_of(router)
-    with pytest.raises(RefusedError):
-        client.post("/", json={"text": "a"})
-    assert client.post("/", json={"text": "a"}, headers={"let-me-in": "1"}).status_code == 200
+@pytest.mark.parametrize("parts", [[b'{"a":1}'], [b'{"a"', b":", b"1}"]])
+def test_a_generator_is_sent_in_its_parts_and_then_closed(parts: list[bytes]) -> None:
+    closed = []
+
+    async def generate() -> AsyncGenerator[bytes, None]:
+        try:
+            for part in parts:
+                yield part
+        finally:
+            closed.append(True)
+
+    async def answer() -> Any:
+        return generate()
+
+    router = routes_for(Depends(Anyone()))
+    router.add_api_route("/", answer, methods=["GET"])
+    response = client_of(router).get("/")
+    assert response.json() == {"a": 1}
+    assert response.headers["content-type"] == "application/json"
+    assert ("content-length" in response.headers) == (len(parts) == 1)
+    assert closed == [True]
 
 
-def test_dependencies_are_called_before_anything_is_read() -> None:
-    router = APIRouter(route_class=DirectRoute, dependencies=[Depends(refuse)])
+def test_the_role_is_checked_before_anything_is_read() -> None:
+    router = routes_for(Depends(RequireRole("admin")))
     router.add_api_route("/", body_only, methods=["POST"])
     router.add_api_route("/header", with_header, methods=["GET"])
     client = client_of(router)
-    with pytest.raises(RefusedError):
+    with raises(RequestError, "no_admin_key"):
         client.post("/", content=b"no JSON")
-    with pytest.raises(RefusedError):
+    with raises(RequestError, "no_admin_key"):
         client.get("/header", headers={"number": "0"})
 
 
@@ -93,21 +102,46 @@ async def takes_two_bodies(one: Body, other: Body) -> None: ...
 async def takes_dependency(value: Annotated[None, Depends(from_query)]) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "dependencies"),
-    [
-        (takes_query, []),
-        (takes_two_bodies, []),
-        (takes_dependency, []),
-        (body_only, [Depends(from_query)]),
-        (body_only, [Depends(nested)]),
-        (body_only, [Depends(later)]),
-    ],
-)
-def test_a_parameter_that_a_route_does_not_read_is_an_error(
-    endpoint: Callable[..., Any], dependencies: list[Any]
-) -> None:
+@pytest.mark.parametrize("endpoint", [takes_query, takes_two_bodies, takes_dependency])
+def test_a_parameter_that_a_route_does_not_read_is_an_error(endpoint: Callable[..., Any]) -> None:
     """OpenAPI would document it, and the service ignore it."""
-    router = APIRouter(route_class=DirectRoute)
+    router = routes_for(Depends(Anyone()))
     with pytest.raises(TypeError):
-        router.add_api_route("/", endpoint, methods=["POST"], dependencies=dependencies)
+        router.add_api_route("/", endpoint, methods=["POST"])
+
+
+@pytest.mark.parametrize(
+    "dependencies", [[], [Depends(from_query)], [Depends(Anyone()), Depends(RequireRole("admin"))]]
+)
+def test_a_route_without_one_role_is_an_error(dependencies: list[Any]) -> None:
+    router = APIRouter(route_class=DirectRoute, dependencies=dependencies)
+    with pytest.raises(TypeError):
+        router.add_api_route("/", body_only, methods=["POST"])
+
+
+def test_a_route_that_a_router_includes_fails() -> None:
+    """FastAPI would serve it, without its limits."""
+    app = FastAPI()
+    router = routes_for(Depends(Anyone()))
+    router.add_api_route("/", body_only, methods=["POST"])
+    app.include_router(router)
+    with pytest.raises(TypeError):
+        TestClient(app).post("/", json={"text": "a"})
+
+
+def test_every_path_of_the_service_is_a_direct_route(
+    settings: Settings, manifest: IndexManifest
+) -> None:
+    """Other paths are files, and the OpenAPI document."""
+    routes = create_app(settings, BigramEncoder()).routes
+    direct = {route.path for route in routes if isinstance(route, DirectRoute)}
+    assert {"/search", "/search/batch", "/v1/embeddings", "/index/reload"} <= direct
+    others = [route for route in routes if not isinstance(route, DirectRoute)]
+    assert {route.path for route in others if isinstance(route, Mount)} == {
+        "/page",
+        "/page/swagger",
+    }
+    assert [getattr(route, "path", route) for route in others if not isinstance(route, Mount)] == [
+        "/openapi.json"
+    ]
+    assert not any(isinstance(route, APIRoute) for route in others)

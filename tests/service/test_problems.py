@@ -109,7 +109,7 @@ def test_errors_name_the_limit(client: TestClient) -> None:
         (b'{"query": "\xff"}', 400, "body", "invalid_json"),
         (b'{"query": "\\ud800"}', 400, "body", "invalid_json"),
         (b'{"query": "a", "filter": {"\\ud800": [1]}}', 400, "body", "invalid_json"),
-        (b"[" * 200_000, 400, "body", "invalid_json"),
+        (b"[" * 100_000, 400, "body", "invalid_json"),
         (b'{"query": "a", "top_k": ' + b"1" * 5000 + b"}", 400, "body", "invalid_json"),
     ],
 )
@@ -151,7 +151,7 @@ def test_an_invalid_batch_is_rejected(
 
 
 def test_validation_of_a_batch_stops_at_the_first_error(client: TestClient) -> None:
-    response = client.post("/search/batch", json={"queries": [{}] * 10_000})
+    response = client.post("/search/batch", json={"queries": [{}] * 64})
     assert_one_fault(response, "queries.0.query", "missing")
 
 

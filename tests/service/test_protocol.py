@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -476,3 +477,23 @@ def test_a_client_that_asks_is_told_to_send_its_body() -> None:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def test_a_body_of_tiny_chunks_does_not_hold_the_event_loop() -> None:
+    """In its processor time, which other processes do not change."""
+
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        sending = asyncio.create_task(client.send(CHUNKED + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"))
+        longest, loop = 0.0, asyncio.get_running_loop()
+        while not sending.done():
+            turn = loop.create_future()
+            started = time.thread_time()
+            loop.call_soon(turn.set_result, None)
+            await turn
+            longest = max(longest, time.thread_time() - started)
+        status, _, content = await client.answer()
+        assert (status, len(json.loads(content)["body"])) == (200, 200_000)
+        assert longest < 0.05
+
+    run(test)

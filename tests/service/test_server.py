@@ -2,9 +2,11 @@ import asyncio
 import io
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
@@ -28,6 +30,13 @@ def test_only_one_of_two_processes_listens_on_a_port() -> None:
     one.socket.close()
 
 
+def test_an_address_that_another_process_serves_is_not_available() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        host, port = other.getsockname()
+        with raises(CareError, "address_unavailable", host=host, port=port):
+            Listener(host, port)
+
+
 def test_connections_are_refused_before_listen() -> None:
     listener = Listener("127.0.0.1", 0)
     address = listener.socket.getsockname()
@@ -42,6 +51,46 @@ def test_an_ipv6_address_has_brackets_in_the_url() -> None:
     listener = Listener("::1", 0)
     assert listener.listen(8).startswith("http://[::1]:")
     listener.socket.close()
+
+
+BUSY = """
+import asyncio, signal, sys, threading, time
+import uvicorn
+from service import server
+from service.metrics import Metrics
+from service.settings import Settings
+
+def work():
+    print("busy", flush=True)
+    time.sleep(600)
+
+async def app(scope, receive, send):
+    await asyncio.to_thread(work)
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+server._END_CONNECTIONS, server._CANCEL_REQUESTS = 0.1, 1
+connections = server.make_connections(Settings(), Metrics(), 8)
+protocol = server.http_protocol(connections, Metrics())
+config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
+config.timeout_graceful_shutdown = server._CANCEL_REQUESTS
+deadline = threading.Timer(2, server._end_process)
+deadline.daemon = True
+listener = server.Listener("127.0.0.1", 0)
+end = listener.listen(8) + "\\n", deadline
+server.DrainingServer(config, connections, lambda: None, 0, *end).run(sockets=[listener.socket])
+"""
+
+
+@pytest.mark.e2e
+def test_a_busy_thread_does_not_keep_the_process_alive() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        url = urlsplit(process.stdout.readline().decode().strip())
+        with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert process.stdout.readline() == b"busy\n"
+            process.terminate()
+            assert process.wait(30) == 0
 
 
 class Drained:

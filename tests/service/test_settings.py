@@ -21,6 +21,7 @@ VALUES = [
     ("MAX_BATCH", "7", 7),
     ("MAX_EMBEDDINGS", "1000", 1000),
     ("MAX_BODY_BYTES", "8", 8),
+    ("MAX_ANSWER_BYTES", "9", 9),
     ("MAX_HEADER_BYTES", "4096", 4096),
     ("MAX_CONNECTIONS", "17", 17),
     ("MAX_UNSENT_BYTES", "18", 18),

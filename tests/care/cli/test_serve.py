@@ -47,6 +47,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
+        ("CARE_HOST", ""),
         ("CARE_PORT", "http"),
         ("CARE_PORT", "65536"),
         ("CARE_PORT", "-1"),

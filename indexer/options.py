@@ -1,0 +1,60 @@
+"""Options of builds and updates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
+from core.manifest import Chunking
+from indexer.encoding import Executor
+from stores.base import StoreName
+from stores.registry import FAISS_ONLY, VectorStores
+
+DEFAULT_RECALL = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Options of a build.
+
+    Attributes:
+        corpus: A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
+        name: Name of the index.
+        indexes: Folder of all indexes.
+        builds: Folder of all build folders.
+        factory: Index type as a FAISS factory string, or None to choose it by size.
+        recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
+            no parameters reach it, the best ones are used with a warning.
+        queries: JSONL file of held-out queries, or None to use first sentences of documents.
+        max_reject_rate: Maximum share of records that may be rejected.
+        shard_size: Texts per shard.
+        batch_size: Texts per call of the encoder.
+        threads: Threads of FAISS.
+        memory_gib: Memory limit for inverted lists and for the training sample [GiB].
+        progress: Whether to show progress bars.
+        chunking: How to split long documents, or None to index them as a whole.
+        store: Where to store the vectors.
+        stores: All stores that versions of the index may use.
+        executor: Runs the document encoder; None runs it in this process.
+        backend: Backend of the document encoder, for the manifest.
+        dtype: Requested dtype of the document encoder, for the manifest.
+    """
+
+    corpus: str
+    name: str
+    indexes: Path = DEFAULT_INDEXES
+    builds: Path = DEFAULT_BUILDS
+    factory: str | None = None
+    recall: float | None = None
+    queries: Path | None = None
+    max_reject_rate: float = 0.01
+    shard_size: int = 4096
+    batch_size: int = 32
+    threads: int = 1
+    memory_gib: float = 4.0
+    progress: bool = True
+    chunking: Chunking | None = None
+    store: StoreName = "faiss"
+    stores: VectorStores = FAISS_ONLY
+    executor: Executor | None = None
+    backend: str = "onnx"
+    dtype: str = "auto"

@@ -1,0 +1,152 @@
+"""Answers as JSON: made piece by piece, long ones outside of the event loop, within a budget."""
+
+import base64
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from pydantic_core import to_json
+
+from core.types import FloatArray
+from service.metrics import Timings
+from service.problems import RequestError
+from service.search import LoadedIndex, QueryResult
+
+# Answers below this size are made on the event loop and are not charged [bytes].
+SMALL = 1 << 16
+# Size of a hit besides its document [bytes].
+_HIT_BYTES = 128
+# Hits, and numbers of vectors, of one piece.
+_HITS = 16
+_NUMBERS = 4096
+
+# Runs a function in a thread.
+Run = Callable[..., Any]
+
+
+class AnswerBudget:
+    """Limits the size of all answers that are being made or sent.
+
+    Args:
+        limit: Largest sum of their sizes [bytes]; an answer alone may be larger.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.charged_bytes = 0
+
+    @contextmanager
+    def charged(self, size: int) -> Iterator[None]:
+        """Charges an answer of `size` bytes for the duration of the block.
+
+        Raises:
+            RequestError: If it exceeds the limit together with the answers in progress.
+        """
+        size = size if size >= SMALL else 0
+        if size and self.charged_bytes and self.charged_bytes + size > self._limit:
+            message = "too many long answers at once: retry later, or lower top_k"
+            raise RequestError("overloaded", message)
+        self.charged_bytes += size
+        try:
+            yield
+        finally:
+            self.charged_bytes -= size
+
+
+def are_short(results: Iterable[QueryResult]) -> bool:
+    """Returns whether the JSON of results takes the event loop less than some 2 ms."""
+    room = SMALL
+    for result in results:
+        room -= len(result.hits) * _HIT_BYTES
+        if room < 0:
+            return False
+        room -= sum(len(hit.text) for hit in result.hits)
+    return room >= 0
+
+
+def size_of_hits(index: LoadedIndex, hits: int) -> int:
+    """Returns an estimate of the size of hits with text as JSON [bytes]."""
+    return hits * (_HIT_BYTES + index.document_bytes)
+
+
+async def sent_in_parts(pieces: Iterator[bytes], run: Run) -> AsyncGenerator[bytes, None]:
+    """Yields JSON in parts of at least `SMALL` bytes, each made in a thread once it is wanted."""
+    while part := await run(_next_part, pieces):
+        yield part
+
+
+def _next_part(pieces: Iterator[bytes]) -> bytes:
+    part = bytearray()
+    while len(part) < SMALL and (piece := next(pieces, None)):
+        part += piece
+    return bytes(part)
+
+
+def search_json(
+    index: LoadedIndex,
+    results: list[tuple[QueryResult, Timings]],
+    included: Sequence[Iterable[str]],
+    *,
+    batch: bool,
+) -> Iterator[bytes]:
+    """Yields a `BatchResponse`, or the `SearchResponse` of its only result.
+
+    Args:
+        index: The index version that was searched.
+        results: The results; each is removed once its JSON is made.
+        included: The optional fields of the hits of each result.
+        batch: Whether to yield a `BatchResponse`.
+    """
+    chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
+    version = to_json({"name": index.manifest.name, "version": index.manifest.version})
+    separator = b'{"results":[' if batch else b""
+    results.reverse()
+    for include in included:
+        result, timings = results.pop()
+        fields = ("id", "score", "rank", "title", *dict.fromkeys(include), *chunk)
+        yield separator + b'{"hits":['
+        yield from _hits(result, fields)
+        cached = b"true" if result.cached else b"false"
+        tail = b'],"index":', version, b',"timings_ms":', to_json(timings), b',"cached":', cached
+        yield b"".join((*tail, b"}"))
+        separator = b","
+    if batch:
+        yield b"]}"
+
+
+def _hits(result: QueryResult, fields: Sequence[str]) -> Iterator[bytes]:
+    for first in range(0, len(result.hits), _HITS):
+        hits = [
+            {name: getattr(hit, name) for name in fields}
+            for hit in result.hits[first : first + _HITS]
+        ]
+        yield (b"," if first else b"") + to_json(hits, inf_nan_mode="null")[1:-1]
+
+
+def embeddings_json(
+    vectors: FloatArray, model: str, tokens: int, *, in_base64: bool
+) -> Iterator[bytes]:
+    """Yields an `EmbeddingsResponse` of vectors, float32 [n, dimension]."""
+    step = max(1, _NUMBERS // vectors.shape[1])
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    parts = (
+        _vectors(vectors[first : first + step], first, in_base64=in_base64)
+        for first in range(0, len(vectors), step)
+    )
+    return chain(
+        (b'{"object":"list","data":[',),
+        parts,
+        (b"]," + to_json({"model": model, "usage": usage})[1:],),
+    )
+
+
+def _vectors(vectors: FloatArray, first: int, *, in_base64: bool) -> bytes:
+    values: list[Any] = vectors.tolist()
+    if in_base64:
+        values = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    data = [
+        {"object": "embedding", "index": i, "embedding": value}
+        for i, value in enumerate(values, first)
+    ]
+    return (b"," if first else b"") + to_json(data)[1:-1]
