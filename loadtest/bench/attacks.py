@@ -348,7 +348,7 @@ REQUESTS: Mapping[str, Attack] = {
         for name, (start, item, end, size) in _STREAMS.items()
     },
     "64 × top_k 1000 with text": partial(send, request=batch(64, top_k=1000), clients=2),
-    "2048 texts": partial(send, request=post("/v1/embeddings", _TEXTS), clients=2),
+    "2048 texts": partial(send, request=post("/v1/embeddings", _TEXTS), clients=1),
     "repeated values of 16 fields": partial(
         send, request=post("/search", _REPEATED, "X-Request-Timeout-Ms: 1000"), clients=4
     ),

@@ -195,10 +195,11 @@ def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
 
 def run(options: HostileOptions) -> None:
     """Runs the chosen attacks and writes `hostile.json` after each."""
-    chosen = {name: attack for name, attack in ATTACKS.items() if options.only in name}
-    if not chosen:
-        message = f"no attack has '{options.only}' in its name: choose from {', '.join(ATTACKS)}"
-        raise CareError(message, code="unknown_scenario", scenarios=[options.only])
+    parts = options.only or [""]
+    if unknown := [part for part in parts if not any(part in name for name in ATTACKS)]:
+        message = f"no attack has '{unknown[0]}' in its name: choose from {'; '.join(ATTACKS)}"
+        raise CareError(message, code="unknown_scenario", scenarios=unknown)
+    chosen = {n: attack for n, attack in ATTACKS.items() if any(part in n for part in parts)}
     result: dict[str, Any] = {
         "benchmark": "hostile",
         "environment": results.describe(),

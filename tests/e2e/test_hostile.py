@@ -42,7 +42,7 @@ def test_clients_that_neither_send_nor_read_are_bounded(service: Victim, name: s
 
 
 @settings(
-    max_examples=100,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -55,7 +55,7 @@ def test_no_body_stalls_the_event_loop(service: Victim, request_: tuple[str, byt
 def test_clients_that_neither_send_nor_read_are_cut_off(attacked: Path) -> None:
     with victim(attacked, CLIENT_TIMEOUT_SECONDS="0.5", TIMEOUT_MS="1000") as service:
         for name in CUT_OFF:
-            assert "waiting" not in check(service, CONNECTIONS[name], hold=8).outcomes, name
+            assert "waiting" not in check(service, CONNECTIONS[name], hold=4).outcomes, name
 
 
 def test_requests_with_an_upgrade_are_answered(service: Victim) -> None:
