@@ -138,6 +138,7 @@ def check(service: Victim, attack: Attack, hold: float) -> Finding:
     for _ in range(_ATTEMPTS):
         found = service.suffer(attack, hold)
         assert found.probes_failed == 0, found
+        assert found.search == "200", found
         assert not {"500", "501", "502"} & found.outcomes.keys(), found
         assert found.rss_bytes["peak"] - found.rss_bytes["before"] <= _GROWTH_BYTES, found
         if found.callback_ms <= _CALLBACK_MS:
