@@ -167,7 +167,8 @@ class HostileOptions:
         float, Option(min=1, help="How long clients hold connections without reading [s].")
     ] = 20.0
     only: Annotated[
-        str, Option(metavar="TEXT", help="Attacks whose name contains this (default: all).")
-    ] = ""
+        list[str],
+        Option(metavar="TEXT", help="Attacks whose name contains this. May be repeated."),
+    ] = field(default_factory=list)
     cache: Cache = CACHE
     out: Out = RESULTS
