@@ -17,7 +17,6 @@ _ATTEMPTS = 3
 _GROWTH_BYTES = (256 << 20) + sum(
     Settings.model_fields[name].default for name in ("max_answer_bytes", "max_unsent_bytes")
 )
-)
 
 _NAMES = {
     "/search": ("query", "top_k", "filter", "min_score", "collapse", "include"),
