@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -31,8 +32,10 @@ from tests.indexer.builds import build_options
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.indexer.commands"])
 
+# Raised by encoders of tests before each batch.
+BATCH = "tests.batch"
 # Events at which a process can be killed or paused, if they concern the folder of the test.
-_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fcntl.flock"}
+_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fcntl.flock", BATCH}
 # Instead of 10 s: the other command is paused, so it does not release the lock.
 _WAIT = 0.1
 
@@ -149,7 +152,20 @@ def execute(folder: Path, command: Command, *, kill: int = 0) -> Outcome:
     return process.end()
 
 
-def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connection) -> None:
+def watch_points(
+    folder: Path, *, kill: int = 0, pause: int = 0, pipe: Connection | None = None
+) -> Callable[[], int]:
+    """Kills or pauses this process before an event that concerns a folder.
+
+    Args:
+        folder: The folder.
+        kill: Number of the event, from 1, before which the process gets SIGKILL; 0 for none.
+        pause: Number of the event before which the process sends None and waits for an answer.
+        pipe: Where it sends and waits.
+
+    Returns:
+        A function that returns the number of events so far.
+    """
     points = 0
 
     def see(event: str, arguments: tuple[Any, ...]) -> None:
@@ -159,14 +175,20 @@ def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connectio
         points += 1
         if points == kill:
             path = Path(str(arguments[0]))
+            # An unnamed file is opened by the name of its folder.
             if event == "open" and "w" in str(arguments[1]) and not path.is_dir():
                 # The worst case: the file is truncated and nothing is written yet.
                 path.write_bytes(b"")
             os.kill(os.getpid(), signal.SIGKILL)
-        if points == pause:
+        if points == pause and pipe:
             pipe.send(None)
             pipe.recv()
 
+    sys.addaudithook(see)
+    return lambda: points
+
+
+def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connection) -> None:
     locks.CHANGE_WAIT = locks.BUILD_WAIT = _WAIT
     _set_clock(timedelta(days=command.days))
     value = None
@@ -175,7 +197,7 @@ def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connectio
         nonlocal value
         value = perform(folder, command)
 
-    sys.addaudithook(see)
+    points = watch_points(folder, kill=kill, pause=pause, pipe=pipe)
     if command.room is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (command.room, resource.RLIM_INFINITY))
     errors = io.StringIO()
@@ -185,7 +207,7 @@ def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connectio
         code = error_code(errors.getvalue()) if status else ""
     except BaseException:
         status, code = 2, traceback.format_exc()
-    pipe.send(Outcome(status, value, code, points))
+    pipe.send(Outcome(status, value, code, points()))
 
 
 def _concerns(folder: Path, argument: Any) -> bool:

@@ -4,7 +4,9 @@ Each step runs one command in a process, or two at once, and compares the index 
 are read here without the functions under test where that is possible.
 """
 
+import atexit
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,6 +30,8 @@ from tests.indexer.builds import edit_manifest, to_schema_1
 from tests.indexer.commands import Command, Process, execute
 
 CORPORA = 3
+# In memory: files are flushed to disk hundreds of times in a sequence.
+_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # The errors of a command that another one disturbs.
 _RACES = {
     "build": {"locked"},
@@ -114,7 +118,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="life-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDER))
         self.index = self.folder / "indexes" / "test"
         self.model = Model([], {}, "")
         self.reader: LoadedIndex | None = None
@@ -272,7 +276,8 @@ class Life(RuleBasedStateMachine):
 @cache
 def _template() -> Path:
     """Returns a folder with corpora and an index of three versions; the clock was set back."""
-    folder = Path(tempfile.mkdtemp(prefix="life-template-"))
+    folder = Path(tempfile.mkdtemp(prefix="life-template-", dir=_FOLDER))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for number in range(CORPORA):
         write_jsonl(folder / f"corpus-{number}.jsonl", make_records(8 + number)[number:])
     versions = [
@@ -286,7 +291,7 @@ def _template() -> Path:
 @cache
 def points_of(name: str) -> int:
     """Returns the number of points of a command on the template."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
         shutil.copytree(_template(), folder, dirs_exist_ok=True)
         argument = {"activate": _read_lines(Path(folder, "order"))[0], "prune": 0}.get(name, 0)
         return execute(Path(folder), Command(name, argument)).points

@@ -1,6 +1,5 @@
 """Builds and updates in separate processes, which can be killed or paused at a chosen point."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,22 +12,11 @@ from indexer.build import build
 from indexer.update import Changes, active_manifest, update
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
+from tests.indexer.commands import BATCH, watch_points
 
 # Processes are forked from one that has imported all modules and has no threads.
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.indexer.processes"])
-
-# Events that change files; a process can be killed before each of them.
-_BATCH = "tests.batch"
-_EVENTS = {
-    "open",
-    "os.mkdir",
-    "os.remove",
-    "os.rename",
-    "shutil.copyfile",
-    "shutil.rmtree",
-    _BATCH,
-}
 
 Job = Callable[[Path, BigramEncoder], object]
 
@@ -88,7 +76,7 @@ class _AuditedEncoder(BigramEncoder):
         self._folder = folder
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        sys.audit(_BATCH, str(self._folder))
+        sys.audit(BATCH, str(self._folder))
         return super().encode(texts)
 
 
@@ -105,24 +93,10 @@ class _WaitingEncoder(BigramEncoder):
 
 
 def _work(job: Job, folder: Path, point: int | None, pipe: Connection | None) -> None:
-    seen = 0
-
-    def see(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal seen
-        if event in _EVENTS and str(arguments[0]).startswith(str(folder)):
-            seen += 1
-            if seen == point:
-                path = Path(str(arguments[0]))
-                # An unnamed file is opened by the name of its folder.
-                if event == "open" and "w" in str(arguments[1]) and not path.is_dir():
-                    # The worst case: the file is truncated and nothing is written yet.
-                    path.write_bytes(b"")
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(see)
+    points = watch_points(folder, kill=point or 0)
     job(folder, _AuditedEncoder(folder))
     if pipe:
-        pipe.send(seen)
+        pipe.send(points())
 
 
 def _wait(job: Job, folder: Path, pipe: Connection) -> None:
