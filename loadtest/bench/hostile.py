@@ -105,7 +105,7 @@ class Victim:
             outcomes = asyncio.run(attack(target))
         seconds = time.perf_counter() - started
         (search,) = asyncio.run(send(target, batch(1, top_k=3)))
-        loop = self._log.summary()
+        loop, after = self._log.summary(), self.server.rss()
         return Finding(
             outcomes=dict(sorted(outcomes.items())),
             search=search,
@@ -116,7 +116,7 @@ class Victim:
             probes=len(probes),
             probes_failed=probes.count(None),
             probe_ms=round(max((ms for ms in probes if ms is not None), default=0.0), 1),
-            rss_bytes={"before": before, "peak": max(rss), "after": self.server.rss()},
+            rss_bytes={"before": before, "peak": max(*rss, after), "after": after},
             processor_seconds=round(self.server.cpu() - worked, 2),
             seconds=round(seconds, 1),
         )

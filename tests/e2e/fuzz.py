@@ -12,8 +12,9 @@ from service.settings import Settings
 # The goal is 50 ms of processor time on an idle machine; clocks and caches of others vary.
 _CALLBACK_MS = 150.0
 _ATTEMPTS = 3
-# Answers that are being made, and their bytes that clients have not taken (docs/secure.md).
-_GROWTH_BYTES = sum(
+# Bodies that are received, answers that are made, and bytes that clients have not taken
+# (docs/serve-and-operate.md).
+_GROWTH_BYTES = (256 << 20) + sum(
     Settings.model_fields[name].default for name in ("max_answer_bytes", "max_unsent_bytes")
 )
 
