@@ -62,7 +62,7 @@ BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build bench-hostile $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
 PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 
@@ -73,7 +73,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile format docs image test-image clean
+.PHONY: help demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -171,6 +171,9 @@ bench-scale: $(SCALE) ## Recall@10 against speed of index types and libraries: V
 
 bench-start: $(TEST) ## Time from process start to ready, memory of a second process: VECTORS= (after bench-scale with as many)
 	$(CARE) bench start --vectors $(VECTORS) $(ARGS)
+
+bench-filters: $(TEST) ## Time to find the rows of a filter of many fields and values: ARGS='--rows 1000000'
+	$(CARE) bench filters $(ARGS)
 
 bench-build: $(TEST) ## Time and memory of each phase of a build with a null encoder: DOCUMENTS= ARGS=
 	$(CARE) bench build $(addprefix --documents ,$(DOCUMENTS)) $(ARGS)

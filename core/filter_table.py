@@ -15,6 +15,9 @@ from core.types import Check, FilterValue, RowArray, no_check
 
 FloatNumbers = NDArray[np.float64]
 
+# `json.dumps` would make an encoder for each value.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 # The first characters of JSON numbers, and the first character after them: the values of a field
 # are ordered as text, that is strings, numbers, false, true.
 _NUMBERS_FROM, _NUMBERS_TO = b"-", b":"
@@ -200,4 +203,4 @@ def encode_value(value: FilterValue) -> str:
     """Returns a value as it is written in the table: JSON, a whole float as an integer."""
     if isinstance(value, float):
         value = canonical_number(value)
-    return json.dumps(value, ensure_ascii=False)
+    return _encode(value)

@@ -10,6 +10,7 @@ from prometheus_client import Counter
 
 # Files that the service opens besides connections: a reload, Redis, Milvus, the log.
 _SPARE_FILES = 48
+_BACKLOG = 2048
 # What a client must take of a response within the time-out [bytes], if it is that long.
 _LEAST_TAKEN = 65_536
 
@@ -148,11 +149,15 @@ class Progress:
 def available_connections(most: int) -> tuple[int, int]:
     """Returns how many connections can be open, at most `most`, and how many may wait for `accept`.
 
-    Raises the soft limit of open files to the hard one, then counts what is left for connections.
+    Raises the soft limit of open files as far as needed and possible.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    free = hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - _SPARE_FILES
+    used = sum(1 for _ in Path("/proc/self/fd").iterdir()) + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = used + most + _BACKLOG
+    files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    free = max(2, files - used)
     # Connections that wait for `accept` may all be accepted before the first of them is refused.
-    backlog = max(1, min(2048, free // 4))
-    return max(1, min(most, free - backlog)), backlog
+    backlog = min(_BACKLOG, max(free - most, free // 4, 1))
+    return min(most, free - backlog), backlog

@@ -195,13 +195,18 @@ class Settings(BaseSettings):
         return self
 
 
+def known_variables() -> set[str]:
+    """Returns the names of all `CARE_*` variables that a command reads."""
+    return {f"CARE_{name}".upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+
+
 def check_variables() -> None:
     """Checks the names of all `CARE_*` variables.
 
     Raises:
         CareError: If a variable is unknown; the message names the nearest known one.
     """
-    known = {f"CARE_{name}".upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    known = known_variables()
     for name in sorted(os.environ.keys() - known):
         if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
             continue

@@ -54,6 +54,7 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["bench-start"], ["bench start"]),
         (["bench-build"], ["bench build"]),
         (["bench-hostile"], ["bench hostile"]),
+        (["bench-filters"], ["bench filters"]),
     ],
 )
 def test_a_target_runs_commands_that_parse(words: list[str], expected: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`care bench`: benchmarks of the service, of index types and of builds."""
+"""`care bench`: benchmarks of the service, of index types, builds and filters."""
 
 import inspect
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import typer
 from care.extras import require
 from loadtest.bench.options import (
     BuildBenchOptions,
+    FilterBenchOptions,
     HostileOptions,
     ScaleOptions,
     ServiceOptions,
@@ -19,7 +20,7 @@ from loadtest.bench.options import (
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the service, index types, starts and builds, from a checkout.",
+    help="Measure the service, index types, starts, builds and filters, from a checkout.",
 )
 
 
@@ -95,6 +96,15 @@ def start(options: StartOptions) -> None:
 def build(options: BuildBenchOptions) -> None:
     """Measure time and memory of each phase of a build, with an encoder that costs little."""
     from loadtest.bench.build import run
+
+    run(options)
+
+
+@app.command("filters")
+@_takes(FilterBenchOptions, "bench-filters")
+def filters(options: FilterBenchOptions) -> None:
+    """Measure the time to find the rows of a filter with many fields and values."""
+    from loadtest.bench.filters import run
 
     run(options)
 

@@ -56,10 +56,10 @@ class Target:
 Attack = Callable[[Target], Coroutine[Any, Any, Counter[str]]]
 
 
-def post(path: str, body: bytes, *headers: str) -> bytes:
+def post(path: str, body: bytes, *headers: str, connection: str = "close") -> bytes:
     """Returns a POST of JSON."""
-    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
-    return _head("POST", path, head, *headers) + body
+    length, kind = f"Content-Length: {len(body)}", "Content-Type: application/json"
+    return _head("POST", path, f"Connection: {connection}", length, kind, *headers) + body
 
 
 def batch(queries: int, **fields: Any) -> bytes:
@@ -329,14 +329,15 @@ async def _pipeline(target: Target, request: bytes, count: int, clients: int) ->
 
 
 _UNREAD = batch(24, top_k=1000)
-_UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
+_UPGRADE = ("Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
 _SEARCH = json.dumps({"query": _QUESTION}).encode()
 _REPEATED = json.dumps(
     {"query": _QUESTION, "filter": {field: [VALUES[0]] * 100 for field in FIELDS}}
 ).encode()
 _TEXTS = json.dumps({"input": [f"{_QUESTION}{i}" for i in range(2048)]}).encode()
 
-ATTACKS: Mapping[str, Attack] = {
+# Attacks whose requests are complete and whose responses are read.
+REQUESTS: Mapping[str, Attack] = {
     **{
         f"{name}, {size >> 10:,} KiB": partial(_body, name=name, size=size)
         for name in bodies(1 << 10)
@@ -347,11 +348,14 @@ ATTACKS: Mapping[str, Attack] = {
         for name, (start, item, end, size) in _STREAMS.items()
     },
     "64 × top_k 1000 with text": partial(send, request=batch(64, top_k=1000), clients=2),
-    "2048 texts": partial(send, request=post("/v1/embeddings", _TEXTS), clients=2),
+    "2048 texts": partial(send, request=post("/v1/embeddings", _TEXTS), clients=1),
     "repeated values of 16 fields": partial(
         send, request=post("/search", _REPEATED, "X-Request-Timeout-Ms: 1000"), clients=4
     ),
     "Upgrade: h2c": partial(send, request=post("/search", _SEARCH, *_UPGRADE), clients=4),
+}
+# Attacks with connections that do not send, do not read, or send without reading.
+CONNECTIONS: Mapping[str, Attack] = {
     "30 clients that do not read": partial(_unread, clients=30, request=_UNREAD),
     "100 clients that do not read": partial(_unread, clients=100, request=_UNREAD),
     "100 clients that read slowly": partial(_sip, clients=100, request=_UNREAD),
@@ -365,6 +369,7 @@ ATTACKS: Mapping[str, Attack] = {
         _pipeline, request=_head("GET", "/health/live"), count=20_000, clients=4
     ),
     "4,000 pipelined searches": partial(
-        _pipeline, request=post("/search", _SEARCH), count=4000, clients=4
+        _pipeline, request=post("/search", _SEARCH, connection="keep-alive"), count=4000, clients=4
     ),
 }
+ATTACKS = {**REQUESTS, **CONNECTIONS}

@@ -142,6 +142,22 @@ class BuildBenchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterBenchOptions:
+    """Options of `care bench filters`."""
+
+    rows: Annotated[int, Option(min=1, help="Number of rows.")] = 1_000_000
+    fields: Annotated[int, Option(min=1, max=16, help="Fields of the filter.")] = 16
+    values: Annotated[int, Option(min=1, max=100, help="Values of each field.")] = 100
+    distinct: Annotated[
+        list[int],
+        Option(min=1, metavar="NUMBER", help="Distinct values of a field. May be repeated."),
+    ] = field(default_factory=lambda: [100, 1000])
+    seed: Annotated[int, Option(help="Seed of the values.")] = 0
+    cache: Cache = CACHE
+    out: Out = RESULTS
+
+
+@dataclass(frozen=True, slots=True)
 class HostileOptions:
     """Options of `care bench hostile`."""
 
@@ -151,7 +167,8 @@ class HostileOptions:
         float, Option(min=1, help="How long clients hold connections without reading [s].")
     ] = 20.0
     only: Annotated[
-        str, Option(metavar="TEXT", help="Attacks whose name contains this (default: all).")
-    ] = ""
+        list[str],
+        Option(metavar="TEXT", help="Attacks whose name contains this. May be repeated."),
+    ] = field(default_factory=list)
     cache: Cache = CACHE
     out: Out = RESULTS

@@ -126,6 +126,7 @@ def tables(folder: Path) -> str:
         bench=next(iter(_read(folder, BENCH_NAME)), None),
         hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
         starts=_read(folder, "start-*.json"),
+        filters=_read(folder, "filters-*.json"),
         build=next(iter(_read(folder, BUILD_NAME)), None),
         scales=scale_results(folder),
     )

@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 
 from loadtest.bench.attacks import BODY_BYTES, FIELDS, VALUES, Attack
 from loadtest.bench.hostile import Finding, Victim
+from service.settings import Settings
 
 # The goal is 50 ms of processor time on an idle machine; clocks and caches of others vary.
 _CALLBACK_MS = 150.0
 _ATTEMPTS = 3
+# Bodies that are received, answers that are made, and bytes that clients have not taken
+# (docs/serve-and-operate.md).
+_GROWTH_BYTES = (256 << 20) + sum(
+    Settings.model_fields[name].default for name in ("max_answer_bytes", "max_unsent_bytes")
+)
 
 _NAMES = {
     "/search": ("query", "top_k", "filter", "min_score", "collapse", "include"),
@@ -125,7 +131,7 @@ def _bodies(route: str) -> st.SearchStrategy[tuple[str, bytes]]:
 
 
 # A route, and a body of at most 4 MiB.
-REQUESTS = st.one_of(*map(_bodies, _NAMES))
+BODIES = st.one_of(*map(_bodies, _NAMES))
 
 
 def check(service: Victim, attack: Attack, hold: float) -> Finding:
@@ -133,7 +139,9 @@ def check(service: Victim, attack: Attack, hold: float) -> Finding:
     for _ in range(_ATTEMPTS):
         found = service.suffer(attack, hold)
         assert found.probes_failed == 0, found
+        assert found.search == "200", found
         assert not {"500", "501", "502"} & found.outcomes.keys(), found
+        assert found.rss_bytes["peak"] - found.rss_bytes["before"] <= _GROWTH_BYTES, found
         if found.callback_ms <= _CALLBACK_MS:
             return found
     raise AssertionError(found)

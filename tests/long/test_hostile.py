@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, target
 
 from loadtest.bench.attacks import post, send
 from loadtest.bench.hostile import Victim, build_index, victim
-from tests.e2e.fuzz import REQUESTS, check
+from tests.e2e.fuzz import BODIES, check
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 @settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(REQUESTS)
+@given(BODIES)
 def test_no_body_stalls_the_event_loop(service: Victim, request_: tuple[str, bytes]) -> None:
     """The search for bodies is directed towards long callbacks."""
     target(check(service, partial(send, request=post(*request_)), hold=1).callback_ms)

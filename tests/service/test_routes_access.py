@@ -1,4 +1,5 @@
 import hashlib
+import logging
 from typing import Any, cast
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic import SecretStr
 
 from core.manifest import IndexManifest
 from service.app import create_app
+from service.logs import JsonFormatter
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.encoders import BigramEncoder
@@ -72,6 +74,16 @@ def test_every_other_path_needs_a_key_before_it_is_looked_up(
         closed.follow_redirects = False
         assert closed.request(method, path).status_code == 401
         assert closed.request(method, path, headers=bearer("asks")).status_code != 401
+
+
+def test_a_wrong_key_appears_nowhere(closed: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    response = closed.post("/search", json=QUERY, headers=bearer("care_mistyped"))
+    assert response.status_code == 401
+    lines = [JsonFormatter().format(r) for r in caplog.records if r.name == "care.service"]
+    assert lines
+    for text in (response.text, str(response.headers), closed.get("/metrics").text, *lines):
+        assert "mistyped" not in text
 
 
 def test_a_route_needs_a_key_unless_it_is_listed_as_open(

@@ -90,7 +90,10 @@ def test_a_busy_thread_does_not_keep_the_process_alive() -> None:
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert process.stdout.readline() == b"busy\n"
             process.terminate()
-            assert process.wait(30) == 0
+            try:
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
 
 
 class Drained:
