@@ -31,6 +31,8 @@ FIELDS = tuple(f"field-{i:02d}" for i in range(16))
 VALUES = tuple(f"value-{i:02d}" for i in range(100))
 
 _QUESTION = "高血压患者饮食上要注意什么？"
+# A field that takes long to decode.
+_ESCAPED = r'"f%06d":"eX\u0082vi\u0085*\u00bf&r\udaeb\udf60\u00fa"'
 _READ_BYTES = 1 << 18
 _DRIP_SECONDS = 0.2
 _SIP_BYTES = 1024
@@ -186,6 +188,7 @@ def bodies(size: int = BODY_BYTES) -> dict[str, tuple[str, bytes]]:
         "include of numbers": ("/search", filled(question + ',"include":[', "1", "]}")),
         "include of texts": ("/search", filled(question + ',"include":[', '"text"', "]}")),
         "unknown fields": ("/search", numbered(question + ",", '"f%06d":1', "}")),
+        "escaped fields": ("/search", numbered(question + ",", _ESCAPED, "}")),
         "repeated field": ("/search", filled(question + ",", '"query":"a"', "}")),
         "values of a filter": ("/search", filled(question + ',"filter":{"a":[', '"a"', "]}}")),
         "wrong values of a filter": ("/search", filled(question + ',"filter":{"a":[', "{}", "]}}")),
