@@ -60,11 +60,11 @@ async def parse_body(
         raise RequestError("unsupported_media_type", "the Content-Type is not application/json")
     if not body:
         raise invalid([{"type": "missing", "loc": (), "msg": "Field required"}])
-    most = settings.max_values
-    if len(body) > most:
-        if await has_more_values(body, most):
-            message = f"the request body has more than {most} values"
-            raise RequestError("body_too_long", message, limit=most)
+    values, names = settings.max_values, settings.max_names
+    if len(body) > names:
+        if await has_more(body, values, names):
+            message = f"the request body has more than {values} values or {names} names of fields"
+            raise RequestError("body_too_long", message, limit=values)
         await _pause(body)
     try:
         value = from_json(body, cache_strings="none")
@@ -75,24 +75,27 @@ async def parse_body(
     return validated(type_, value, context=settings)
 
 
-async def has_more_values(body: bytearray, most: int) -> bool:
-    """Returns whether a JSON text has more than `most` values, without parsing it.
+async def has_more(body: bytearray, values: int, names: int) -> bool:
+    """Returns whether a JSON text has more values or names of fields, without parsing it.
 
-    Commas and opening brackets outside of strings are counted. A text has at most one value more;
-    fewer only if it has empty lists or objects, which count twice.
+    Commas and opening brackets outside of strings are counted as values: a text has at most one
+    value more; fewer only if it has empty lists or objects, which count twice. Colons outside of
+    strings are counted as names.
     """
-    if _separators(body) <= most:
+    if _separators(body) <= values and body.count(b":") <= names:
         return False
     # Without escaped quotes, every second part between quotes is outside of strings.
     plain = body.replace(rb"\\", b"")
     await _pause(body)
     plain = plain.replace(rb"\"", b"")
-    found, in_string = 0, False
+    found_values, found_names, in_string = 0, 0, False
     for start in range(0, len(plain), _LONG):
         await _pause(body)
         parts = plain[start : start + _LONG].split(b'"')
-        found += _separators(b"".join(parts[in_string::2]))
-        if found > most:
+        outside = b"".join(parts[in_string::2])
+        found_values += _separators(outside)
+        found_names += outside.count(b":")
+        if found_values > values or found_names > names:
             return True
         in_string ^= len(parts) % 2 == 0
     return False

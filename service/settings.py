@@ -153,6 +153,11 @@ class Settings(BaseSettings):
         return max(self.max_batch * 2048, self.max_embeddings * 16)
 
     @property
+    def max_names(self) -> int:
+        """Most names of JSON fields in a request body: more than any valid request has."""
+        return self.max_batch * 128
+
+    @property
     def encode_workers(self) -> int:
         """Number of batches that are encoded at once; two saturate a GPU."""
         return max(1, self.threads // self.encode_threads) if self.provider == "cpu" else 2
