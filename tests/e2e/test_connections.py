@@ -92,7 +92,12 @@ def test_an_aborted_upload_is_no_error(indexes: Path, capfd: pytest.CaptureFixtu
 
 def test_sigterm_ends_the_service_whatever_clients_do(indexes: Path) -> None:
     """Clients that do not read, hang in a body or in a head, or idle; and a second signal."""
-    settings = {"CLIENT_TIMEOUT_SECONDS": "60", "TIMEOUT_MS": "60000", "CACHE_ENTRIES": "0"}
+    settings = {
+        "CLIENT_TIMEOUT_SECONDS": "60",
+        "TIMEOUT_MS": "60000",
+        "CACHE_ENTRIES": "0",
+        "MAX_ANSWER_BYTES": str(1 << 30),
+    }
     with ExitStack() as stack:
         running = stack.enter_context(service(indexes, **settings))
         url = running.url
