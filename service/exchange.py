@@ -121,6 +121,9 @@ class Exchange:
             raise RuntimeError(f"unexpected message {message['type']}")
         if not self.started:
             self.started = True
+            if self.expects_continue and self._more_body:
+                # The client may send its next request instead of the body.
+                self.keep_alive = False
             self._head = self._answer_head(message["status"], message.get("headers", ()))
             return
         body, more = message.get("body", b""), message.get("more_body", False)

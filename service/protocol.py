@@ -165,12 +165,10 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self.transport.writelines(parts)
-        if self._writable:
+        if writable := self._writable:
             self._connections.sending(self, sum(map(len, parts)))
             try:
-                # Null if the connection was just ended for the bytes of others.
-                if self._writable:
-                    await self._writable
+                await writable
             finally:
                 self._connections.sent(self)
 
@@ -291,7 +289,8 @@ class HttpProtocol(asyncio.Protocol):
         scope["headers"] = self._headers
         exchange = Exchange(self, scope, self._server_state.default_headers)
         exchange.keep_alive = version == "1.1" and self._keep_alive
-        exchange.expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
+        expects = fields.get(b"expect", b"").lower() == b"100-continue"
+        exchange.expects_continue = version == "1.1" and expects
         self._begin(exchange, self._app)
         return True
 

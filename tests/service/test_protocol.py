@@ -474,6 +474,17 @@ def test_a_client_that_asks_is_told_to_send_its_body() -> None:
     run(test)
 
 
+def test_a_body_that_the_client_need_not_send_is_not_read_from_its_next_request() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        early = b"POST /early HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+        status, fields, _ = await client.request(early + b"Content-Length: 60\r\n\r\n")
+        assert (status, fields["connection"]) == (200, "close")
+        assert await client.closed()
+
+    run(test)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
