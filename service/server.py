@@ -77,8 +77,8 @@ def serve(settings: Settings) -> None:
         server = DrainingServer(config, connections, *drain, line, deadline)
         server.run(sockets=[listener.socket])
     finally:
+        # Afterwards the interpreter waits for threads. If one is busy, the timer ends the process.
         engine.stop()
-        deadline.cancel()
 
 
 def make_connections(settings: Settings, metrics: Metrics, most: int) -> Connections:
