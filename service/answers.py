@@ -46,7 +46,7 @@ class AnswerBudget:
         size = size if size >= SMALL else 0
         if size and self.charged_bytes and self.charged_bytes + size > self._limit:
             message = "too many long answers at once: retry later, or lower top_k"
-            raise RequestError("overloaded", message)
+            raise RequestError("overloaded", message, rejection="answers")
         self.charged_bytes += size
         try:
             yield

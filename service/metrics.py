@@ -14,7 +14,7 @@ UNMATCHED = "unmatched"  # the label of all paths without a route: values must b
 DEPARTED = "499"  # the status of a request whose client disconnected before the response
 
 Tier = Literal["memory", "in_flight", "redis"]
-Rejection = Literal["key", "queue", "rate", "connections", "deadline", "departed"]
+Rejection = Literal["key", "queue", "answers", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "response", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
@@ -141,7 +141,7 @@ class Metrics:
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
-        for route, codes in {**statuses, UNMATCHED: [401, 404]}.items():
+        for route, codes in {**statuses, UNMATCHED: [400, 401, 404, 414, 431]}.items():
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))

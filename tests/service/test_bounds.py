@@ -217,6 +217,9 @@ def test_long_answers_are_limited_together(indexes: Path) -> None:
         second = await Exchange(BATCH, body).run(app)
         assert (second.status, second.code) == (429, "overloaded")
         assert int(second.headers["retry-after"]) >= 1
+        registry = app.state.service.metrics.registry
+        rejected = {"reason": "answers"}
+        assert registry.get_sample_value("care_rejections_total", rejected) == 1
         assert (await Exchange(SEARCH, encoded({"query": "发热"})).run(app)).status == 200
         reader.go_on.set()
         assert (await first).status == 200
