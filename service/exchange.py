@@ -63,7 +63,7 @@ class Exchange:
         self._chunked = False
 
     def receive_body(self, data: bytes) -> int:
-        """Keeps content until the application asks for it; returns the bytes that wait."""
+        """Keeps content until the application asks for it; returns the bytes that are kept."""
         if not self.complete and not self._disconnected:
             self._body += data
             self._arrived.set()
@@ -141,6 +141,7 @@ class Exchange:
             await self._connection.write(head, body)
         if not more and not self._disconnected:
             self.complete = True
+            self._body.clear()
             self._arrived.set()
             self._connection.answered()
 

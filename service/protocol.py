@@ -233,7 +233,7 @@ class HttpProtocol(asyncio.Protocol):
         """Gives the parser what has arrived, up to the end of one request."""
         while self._input and not self._discards:
             if self._exchange and not self._more_body:
-                # Of a request that the client sends before it has the last answer.
+                # The next request, which the client sends before it has the last answer.
                 if len(self._input) > _HIGH_WATER:
                     self._pause_reading()
                 return
@@ -256,7 +256,7 @@ class HttpProtocol(asyncio.Protocol):
             longest = f"request line and headers are longer than {most} bytes"
             return self._reject("headers_too_long", longest, limit=most)
         head = bytes(self._input[:size])
-        # A second opinion on where lines end, or a client that does not speak HTTP/1.1.
+        # Proxies disagree on whether a line feed alone ends a line. Methods begin with a letter.
         if head.count(b"\n") != head.count(b"\r\n") or (head and not head[:1].isalpha()):
             return self._reject_syntax()
         if found < 0:

@@ -341,6 +341,16 @@ def test_a_client_that_goes_on_sending_reads_the_refusal() -> None:
     run(test)
 
 
+def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        early = POST.replace(b"echo", b"early") + b"Content-Length: %d\r\n\r\n" % LARGE
+        assert (await client.request(early + bytes(LARGE)))[0] == 200
+        assert (await client.request(GET + b"\r\n"))[0] == 200
+
+    run(test)
+
+
 def test_clients_are_awaited_for_a_limited_time() -> None:
     async def test(server: Server) -> None:
         silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
