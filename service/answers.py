@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from core.types import FloatArray
 from service.metrics import Timings
 from service.problems import RequestError
-from service.search import LoadedIndex, QueryResult
+from service.search import LazyHits, LoadedIndex, QueryResult
 
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL = 1 << 16
@@ -46,7 +46,7 @@ class AnswerBudget:
         size = size if size >= SMALL else 0
         if size and self.charged_bytes and self.charged_bytes + size > self._limit:
             message = "too many long answers at once: retry later, or lower top_k"
-            raise RequestError("overloaded", message)
+            raise RequestError("overloaded", message, rejection="answers")
         self.charged_bytes += size
         try:
             yield
@@ -55,9 +55,14 @@ class AnswerBudget:
 
 
 def are_short(results: Iterable[QueryResult]) -> bool:
-    """Returns whether the JSON of results takes the event loop less than some 2 ms."""
+    """Returns whether the JSON of results takes the event loop less than some 2 ms.
+
+    Hits whose documents are still to be read are not short, as the disk may be slow.
+    """
     room = SMALL
     for result in results:
+        if isinstance(result.hits, LazyHits):
+            return False
         room -= len(result.hits) * _HIT_BYTES
         if room < 0:
             return False

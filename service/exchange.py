@@ -63,7 +63,7 @@ class Exchange:
         self._chunked = False
 
     def receive_body(self, data: bytes) -> int:
-        """Keeps content until the application asks for it; returns the bytes that wait."""
+        """Keeps content until the application asks for it; returns the bytes that are kept."""
         if not self.complete and not self._disconnected:
             self._body += data
             self._arrived.set()
@@ -121,6 +121,9 @@ class Exchange:
             raise RuntimeError(f"unexpected message {message['type']}")
         if not self.started:
             self.started = True
+            if self.expects_continue and self._more_body:
+                # The client may send its next request instead of the body.
+                self.keep_alive = False
             self._head = self._answer_head(message["status"], message.get("headers", ()))
             return
         body, more = message.get("body", b""), message.get("more_body", False)
@@ -138,6 +141,7 @@ class Exchange:
             await self._connection.write(head, body)
         if not more and not self._disconnected:
             self.complete = True
+            self._body.clear()
             self._arrived.set()
             self._connection.answered()
 

@@ -14,7 +14,7 @@ UNMATCHED = "unmatched"  # the label of all paths without a route: values must b
 DEPARTED = "499"  # the status of a request whose client disconnected before the response
 
 Tier = Literal["memory", "in_flight", "redis"]
-Rejection = Literal["key", "queue", "rate", "connections", "deadline", "departed"]
+Rejection = Literal["key", "queue", "answers", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "response", "value"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 5)
@@ -61,7 +61,7 @@ class Metrics:
         )
         self.ended_connections = counter(
             "care_connections_ended_total",
-            "Connections that the service ended because of their client, by reason.",
+            "Connections that the service ended before their clients did, by reason.",
             ["reason"],
         )
         self.rejections = counter(
@@ -98,6 +98,10 @@ class Metrics:
             "State of the circuit breaker of writes to Redis: 0 closed, 1 half open, 2 open.",
         )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
+        gauge(
+            "care_start_timestamp_seconds",
+            "Time at which the service started, or started again after bus_error.",
+        ).set_to_current_time()
         self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
         self.key_reloads = counter(
@@ -109,19 +113,19 @@ class Metrics:
         )
         self.index_info = gauge(
             "care_index_info",
-            "The active index version; always 1.",
+            "The served index version; always 1.",
             ["index", "version", "pair", "embedding_space"],
         )
         self.index_documents = gauge(
-            "care_index_documents", "Documents in the active index version."
+            "care_index_documents", "Documents in the served index version."
         )
         self.index_vectors = gauge(
             "care_index_vectors",
-            "Vectors in the active index version, one for each document or chunk.",
+            "Vectors in the served index version, one for each document or chunk.",
         )
         self.index_created = gauge(
             "care_index_created_timestamp_seconds",
-            "Time at which the active index version was built.",
+            "Time at which the served index version was built.",
         )
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
         for series, labels in (
@@ -137,7 +141,7 @@ class Metrics:
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
-        for route, codes in {**statuses, UNMATCHED: [401, 404]}.items():
+        for route, codes in {**statuses, UNMATCHED: [400, 401, 404, 414, 431]}.items():
             self.request_seconds.labels(route)
             for code in codes:
                 self.requests.labels(route, str(code))
@@ -153,7 +157,7 @@ class Metrics:
             self._stages[stage].observe(getattr(timings, stage) / 1000)
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
-        """Sets the metrics of the active index version."""
+        """Sets the metrics of the served index version."""
         labels = (manifest.name, manifest.version, pair, manifest.encoder.embedding_space)
         self.index_info.clear()
         self.index_info.labels(*labels).set(1)

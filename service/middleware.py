@@ -89,8 +89,9 @@ class RequestContext:
                 message = f"request {request_id} failed with {fields['error']}"
                 _LOG.error(message, extra={"fields": fields})
                 if status:
-                    raise
-                await problem_response(error, scope)(scope, receive, send_with_headers)
+                    status = 500  # the answer has begun; the server breaks it off
+                else:
+                    await problem_response(error, scope)(scope, receive, send_with_headers)
         self._report(scope, headers, DEPARTED if departed else str(status), started)
 
     def _report(self, scope: Scope, headers: Headers, status: str, started: float) -> None:

@@ -61,11 +61,16 @@ class RequestError(CareError):
     """
 
     def __init__(
-        self, code: str, message: str, errors: Sequence[FieldError] = (), **fields: Any
+        self,
+        code: str,
+        message: str,
+        errors: Sequence[FieldError] = (),
+        rejection: Rejection | None = None,
+        **fields: Any,
     ) -> None:
         super().__init__(message, code=code, **fields)
         self.status = _STATUSES[code]
-        self.rejection = _REJECTIONS.get(code)
+        self.rejection = rejection or _REJECTIONS.get(code)
         self.errors = errors
 
 

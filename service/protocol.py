@@ -165,12 +165,10 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self.transport.writelines(parts)
-        if self._writable:
+        if writable := self._writable:
             self._connections.sending(self, sum(map(len, parts)))
             try:
-                # Null if the connection was just ended for the bytes of others.
-                if self._writable:
-                    await self._writable
+                await writable
             finally:
                 self._connections.sent(self)
 
@@ -235,7 +233,7 @@ class HttpProtocol(asyncio.Protocol):
         """Gives the parser what has arrived, up to the end of one request."""
         while self._input and not self._discards:
             if self._exchange and not self._more_body:
-                # Of a request that the client sends before it has the last answer.
+                # The next request, which the client sends before it has the last answer.
                 if len(self._input) > _HIGH_WATER:
                     self._pause_reading()
                 return
@@ -258,7 +256,7 @@ class HttpProtocol(asyncio.Protocol):
             longest = f"request line and headers are longer than {most} bytes"
             return self._reject("headers_too_long", longest, limit=most)
         head = bytes(self._input[:size])
-        # A second opinion on where lines end, or a client that does not speak HTTP/1.1.
+        # Proxies disagree on whether a line feed alone ends a line. Methods begin with a letter.
         if head.count(b"\n") != head.count(b"\r\n") or (head and not head[:1].isalpha()):
             return self._reject_syntax()
         if found < 0:
@@ -291,7 +289,8 @@ class HttpProtocol(asyncio.Protocol):
         scope["headers"] = self._headers
         exchange = Exchange(self, scope, self._server_state.default_headers)
         exchange.keep_alive = version == "1.1" and self._keep_alive
-        exchange.expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
+        expects = fields.get(b"expect", b"").lower() == b"100-continue"
+        exchange.expects_continue = version == "1.1" and expects
         self._begin(exchange, self._app)
         return True
 

@@ -132,7 +132,7 @@ class ServedIndex:
             fields = {"old": old, "version": index.manifest.version}
             _LOG.info("index version loaded", extra={"fields": fields})
             self._record(error)
-            # Closing large files takes time, which the event loop does not have.
+            # Closing large files would block the event loop.
             with suppress(RuntimeError):  # the service ends
                 await loop.run_in_executor(self._loader, retired.clear)
             if error:

@@ -77,8 +77,8 @@ def serve(settings: Settings) -> None:
         server = DrainingServer(config, connections, *drain, line, deadline)
         server.run(sockets=[listener.socket])
     finally:
+        # Afterwards the interpreter waits for threads. If one is busy, the timer ends the process.
         engine.stop()
-        deadline.cancel()
 
 
 def make_connections(settings: Settings, metrics: Metrics, most: int) -> Connections:
@@ -162,7 +162,7 @@ class DrainingServer(uvicorn.Server):
     """Accepts requests for `drain_seconds` after the first signal, then completes those in flight.
 
     A second signal skips the wait; a third one, if it is SIGINT, aborts requests in flight. After
-    the wait, connections end after 6 s if their clients do not end them.
+    the wait, connections that are still open after 6 s end, with their requests.
 
     Args:
         config: Configuration of uvicorn.
@@ -213,7 +213,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Completes the requests in flight, as far as their clients allow it in time."""
+        """Completes the requests in flight; aborts those that take longer than 6 s."""
         self._deadline.start()
         ending = asyncio.get_running_loop().call_later(_END_CONNECTIONS, self._connections.end_all)
         await super().shutdown(sockets)

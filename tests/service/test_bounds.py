@@ -6,8 +6,9 @@ import json
 import logging
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from hypothesis import given
@@ -16,8 +17,10 @@ from pydantic_core import from_json, to_json
 
 from core.filters import FilterReader
 from indexer.build import BuildOptions, build
+from service.answers import are_short
 from service.app import create_app
 from service.body import has_more
+from service.search import LazyHits, QueryResult
 from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
@@ -184,6 +187,13 @@ def test_an_answer_is_the_same_in_one_part_and_in_several(
     assert (parts > 1) == bool(include)
 
 
+def test_documents_that_are_still_to_be_read_are_not_short() -> None:
+    """Whether an answer is short is asked on the event loop, which must not wait for a disk."""
+    rows = np.zeros(65, np.float32), np.zeros(65, np.int64)
+    unread = LazyHits(cast("Any", None), [(0.5, 0)] * 65)
+    assert not are_short([QueryResult(rows, unread, search=0, fetch=0, cached=False)])
+
+
 class Reader:
     """A client that stops reading at the second part of a response."""
 
@@ -208,6 +218,9 @@ def test_long_answers_are_limited_together(indexes: Path) -> None:
         second = await Exchange(BATCH, body).run(app)
         assert (second.status, second.code) == (429, "overloaded")
         assert int(second.headers["retry-after"]) >= 1
+        registry = app.state.service.metrics.registry
+        rejected = {"reason": "answers"}
+        assert registry.get_sample_value("care_rejections_total", rejected) == 1
         assert (await Exchange(SEARCH, encoded({"query": "发热"})).run(app)).status == 200
         reader.go_on.set()
         assert (await first).status == 200

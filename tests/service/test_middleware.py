@@ -38,6 +38,19 @@ async def handle(app: Any, client: Client) -> None:
     await app(scope, client.receive, client.send)
 
 
+def test_an_answer_that_breaks_off_counts_as_an_error() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise OSError("the disk fails")
+
+    metrics = Metrics()
+    client = Client(0)
+    asyncio.run(handle(RequestContext(app, metrics, None), client))
+    assert (client.status, client.code) == (200, None)
+    labels = {"route": "unmatched", "status": "500"}
+    assert metrics.registry.get_sample_value("care_http_requests_total", labels) == 1
+
+
 def test_the_bodies_in_memory_are_limited_together() -> None:
     """Three requests with bodies of 100 MiB: the third is rejected until one has ended."""
     read = asyncio.Semaphore(0)

@@ -341,6 +341,16 @@ def test_a_client_that_goes_on_sending_reads_the_refusal() -> None:
     run(test)
 
 
+def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        early = POST.replace(b"echo", b"early") + b"Content-Length: %d\r\n\r\n" % LARGE
+        assert (await client.request(early + bytes(LARGE)))[0] == 200
+        assert (await client.request(GET + b"\r\n"))[0] == 200
+
+    run(test)
+
+
 def test_clients_are_awaited_for_a_limited_time() -> None:
     async def test(server: Server) -> None:
         silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
@@ -470,6 +480,17 @@ def test_a_client_that_asks_is_told_to_send_its_body() -> None:
         assert await client.status() == 100
         status, _, content = await client.request(b"hello")
         assert (status, json.loads(content)["body"]) == (200, "hello")
+
+    run(test)
+
+
+def test_a_body_that_the_client_need_not_send_is_not_read_from_its_next_request() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        early = b"POST /early HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+        status, fields, _ = await client.request(early + b"Content-Length: 60\r\n\r\n")
+        assert (status, fields["connection"]) == (200, "close")
+        assert await client.closed()
 
     run(test)
 

@@ -53,39 +53,42 @@ def test_an_ipv6_address_has_brackets_in_the_url() -> None:
     listener.socket.close()
 
 
+# A service whose application is replaced; a request occupies a thread of {executor}.
 BUSY = """
-import asyncio, signal, sys, threading, time
-import uvicorn
+import asyncio, time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from fastapi import FastAPI
 from service import server
 from service.metrics import Metrics
 from service.settings import Settings
+
+app, pool = FastAPI(), ThreadPoolExecutor(1)
+engine = SimpleNamespace(drain=lambda: None, stop=lambda: None)
+app.state.service = SimpleNamespace(engine=engine, metrics=Metrics())
 
 def work():
     print("busy", flush=True)
     time.sleep(600)
 
-async def app(scope, receive, send):
-    await asyncio.to_thread(work)
+@app.get("/")
+async def busy():
+    await asyncio.get_running_loop().run_in_executor({executor}, work)
 
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-server._END_CONNECTIONS, server._CANCEL_REQUESTS = 0.1, 1
-connections = server.make_connections(Settings(), Metrics(), 8)
-protocol = server.http_protocol(connections, Metrics())
-config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
-config.timeout_graceful_shutdown = server._CANCEL_REQUESTS
-deadline = threading.Timer(2, server._end_process)
-deadline.daemon = True
-listener = server.Listener("127.0.0.1", 0)
-end = listener.listen(8) + "\\n", deadline
-server.DrainingServer(config, connections, lambda: None, 0, *end).run(sockets=[listener.socket])
+server.create_app = lambda settings: app
+server._END_CONNECTIONS, server._CANCEL_REQUESTS, server._END_PROCESS = 0.1, 1, 2
+server.serve(Settings(port=0))
 """
 
 
 @pytest.mark.e2e
-def test_a_busy_thread_does_not_keep_the_process_alive() -> None:
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+@pytest.mark.parametrize("executor", ["None", "pool"])
+def test_a_busy_thread_does_not_keep_the_process_alive(executor: str) -> None:
+    """Neither asyncio nor, at its end, the interpreter waits for it."""
+    command = [sys.executable, "-c", BUSY.format(executor=executor)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        url = urlsplit(process.stdout.readline().decode().strip())
+        url = urlsplit(process.stdout.readline().decode().split()[-1])
         with socket.create_connection((url.hostname, url.port), timeout=30) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert process.stdout.readline() == b"busy\n"
