@@ -91,7 +91,8 @@ def writing_in(folder: Path) -> Iterator[None]:
 def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a hidden folder that is renamed to `folder` when the block succeeds.
 
-    After an error, `folder` is unchanged. What a killed process left is removed.
+    After an error, `folder` is unchanged. What a killed process left is removed; a folder that it
+    was replacing is put back.
 
     Raises:
         CareError: If `folder` exists and `replace` is false, another process writes it, or a file
@@ -101,15 +102,19 @@ def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     lock = f".{folder.name}.lock"
     with writing_in(folder), exclusive(folder.parent, f"write {folder.name}", lock):
         try:
+            if earlier.exists() and not folder.exists():
+                earlier.rename(folder)
             if folder.exists() and not replace:
                 raise CareError.at(folder, "already exists: choose another folder", "folder_exists")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             yield temporary
+            sync_folder(temporary)
             if replace and folder.exists():
                 shutil.rmtree(earlier, ignore_errors=True)
                 folder.rename(earlier)
-            publish(temporary, folder)
+            temporary.rename(folder)
+            sync(folder.parent)
             shutil.rmtree(earlier, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

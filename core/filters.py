@@ -270,8 +270,9 @@ class FilterReader:
                 yield Requirement(self._by_label.labels(field, condition.accepted))
             if condition.bounds:
                 yield Requirement(self._by_label.labels_in_range(field, condition.bounds, check))
-            if condition.excluded:
-                yield Requirement(self._by_label.labels(field, condition.excluded), excluded=True)
+            excluded = self._by_label.labels(field, condition.excluded)
+            if len(excluded):
+                yield Requirement(excluded, excluded=True)
 
 
 class _RecentRows:

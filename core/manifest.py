@@ -139,8 +139,8 @@ class IndexManifest(FrozenModel):
         name: Name of the index.
         version: Id of the version.
         parent: The version that was active when this one was published, or None.
-        number: Place in the order of publication, larger than those of all versions that existed;
-            None in manifests of older releases.
+        number: Place in the order of publication, larger than those of all versions that existed
+            at that time and were not deleted; None in manifests of older releases.
         encoder: Specification of the document encoder.
         backend: Backend of the document encoder: onnx, transformers, vllm or openai.
         dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on

@@ -132,18 +132,21 @@ def _is_complete(folder: Path, record: ShardRecord) -> bool:
 def link_shards(source: Path, folder: Path) -> int:
     """Adds the complete shards of the build folder `source` as hard links.
 
-    Shards are never modified, so both folders can be used and deleted independently.
+    Shards are never modified, so both folders can be used and deleted independently. If `source`
+    is deleted meanwhile, the shards up to then are added.
 
     Returns:
         The number of shards.
     """
-    records = complete_shards(source)
-    for record in records:
-        for path in (vectors_path(source, record.shard), ids_path(source, record.shard)):
-            with suppress(FileExistsError):
-                os.link(path, folder / path.name)
-        _append(folder, record)
-    return len(records)
+    linked = 0
+    with suppress(FileNotFoundError):
+        for record in complete_shards(source):
+            for path in (vectors_path(source, record.shard), ids_path(source, record.shard)):
+                with suppress(FileExistsError):
+                    os.link(path, folder / path.name)
+            _append(folder, record)
+            linked += 1
+    return linked
 
 
 class ShardedVectors:

@@ -19,7 +19,6 @@ COST = "cost.json"
 @contextmanager
 def output_folder(folder: Path) -> Iterator[Path]:
     """Creates an output folder and locks it: other commands that write to it fail."""
-    folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder, "curate"):
         remove_temporary(folder)
         yield folder

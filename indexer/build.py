@@ -57,7 +57,7 @@ FAILED = "failed.jsonl"
 _log = logging.getLogger(__name__)
 
 # Part of the build key: builds of another format of staging, shards or journal are not resumed.
-_BUILD_FORMAT = 2
+_BUILD_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def build(
         CareError: If the build fails; the active version does not change.
     """
     started = time.perf_counter()
-    options.stores.get(options.store)
+    options.stores.get(options.store)  # an unknown or unreachable store fails before the encoding
     if options.factory:
         check_factory(options.store, options.factory, document_encoder.spec.dimension)
     parent = index_folder(options.indexes, options.name)

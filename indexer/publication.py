@@ -123,6 +123,17 @@ def hidden_names(parent: Path, end: str) -> list[str]:
     return [path.name[1:].removesuffix(end) for path in parent.glob(f".*{end}/")]
 
 
+def hide(folder: Path) -> Path:
+    """Renames a folder to be deleted and returns its hidden path.
+
+    The folder may have been hidden before, by a command that was killed before it removed it.
+    """
+    target = hidden(folder.parent, folder.name, DELETED)
+    if target.exists():
+        remove_folder(target)
+    return folder.rename(target)
+
+
 def remove_left_overs(parent: Path, stores: VectorStores) -> None:
     """Removes new and deleted versions of killed commands, as far as their stores are reached.
 

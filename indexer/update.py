@@ -13,7 +13,7 @@ from core import documents
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, EmbeddingSpaceError
-from core.files import remove_temporary, sha256_file, writing_in
+from core.files import remove_folder, remove_temporary, sha256_file, writing_in
 from core.locks import exclusive
 from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
 from core.types import Document
@@ -21,7 +21,7 @@ from core.versions import current_version, index_folder, with_version
 from indexer.build import BuildOptions, EncodedCorpus, Source, build, corpus_source
 from indexer.corpus import Location
 from indexer.locks import BUILD_WAIT
-from indexer.publication import check_base
+from indexer.publication import check_base, hide
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
@@ -163,7 +163,7 @@ def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_Stage
             staged = source.stage(folder)
         yield _StagedAdditions(folder, staged)
         # Kept if the update fails, so that a retry can reuse it.
-        shutil.rmtree(folder)
+        remove_folder(hide(folder))
 
 
 class _MergedDocuments:

@@ -32,6 +32,7 @@ from indexer.publication import (
     NEW,
     hidden,
     hidden_names,
+    hide,
     remove_deleted,
     switch,
 )
@@ -154,7 +155,7 @@ def prune(
         kept = [version for version in newest_first if version not in deleted]
         _hide_builds(builds / name, deleted, kept + hidden_names(folder, NEW))
         for version in deleted:
-            (folder / version).rename(hidden(folder, version, DELETED))
+            hide(folder / version)
         # If the index is locked for builds, its new version belongs to a build that runs.
         with suppress(CareError), exclusive(folder, "prune", BUILD_LOCK):
             for version in hidden_names(folder, NEW):
@@ -213,8 +214,8 @@ def _hide_builds(builds: Path, deleted: list[str], kept: list[str]) -> None:
             base = staged.update.base if (staged := read_staged(path)) and staged.update else None
             unused = key in deleted_keys or (base and base not in kept)
             if is_added or (unused and key not in kept_keys):
-                path.rename(hidden(builds, path.name, DELETED))
+                hide(path)
             else:
                 for left in path.glob(".*"):
-                    if left.name != LOCK:
+                    if left.name != LOCK and left.is_file():
                         left.unlink()

@@ -100,6 +100,16 @@ def test_a_new_folder_has_one_writer(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_a_folder_survives_a_process_that_was_killed_while_it_replaced_it(tmp_path: Path) -> None:
+    folder, earlier = tmp_path / "out", tmp_path / ".out.old"
+    earlier.mkdir()
+    (earlier / "f").write_text("1")
+    with pytest.raises(KeyError), new_folder(folder, replace=True):
+        raise KeyError
+    assert (folder / "f").read_text() == "1"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 @pytest.mark.parametrize(
     ("error", "path", "reason"),
     [

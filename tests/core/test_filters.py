@@ -109,6 +109,14 @@ def test_labels_match_the_values_of_rows(
         assert set(labels) == set(range(sum(reader.fields.values())))
 
 
+def test_a_value_that_no_document_has_excludes_nothing(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "filters.arrow", [{"a": "x"}, {}])
+    assert reader.requirements({"a": {"not": "y"}}) == []
+    rows = reader.rows({"a": {"not": "y"}}, 2)
+    assert rows is not None
+    assert rows.tolist() == [0, 1]
+
+
 @pytest.mark.e2e
 @given(
     st.lists(METADATA, max_size=12),

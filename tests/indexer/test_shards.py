@@ -1,10 +1,19 @@
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from core.shards import ShardedVectors, complete_shards, ids_path, vectors_path, write_shard
+from core.shards import (
+    ShardedVectors,
+    complete_shards,
+    ids_path,
+    link_shards,
+    vectors_path,
+    write_shard,
+)
 from core.types import FloatArray
 from tests.indexer.builds import open_files
 
@@ -37,6 +46,22 @@ def test_a_shard_is_an_array_a_list_of_ids_and_a_record(folder: Path) -> None:
     assert ids_path(folder, 1).read_text("utf-8").split() == [f"文1-{i}" for i in range(SIZE)]
     record = complete_shards(folder)[1]
     assert (record.shard, record.rows, record.tokens, record.truncated) == (1, SIZE, 10, 1)
+
+
+def test_shards_that_are_deleted_meanwhile_are_not_linked(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path_factory.mktemp("target")
+    link = os.link
+
+    def link_and_prune(source: Path, path: Path) -> None:
+        link(source, path)
+        if source == ids_path(folder, 1):
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(os, "link", link_and_prune)
+    assert link_shards(folder, target) == 2
+    assert whole(target) == [0, 1]
 
 
 def test_a_folder_without_journal_has_no_complete_shard(tmp_path: Path) -> None:

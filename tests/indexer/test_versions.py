@@ -1,5 +1,4 @@
 import os
-import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +56,6 @@ def test_any_version_can_be_activated(versions: list[str], indexes: Path) -> Non
 def test_an_unknown_version_is_an_error_that_names_the_known_versions(
     versions: list[str], indexes: Path
 ) -> None:
-    re.escape(", ".join(versions))
     with raises(IndexVersionError, "unknown_version", version="x"):
         activate(indexes, "test", "x")
 
@@ -267,3 +265,16 @@ def test_a_prune_removes_what_killed_commands_left(
     prune(indexes, "test", builds, keep=9)
     assert [path for path in left if path.exists()] == []
     assert list_versions(indexes, "test") == versions
+
+
+def test_a_build_folder_is_deleted_again_after_a_killed_prune(
+    build_version: Builder, indexes: Path, builds: Path
+) -> None:
+    old = build_version(make_records(10)).version
+    (key,) = (path.name for path in (builds / "test").iterdir())
+    build_version(make_records(11))
+    left = builds / "test" / f".{key}.deleted"
+    shutil.copytree(builds / "test" / key, left)  # of a prune that was killed
+    assert prune(indexes, "test", builds, keep=0) == [old]
+    assert not left.exists()
+    assert not (builds / "test" / key).exists()
