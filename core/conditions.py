@@ -72,7 +72,9 @@ def _condition(field: str, condition: Any) -> Condition:
     if not isinstance(condition, Mapping):
         return Condition(accepted=_values(field, condition))
     if not condition or not condition.keys() <= {*COMPARISONS, "not"}:
-        raise _invalid(field, f"needs one or more of the keys {', '.join(COMPARISONS)}, not")
+        raise _invalid(
+            field, f"is not an object of one or more of {', '.join(COMPARISONS)} and not"
+        )
     return Condition(
         bounds=tuple(
             (key, _bound(field, condition[key])) for key in COMPARISONS if key in condition

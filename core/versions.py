@@ -207,7 +207,10 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
         return IndexManifest.model_validate_json(json.dumps(content))
     except OSError as error:
-        reason = f"is missing: {folder} is not an index version"
+        reason = (
+            "is missing: its folder is not a complete index version; activate another version, or "
+            "build the index again"
+        )
         raise IndexVersionError.at(path, reason, "manifest_missing") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]

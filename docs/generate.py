@@ -37,8 +37,9 @@ _ENTRY = re.compile(r"(\*{0,2}\w+): (.*)")
 _SETTINGS = """# Settings
 
 The service reads these variables once, at start, and checks them before it loads a model. Any other
-variable that begins with `CARE_` is an error that names the nearest setting, except
-`CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services named `care…`.
+variable that begins with `CARE_`, in upper or lower case, is an error that names the nearest
+setting, except `CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services
+named `care…`.
 
 The other commands read `CARE_INDEXES`, `CARE_BUILDS`, `CARE_INDEX`, `CARE_PAIR`, `CARE_MILVUS_URI`
 and `CARE_MILVUS_TOKEN` as defaults of their options. `make` reads `CARE_PORT`, `CARE_PAIR` and

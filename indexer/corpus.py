@@ -97,7 +97,7 @@ def warn_about_unread(corpus: str) -> None:
     if unread:
         more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
         _log.warning(
-            "%s: not read, because they are none of %s, or links to another folder: %s%s",
+            "%s: not read: files other than %s, special files, and links out of the folder: %s%s",
             folder,
             _FORMATS,
             ", ".join(unread[:_NAMED]),

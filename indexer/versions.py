@@ -115,10 +115,12 @@ def _previous(root: Path, name: str, current: str) -> str:
                 return parent
         if older := versions[: versions.index(current)]:
             return older[-1]
-    message = (
-        f"index '{name}' has no version before the active version {current}: "
-        "`care versions list` shows those that can be activated"
+    known = current in versions
+    fault = f"has no version before the active version {current}"
+    fault = (
+        fault if known else f"lacks its active version {current}, so none is known to precede it"
     )
+    message = f"index '{name}' {fault}: `care versions list` shows those that can be activated"
     raise IndexVersionError(message, code="no_older_version", version=current)
 
 

@@ -87,7 +87,8 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     if not keys and not is_loopback(settings.host):
         fields = {"host": settings.host}
         _LOG.warning(
-            "no API keys: everyone who reaches this address may search", extra={"fields": fields}
+            "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
+            extra={"fields": fields},
         )
     pair = load_pair(settings.pair)
     tracer = make_tracer()

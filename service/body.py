@@ -119,7 +119,9 @@ def invalid(
     errors = []
     for fault in found:
         field = ".".join(str(part)[:_MAX_NAME] for part in (*place, *fault["loc"])) or "body"
-        errors.append(FieldError(field=field, code=fault["type"], message=fault["msg"]))
+        # Pydantic's message names the class.
+        message = "is not a JSON object" if fault["type"] == "model_type" else fault["msg"]
+        errors.append(FieldError(field=field, code=fault["type"], message=message))
     return RequestError(code, f"{errors[0].field}: {errors[0].message}", errors)
 
 

@@ -53,7 +53,9 @@ class KeyFile:
                 if isinstance(error, CareError):
                     fields = {"code": error.code, **error.fields}
                 if fields != fault:
-                    _LOG.error("API keys not replaced", extra={"fields": fields})
+                    _LOG.error(
+                        "API keys not replaced: the last keys stay", extra={"fields": fields}
+                    )
                     metrics.key_reloads.labels("failure").inc()
                 fault = fields
                 continue

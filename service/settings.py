@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(0.0, ge=0)
     """Time that the service keeps accepting requests after SIGTERM, while GET /health/ready returns
     503 and load balancers remove it [s]."""
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the log: debug, info, warning or error."""
 
     @property
@@ -206,17 +206,18 @@ def known_variables() -> set[str]:
 
 
 def check_variables() -> None:
-    """Checks the names of all `CARE_*` variables.
+    """Checks the names of all `CARE_*` variables, also of those in lower case.
 
     Raises:
         CareError: If a variable is unknown; the message names the nearest known one.
     """
     known = known_variables()
     for name in sorted(os.environ.keys() - known):
-        if not name.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
+        upper = name.upper()
+        if not upper.startswith("CARE_") or _OF_KUBERNETES.match(f"{name}={os.environ[name]}"):
             continue
-        (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
-        message = f"{name} is not a known variable; did you mean {nearest}?"
+        (nearest,) = get_close_matches(upper, known, n=1, cutoff=0)
+        message = f"{name} is not a known variable; did you mean {nearest}? If not, unset it"
         raise CareError(message, code="unknown_setting", name=name, nearest=nearest)
 
 

@@ -68,4 +68,4 @@ def _lines(findings: "Sequence[Finding]") -> Iterator[str]:
         if finding.advice:
             yield f"{'':8} {'':{width}}  {finding.advice}"
     number = {s: sum(f.status == s for f in findings) for s in ("error", "warning")}
-    yield f"{number['error']} errors, {number['warning']} warnings"
+    yield ", ".join(f"{count} {status}{'s' * (count != 1)}" for status, count in number.items())

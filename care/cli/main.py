@@ -41,7 +41,7 @@ class _Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         # The doctor reports it among other findings; help is printed in any case.
         unchecked = name == "doctor" or ctx.resilient_parsing or {*ctx.help_option_names} & {*rest}
-        if not unchecked and any(variable.startswith("CARE_") for variable in os.environ):
+        if not unchecked and any(variable.upper().startswith("CARE_") for variable in os.environ):
             from service.settings import check_variables
 
             check_variables()

@@ -78,7 +78,9 @@ def _filter(arguments: Sequence[str]) -> "dict[str, Any]":
         elif sign == "!=":
             conditions.setdefault(field, {}).setdefault("not", []).extend(values)
         elif len(values) == 2 and not isinstance(values[1], bool):
-            conditions.setdefault(field, {})[_BOUNDS[sign]] = values[1]
+            bounds, name = conditions.setdefault(field, {}), _BOUNDS[sign]
+            tighter = max if sign[0] == ">" else min
+            bounds[name] = tighter(values[1], bounds.get(name, values[1]))
         else:
             raise typer.BadParameter(f"'{argument}' needs a number", param_hint="--filter")
     if both := accepted.keys() & conditions.keys():
@@ -119,7 +121,7 @@ def _lines(hits: "Sequence[Hit]", seconds: float) -> Iterator[str]:
         text = " ".join(hit.text.split())
         yield f"     {text[:_TEXT_CHARS]}{'…' if len(text) > _TEXT_CHARS else ''}"
         yield f"     [{hit.id}] {metadata}".rstrip()
-    yield f"{len(hits)} hits in {seconds * 1000:.1f} ms"
+    yield f"{len(hits)} hit{'s' * (len(hits) != 1)} in {seconds * 1000:.1f} ms"
 
 
 def _shown(value: Any) -> str:

@@ -69,4 +69,4 @@ def key(
     secret, entry = new_key(name, role)
     show({"secret": secret, "entry": entry}, [secret, entry], as_json=json_)
     if not json_:
-        note("The first line is for the client, the second for CARE_API_KEYS.")
+        note("The first line is for the client, the second for CARE_API_KEYS or its file.")

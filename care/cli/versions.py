@@ -74,17 +74,18 @@ def list_(
 
     names = [index] if index else sorted(p.parent.name for p in indexes.glob("*/CURRENT"))
     found = []
+    actives: dict[str, str] = {}
     locks: dict[str, list[LockHolder]] = {}
     for name in names:
-        current = current_version(indexes, name)
+        actives[name] = current_version(indexes, name)
         manifests = read_versions(indexes, name)
-        found += [(manifest.version == current, manifest) for manifest in manifests]
+        found += [(manifest.version == actives[name], manifest) for manifest in manifests]
         locks[name] = holders(index_folder(indexes, name))
     facts = {
         "versions": [{**version_facts(manifest), "active": active} for active, manifest in found],
         "locks": [{"index": name, **asdict(holder)} for name, by in locks.items() for holder in by],
     }
-    show(facts, _listed(indexes, found, locks), as_json=json_)
+    show(facts, _listed(indexes, found, actives, locks), as_json=json_)
 
 
 @app.command()
@@ -176,7 +177,10 @@ def _show_active(index: str, version: str, as_json: bool) -> None:
 
 
 def _listed(
-    root: Path, found: "list[tuple[bool, IndexManifest]]", locks: "dict[str, list[LockHolder]]"
+    root: Path,
+    found: "list[tuple[bool, IndexManifest]]",
+    actives: dict[str, str],
+    locks: "dict[str, list[LockHolder]]",
 ) -> Iterator[str]:
     if not found:
         yield f"no index in {root}"
@@ -188,6 +192,8 @@ def _listed(
             for holder in locks[name]:
                 process = f"process {holder.pid} on {holder.host}"
                 yield f"  locked: {holder.command}, {process}, since {holder.since}"
+            if (name, actives[name]) not in {(each.name, each.version) for _, each in found}:
+                yield f"  missing: the active version {actives[name]}; activate another one"
         rows = "chunks" if manifest.chunking else "documents"
         yield (
             f"  {'*' if active else ' '} {manifest.version}  {manifest.count:,} {rows}  "

@@ -195,7 +195,11 @@ def run(options: HostileOptions) -> None:
     """Runs the chosen attacks and writes `hostile.json` after each."""
     parts = options.only or [""]
     if unknown := [part for part in parts if not any(part in name for name in ATTACKS)]:
-        message = f"no attack has '{unknown[0]}' in its name: choose from {'; '.join(ATTACKS)}"
+        # Attacks of several sizes are named once.
+        names = dict.fromkeys(
+            name.removesuffix(" KiB").rpartition(", ")[0] or name for name in ATTACKS
+        )
+        message = f"no attack has '{unknown[0]}' in its name: choose from {'; '.join(names)}"
         raise CareError(message, code="unknown_scenario", scenarios=unknown)
     chosen = {n: attack for n, attack in ATTACKS.items() if any(part in n for part in parts)}
     result: dict[str, Any] = {

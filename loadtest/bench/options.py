@@ -48,7 +48,7 @@ class ServiceOptions:
     infinity: Annotated[
         Path, Option(metavar="FILE", help="Python of the environment with infinity-emb.")
     ] = Path(".venv-bench-infinity/bin/python")
-    seconds: Annotated[int, Option(min=1, help="Length of one measurement [s].")] = 8
+    seconds: Annotated[int, Option(min=1, help="Seconds of one measurement.")] = 8
     rounds: Annotated[
         int, Option(min=1, help="Rounds; the compared systems alternate in each.")
     ] = 3
@@ -164,7 +164,7 @@ class HostileOptions:
     documents: Annotated[int, Option(min=1000, help="Documents of the attacked index.")] = 20_000
     pair: Annotated[str, Option(help="Pair of the service.")] = DEFAULT_PAIR
     hold: Annotated[
-        float, Option(min=1, help="How long clients hold connections without reading [s].")
+        float, Option(min=1, help="Seconds that clients hold connections without reading.")
     ] = 20.0
     only: Annotated[
         list[str],

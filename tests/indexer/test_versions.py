@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.locks import exclusive
 from core.versions import current_version, list_versions, read_versions
@@ -172,10 +173,14 @@ def test_a_rollback_goes_to_the_parent_or_else_to_the_version_before(
     assert rollback(indexes, "test") == versions[3]
 
 
-def test_a_deleted_active_version_has_none_before(versions: list[str], indexes: Path) -> None:
+def test_a_deleted_active_version_has_none_before(
+    versions: list[str], indexes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(indexes / "test" / versions[3])
     with raises(IndexVersionError, "no_older_version", version=versions[3]):
         rollback(indexes, "test")
+    assert main(["versions", "list", "--indexes", str(indexes)]) == 0
+    assert versions[3] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("migrated", [0, 1, 2, 4], ids="{} are migrated".format)

@@ -115,6 +115,8 @@ def test_an_error_names_the_variable_and_does_not_quote_its_value(
         ("CARE_APIKEYS", "CARE_API_KEYS"),
         ("CARE_API_KEY", "CARE_API_KEYS"),
         ("CARE_MILVUS_URL", "CARE_MILVUS_URI"),
+        ("care_api_keys", "CARE_API_KEYS"),
+        ("Care_Api_Key", "CARE_API_KEYS"),
         ("CARE_ADMIN_TOKEN", None),
         ("CARE_", None),
     ],

@@ -58,6 +58,9 @@ def test_values_are_excluded_and_numbers_bounded(build_version: Builder, run: Ru
     assert without.count("department: 心血管科") == without.count("department: ") == 10
     between = run(*everything, "--filter", "year>=2003", "--filter", "year<2006.5")[1]
     assert between.count("department: ") == 4
+    years = ["year>=2009", "year>=2003", "year>=2005", "year<2009.5", "year<2020"]
+    tightest = run(*everything, *(part for year in years for part in ("--filter", year)))[1]
+    assert tightest.count("department: ") == 1
     assert run(*everything, "--filter", "grade=200.4")[1].count("[d0004]") == 1
     assert run(*everything, "--filter", "grade>202", "--filter", "year<=2021")[1].count("[d") == 1
 
