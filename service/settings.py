@@ -173,10 +173,13 @@ class Settings(BaseSettings):
             return max(16, self.threads)
         return self.threads if self.encode_workers < self.threads else 0
 
-    @field_validator("api_keys_file", mode="before")
+    @field_validator("api_keys", "api_keys_file", mode="before")
     @classmethod
-    def _unset(cls, value: object) -> object:
-        return value or None
+    def _check_not_empty(cls, value: object) -> object:
+        # An empty value is often a failed substitution, and would open the service to everyone.
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("is empty: set it, or unset it to serve without keys")
+        return value
 
     @field_validator("cors_origins", mode="before")
     @classmethod

@@ -160,9 +160,14 @@ def test_milvus_searches_have_separate_threads() -> None:
     )
 
 
-def test_an_empty_key_file_setting_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARE_API_KEYS_FILE", "")
-    assert Settings().api_keys_file is None
+@pytest.mark.parametrize("name", ["CARE_API_KEYS", "CARE_API_KEYS_FILE"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_keys_that_are_set_to_nothing_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with raises(CareError, "invalid_setting", name=name):
+        read_settings()
 
 
 def test_settings_are_immutable() -> None:
