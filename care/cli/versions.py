@@ -1,7 +1,7 @@
 """`care versions`: list, verify, switch, delete and migrate the versions of an index."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,15 @@ _RELOAD = "a running service loads it after POST /index/reload or within CARE_WA
 Version = Annotated[
     str, typer.Option(metavar="ID", help="Id of a version; `care versions list` shows them.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """An index: its active version if it has one, all versions, and who holds its locks."""
+
+    active: str | None
+    manifests: "list[IndexManifest]"
+    locks: "list[LockHolder]"
 
 
 def version_line(manifest: "IndexManifest") -> str:
@@ -69,23 +78,38 @@ def list_(
 
     Commands that hold a lock of the index are shown too.
     """
+    from core.errors import IndexVersionError
     from core.versions import current_version, index_folder, read_versions
     from indexer.locks import holders
 
-    names = [index] if index else sorted(p.parent.name for p in indexes.glob("*/CURRENT"))
-    found = []
-    actives: dict[str, str] = {}
-    locks: dict[str, list[LockHolder]] = {}
-    for name in names:
-        actives[name] = current_version(indexes, name)
-        manifests = read_versions(indexes, name)
-        found += [(manifest.version == actives[name], manifest) for manifest in manifests]
-        locks[name] = holders(index_folder(indexes, name))
+    listed: dict[str, _Listed] = {}
+    if index:
+        folders = [index_folder(indexes, index)]
+    else:
+        found = sorted(indexes.glob("*/"))
+        folders = [path for path in found if (path / "CURRENT").exists() or holders(path)]
+    for folder in folders:
+        name, locks, active = folder.name, holders(folder), None
+        try:
+            active = current_version(indexes, name)
+        except IndexVersionError as error:
+            # The first build of an index holds a lock and has no version yet.
+            if error.code != "no_active_version" or not locks:
+                raise
+        listed[name] = _Listed(active, read_versions(indexes, name), locks)
     facts = {
-        "versions": [{**version_facts(manifest), "active": active} for active, manifest in found],
-        "locks": [{"index": name, **asdict(holder)} for name, by in locks.items() for holder in by],
+        "versions": [
+            {**version_facts(manifest), "active": manifest.version == one.active}
+            for one in listed.values()
+            for manifest in one.manifests
+        ],
+        "locks": [
+            {"index": name, **asdict(holder)}
+            for name, one in listed.items()
+            for holder in one.locks
+        ],
     }
-    show(facts, _listed(indexes, found, actives, locks), as_json=json_)
+    show(facts, _lines(indexes, listed), as_json=json_)
 
 
 @app.command()
@@ -176,30 +200,25 @@ def _show_active(index: str, version: str, as_json: bool) -> None:
     show({"index": index, "active": version}, lines, as_json=as_json)
 
 
-def _listed(
-    root: Path,
-    found: "list[tuple[bool, IndexManifest]]",
-    actives: dict[str, str],
-    locks: "dict[str, list[LockHolder]]",
-) -> Iterator[str]:
-    if not found:
+def _lines(root: Path, listed: dict[str, _Listed]) -> Iterator[str]:
+    if not listed:
         yield f"no index in {root}"
-    name = ""
-    for active, manifest in found:
-        if manifest.name != name:
-            name = manifest.name
-            yield name
-            for holder in locks[name]:
-                process = f"process {holder.pid} on {holder.host}"
-                yield f"  locked: {holder.command}, {process}, since {holder.since}"
-            if (name, actives[name]) not in {(each.name, each.version) for _, each in found}:
-                yield f"  missing: the active version {actives[name]}; activate another one"
-        rows = "chunks" if manifest.chunking else "documents"
-        yield (
-            f"  {'*' if active else ' '} {manifest.version}  {manifest.count:,} {rows}  "
-            f"{_factory(manifest)}  {manifest.encoder.embedding_space}  "
-            f"{manifest.created_at:%Y-%m-%d %H:%M} UTC"
-        )
+    for name, one in listed.items():
+        yield name
+        for holder in one.locks:
+            process = f"process {holder.pid} on {holder.host}"
+            yield f"  locked: {holder.command}, {process}, since {holder.since}"
+        if one.active is None:
+            yield "  no active version yet"
+        elif one.active not in (manifest.version for manifest in one.manifests):
+            yield f"  missing: the active version {one.active}; activate another one"
+        for manifest in one.manifests:
+            rows = "chunks" if manifest.chunking else "documents"
+            yield (
+                f"  {'*' if manifest.version == one.active else ' '} {manifest.version}  "
+                f"{manifest.count:,} {rows}  {_factory(manifest)}  "
+                f"{manifest.encoder.embedding_space}  {manifest.created_at:%Y-%m-%d %H:%M} UTC"
+            )
 
 
 def _factory(manifest: "IndexManifest") -> str:

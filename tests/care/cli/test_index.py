@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from care.cli.main import main
 from core.versions import current_version, list_versions, read_manifest
+from indexer.locks import building
 from indexer.versions import verify_version
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
@@ -177,6 +179,18 @@ def test_all_indexes_are_listed_without_a_name(
     build(make_records(5))
     assert main(["versions", "list", "--indexes", str(indexes)]) == 0
     assert capsys.readouterr().out.startswith("test\n  * ")
+
+
+def test_an_index_is_listed_during_its_first_build(
+    run: Run, indexes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with building(indexes / "test", "build"):
+        assert main(["versions", "list", "--indexes", str(indexes)]) == 0
+        output = capsys.readouterr().out
+        assert output.startswith(f"test\n  locked: build, process {os.getpid()} ")
+        assert run("versions list") == (0, output, "")
+    status, _, errors = run("versions list")
+    assert (status, error_line(errors).split()[-1]) == (1, "[no_active_version]")
 
 
 @pytest.mark.parametrize(
