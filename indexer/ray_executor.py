@@ -126,8 +126,6 @@ def connected(address: str, processors: int) -> Generator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's default of 30 s is too short on a busy machine.
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     local_settings = {
         "num_cpus": processors,
         "include_dashboard": False,
