@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.encoders import Role
 from core.files import sha256_file
@@ -34,6 +34,7 @@ from training.schema import (
 if TYPE_CHECKING:
     from training.encoder import EncoderCheckpoint
 
+Rate = Annotated[float, Field(gt=0)]
 # Part of all keys; increase it when stages compute other results from the same settings.
 _VERSION = 2
 # Settings that do not affect the result; the seed is a separate input.
@@ -177,7 +178,9 @@ class TrainingStage(Stage):
     """A stage that trains; the defaults are those of CARE (arXiv 2604.10937)."""
 
     seed: Seed | None = None  # replaces the run's seed, so that runs with other seeds share it
-    learning_rate: float = Field(1e-4, gt=0)  # peak rate of AdamW, with linear decay to zero
+    # Peak rate of AdamW, with linear decay to zero; a stage that trains both encoders also takes
+    # one rate for each, as {query: 1e-4, document: 1e-5}.
+    learning_rate: Rate | dict[Role, Rate] = 1e-4
     warmup: float = Field(0.05, ge=0, lt=1)  # share of the steps with linear warm-up
     batch: Positive = 640  # examples per step on all devices together
     # Texts encoded at a time; None for the whole batch. With mini-batches, activations are
@@ -195,6 +198,13 @@ class TrainingStage(Stage):
     log_every: Positive = 10  # steps
     # Further arguments of transformers.TrainingArguments, for example `fsdp` and `deepspeed`.
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        if isinstance(self.learning_rate, dict) and {*self.learning_rate} != {*self.sides()}:
+            sides = " and ".join(self.sides())
+            raise ValueError(f"learning_rate: must be a number, or name a rate for {sides}")
+        return self
 
     def run_seed(self, context: Context) -> int:
         """Returns the seed of the stage: its own or that of the run."""

@@ -20,6 +20,7 @@ from core.files import sync
 from training.batches import Batch, BatchPlan, Item
 from training.distributed import processes
 from training.errors import TrainingError
+from training.objectives import Objective
 from training.stages.base import Context, TrainingStage
 
 CHECKPOINTS = "checkpoints"
@@ -46,7 +47,7 @@ class StageTrainer(Trainer):
         stage: TrainingStage,
         context: Context,
         folder: Path,
-        objective: nn.Module,
+        objective: Objective,
         plan: BatchPlan,
         collate: Callable[[Sequence[Item]], Batch],
         measure: Callable[[], dict[str, float]] | None,
@@ -104,6 +105,20 @@ class StageTrainer(Trainer):
     def _not_finite(self, reason: str, step: int) -> TrainingError:
         reason += f" at step {step}: lower learning_rate, or set precision to bf16 or fp32"
         return self._stage.error("", reason, "not_finite", step=step)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Returns the optimizer with the learning rate of each side."""
+        optimizer = super().create_optimizer(model)
+        rates = self._stage.learning_rate
+        if isinstance(rates, dict):
+            # Objectives that train both encoders have no other parameters.
+            optimizer.param_groups = [
+                group | {"params": values, "lr": rates[side]}
+                for side, encoder in self._objective.trained.items()
+                for group in optimizer.param_groups
+                if (values := _shared(group["params"], encoder))
+            ]
+        return optimizer
 
     def get_train_dataloader(self) -> Any:
         """Returns a loader of the plan's batches, distributed over processes."""
@@ -185,6 +200,11 @@ def _trained(objective: nn.Module) -> set[str]:
     return {name for name, value in objective.named_parameters() if value.requires_grad}
 
 
+def _shared(values: Sequence[nn.Parameter], encoder: nn.Module) -> list[nn.Parameter]:
+    owned = {id(value) for value in encoder.parameters()}
+    return [value for value in values if id(value) in owned]
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the last complete checkpoint, and deletes incomplete ones."""
     complete = []
@@ -212,7 +232,8 @@ def _arguments(
         "output_dir": str(folder),
         "max_steps": steps,
         "per_device_train_batch_size": plan.batch_size,
-        **stage.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"}),
+        **stage.model_dump(include={"weight_decay", "max_grad_norm"}),
+        "learning_rate": rate if isinstance(rate := stage.learning_rate, float) else 0.0,
         "warmup_steps": math.ceil(stage.warmup * steps),
         "optim": "adamw_torch",
         "bf16": stage.precision == "bf16",
