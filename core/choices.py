@@ -10,3 +10,4 @@ StoreName = Literal["faiss", "milvus"]
 DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")
 DEFAULT_BUILDS = Path("builds")
+DEFAULT_PAIRS = Path("pairs")
