@@ -95,7 +95,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     guard, redis = _redis(settings, metrics)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
-    store = VectorStores(address).get(settings.store)
+    store = VectorStores(address, settings.faiss_device).get(settings.store)
     version = store.active_version(settings.indexes, settings.index)
     try:
         manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)

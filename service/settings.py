@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, SearchDevice
 from core.cpus import available_cpus
 from core.errors import CareError
 from models.encoders.providers import ProviderName
@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     """Credentials of Milvus: user:password, or an API key."""
     milvus_timeout_ms: AtLeast1 = 2000
     """Time-out of one search in Milvus [ms]; after it the response is 503."""
+    faiss_device: SearchDevice = "cpu"
+    """Where FAISS searches: cpu, cuda, or cuda-fp16, which halves the memory of exact search on the
+    GPU and scores its hits again in full precision."""
     provider: ProviderName = "cpu"
     """Execution provider of ONNX Runtime: cpu, cuda or tensorrt."""
     tensorrt_cache: Path = Path("builds/tensorrt")
