@@ -63,7 +63,11 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
             "CARE_PAIR=FOLDER/pair.toml"
         )
         raise PairError(message, code="pair_not_exported", pair=settings.pair)
-    provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
+    provider = ProviderOptions(
+        name=settings.provider,
+        cache=settings.tensorrt_cache,
+        batch_tokens=settings.batch_tokens,
+    )
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
     encoder.warm_up()
     return encoder

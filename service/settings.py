@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, SearchDevice
 from core.cpus import available_cpus
 from core.errors import CareError
-from models.encoders.providers import ProviderName
+from models.encoders.providers import BATCH_TOKENS, ProviderName
 
 # Variables with the same prefix that are not settings of the service: those of other commands and
 # of load tests, and those that Kubernetes sets for Services named care and care-….
@@ -66,10 +66,10 @@ class Settings(BaseSettings):
     """Threads that encode one batch. With 1, the service encodes `CARE_THREADS` batches at once,
     which gives the highest throughput; more threads give lower latency to a single client."""
     batch_tokens: AtLeast1 = Field(
-        default_factory=lambda known: 192 if known["provider"] == "cpu" else 16_384
+        default_factory=lambda known: 192 if known["provider"] == "cpu" else BATCH_TOKENS
     )
     """Largest batch [tokens], padding included. Default: 192 on processors, where larger batches do
-    not raise throughput; 16384 on GPUs."""
+    not raise throughput; 16384 on GPUs, where it bounds the memory of the encoder."""
     batch_padding: AtLeast0 = Field(
         default_factory=lambda known: 4 if known["provider"] == "cpu" else known["batch_tokens"]
     )
