@@ -63,7 +63,11 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
             "then set CARE_PAIR=NAME"
         )
         raise PairError(message, code="pair_not_exported", pair=settings.pair)
-    provider = ProviderOptions(name=settings.provider, cache=settings.tensorrt_cache)
+    provider = ProviderOptions(
+        name=settings.provider,
+        cache=settings.tensorrt_cache,
+        batch_tokens=settings.batch_tokens,
+    )
     encoder = OnnxEncoder(pair.query, pair.folder, settings.encode_threads, provider)
     encoder.warm_up()
     return encoder
@@ -95,7 +99,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     guard, redis = _redis(settings, metrics)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
-    store = VectorStores(address).get(settings.store)
+    store = VectorStores(address, settings.faiss_device).get(settings.store)
     version = store.active_version(settings.indexes, settings.index)
     try:
         manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)

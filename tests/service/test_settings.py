@@ -32,6 +32,7 @@ VALUES = [
     ("MILVUS_TOKEN", "root:Milvus", SecretStr("root:Milvus")),
     ("MILVUS_TIMEOUT_MS", "16", 16),
     ("MILVUS_URI", "http://m:19530", SecretStr("http://m:19530")),
+    ("FAISS_DEVICE", "cuda-fp16", "cuda-fp16"),
     ("PROVIDER", "cuda", "cuda"),
     ("TENSORRT_CACHE", "engines", Path("engines")),
     ("ENCODE_THREADS", "4", 4),
