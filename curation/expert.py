@@ -16,7 +16,7 @@ from core.errors import CareError, DataError
 from core.files import atomic
 from core.records import read_jsonl, record_error, string, unreadable, write_csv, write_jsonl
 from curation.agreement import kappa
-from curation.benchmark import STATISTICS
+from curation.benchmark import CORPUS, STATISTICS
 from curation.common import output_folder, sample_key
 from curation.judging import JUDGEMENTS
 from evaluation.beir import document_texts, read_documents, read_queries
@@ -50,7 +50,7 @@ def expert_sample(benchmark: Path, output: Path, size: int, seed: int) -> int:
     ]
     agreed.sort(key=lambda pair: sample_key(seed, "expert", pair["query-id"], pair["corpus-id"]))
     sample = [{"pair": number} | pair for number, pair in enumerate(agreed[:size], start=1)]
-    documents = document_texts(read_documents(benchmark / "retrieval" / "corpus.jsonl"))
+    documents = document_texts(read_documents(benchmark / CORPUS))
     queries = read_queries(benchmark / "queries.jsonl")
     rows = [(p["pair"], queries[p["query-id"]], documents[p["corpus-id"]], "", "") for p in sample]
     with output_folder(output):

@@ -155,7 +155,7 @@ def judge_candidates(
         raise CareError(message, code="nothing_to_judge", **counts)
     # Opened first, so that a missing API key fails before hours of encoding.
     with language_models(config, config.judges) as models:
-        vectors = config.output / CACHE / "vectors"
+        vectors = config.vectors or config.output / CACHE / "vectors"
         pools = candidate_pools(config.retrievers, documents, queries, config.depth, vectors)
         for query, ids in (also or {}).items():
             pools[query] += [id_ for id_ in ids if id_ not in pools[query]]

@@ -19,30 +19,78 @@ app = typer.Typer(
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Replaces ${data} in the file.", show_default="the key data"
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the file, as in judges.0.model=m. May be repeated.",
+    ),
+]
+
+
+@app.command()
+def clean(
+    queries: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL of questions: _id and text.")
+    ],
+    corpus: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="JSONL of documents: _id, text and perhaps title."),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="The data folder of recipes.")],
+    benchmark: Annotated[
+        int, typer.Option(min=0, help="Questions that are kept apart for a benchmark.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of these questions.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Clean and anonymise raw questions and documents, and pair them."""
+    _require()
+    from curation.clean_texts import clean_texts
+
+    result = clean_texts(queries, corpus, output, benchmark=benchmark, seed=seed)
+    _show(result, json_)
 
 
 @app.command("build-benchmark")
-def build_benchmark(config: Config, json_: Json = False) -> None:
+def build_benchmark(
+    config: Config, data: Data = None, changes: Changes = None, json_: Json = False
+) -> None:
     """Make a benchmark from a corpus and questions."""
-    _run("build-benchmark", config, json_)
+    _run("build-benchmark", config, data, changes, json_)
 
 
 @app.command()
-def audit(config: Config, json_: Json = False) -> None:
+def audit(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
     """Judge an existing benchmark again."""
-    _run("audit", config, json_)
+    _run("audit", config, data, changes, json_)
 
 
 @app.command()
-def annotate(config: Config, json_: Json = False) -> None:
+def annotate(
+    config: Config, data: Data = None, changes: Changes = None, json_: Json = False
+) -> None:
     """Make training triples from queries and a corpus."""
-    _run("annotate", config, json_)
+    _run("annotate", config, data, changes, json_)
 
 
 @app.command()
-def sts(config: Config, json_: Json = False) -> None:
+def sts(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
     """Make pairs of similar sentences from questions and synonyms."""
-    _run("sts", config, json_)
+    _run("sts", config, data, changes, json_)
+
+
+@app.command()
+def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
+    """Mix annotated triples with the training splits of the tasks."""
+    _run("mix", config, data, changes, json_)
 
 
 @app.command("expert-sample")
@@ -149,11 +197,13 @@ def _require() -> None:
     require("curation", "eval")
 
 
-def _run(command: str, config: Path, as_json: bool) -> None:
+def _run(
+    command: str, config: Path, data: Path | None, changes: list[str] | None, as_json: bool
+) -> None:
     _require()
     from curation.commands import run_command
 
-    _show(run_command(command, config), as_json)
+    _show(run_command(command, config, data=data, changes=changes or ()), as_json)
 
 
 def _show(result: Mapping[str, Any], as_json: bool) -> None:

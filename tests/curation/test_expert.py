@@ -18,11 +18,11 @@ COUNT = 40
 def benchmark(tmp_path: Path) -> Path:
     """An output folder of build-benchmark: a quarter positive, some disputed."""
     folder = tmp_path / "benchmark"
-    (folder / "retrieval").mkdir(parents=True)
+    folder.mkdir()
     queries = [{"_id": "q", "text": "=1+1 是什么病"}]
     write_jsonl(folder / "queries.jsonl", queries)
     documents = [{"_id": f"d{i}", "text": f"第{i}段"} for i in range(COUNT)]
-    write_jsonl(folder / "retrieval" / "corpus.jsonl", documents)
+    write_jsonl(folder / "corpus.jsonl", documents)
     verdicts = ["positive", "negative", "negative", "disputed"] * (COUNT // 4)
     write_jsonl(
         folder / "judgements.jsonl",
