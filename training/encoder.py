@@ -1,14 +1,14 @@
 """Trainable encoders: a transformers checkpoint, pooling and an optional linear projection."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
@@ -16,9 +16,11 @@ from tqdm import tqdm
 from transformers import AutoModel
 
 from core.encoders import EncoderSpec, Role
+from core.errors import CareError
 from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_tokenizer
-from models.encoders.modules import write_modules
+from models.encoders.configuration import read_configuration
+from models.encoders.modules import read_modules, write_modules
 from models.encoders.tokenizer import TextTokenizer
 from training.distributed import gather, processes, shard, whole_state
 from training.errors import TrainingError
@@ -37,6 +39,7 @@ class EncoderCheckpoint(BaseModel):
     Attributes:
         folder: Model, tokenizer and, if there is one, the projection.
         adapter: Folder of a LoRA adapter.
+        config: Entries that replace those of the model's config.json.
         init: The encoder's entry in the recipe.
         native_dimension: Dimensions of the vectors before truncation.
         model: Name of the model in specs.
@@ -48,6 +51,7 @@ class EncoderCheckpoint(BaseModel):
 
     folder: Path
     adapter: Path | None
+    config: dict[str, Any] = Field(default_factory=dict)
     init: EncoderInit
     native_dimension: int
     model: str
@@ -75,6 +79,7 @@ class EncoderCheckpoint(BaseModel):
             format="transformers",
             weights=str(self.folder),
             adapter=str(self.adapter) if self.adapter else "",
+            config=self.config,
             role=role,
             dimension=self.dimension,
             native_dimension=self.native_dimension,
@@ -149,8 +154,8 @@ class Encoder(nn.Module):
         if longest < init.max_length:
             reason = f"the model supports {longest} tokens; max_length is {init.max_length}"
             raise TrainingError.at(checkpoint.folder, reason, "max_length_too_large")
-        dense = checkpoint.folder / PROJECTION
-        self.projection = Dense.load(str(dense)) if dense.is_dir() else None
+        _, dense = read_modules(checkpoint.folder, init.pooling)
+        self.projection = Dense.load(str(dense[0])) if dense else None
         width = self.model.config.hidden_size
         self.pooling = Pooling(width, _POOLING_MODES[init.pooling])
         if not trainable:
@@ -234,7 +239,8 @@ class Encoder(nn.Module):
         """
         lora = self.checkpoint.init.lora is not None
         state = whole_state(self.model, trained=lora)
-        saved = self.checkpoint.model_copy(update={"adapter" if lora else "folder": folder})
+        changes = {"adapter": folder} if lora else {"folder": folder, "config": {}}
+        saved = self.checkpoint.model_copy(update=changes)
         if not processes().is_main_process:
             return saved
         folder.mkdir(parents=True)
@@ -291,17 +297,26 @@ def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
     return checkpoint_tokenizer(spec, checkpoint.folder)
 
 
-def load_backbone(folder: Path, dtype: str = "float32") -> Any:
+def load_backbone(
+    folder: Path, dtype: str = "float32", config: Mapping[str, Any] | None = None
+) -> Any:
     """Loads a transformers checkpoint without its pooler, which training does not use.
+
+    `config` replaces entries of config.json.
 
     Raises:
         TrainingError: If the checkpoint does not load or lacks weights.
+        PairError: If transformers does not support the model type.
     """
     try:
-        # Without this argument the library prompts for running the code of a checkpoint.
         model, report = AutoModel.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
+            folder,
+            config=read_configuration(folder, config or {}),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
         )
+    except CareError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         reason = f"cannot be loaded as a transformers checkpoint: {error}"
         raise TrainingError.at(folder, reason, "bad_checkpoint") from error
@@ -339,7 +354,7 @@ def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> N
 
 
 def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
-    model = load_backbone(checkpoint.folder, checkpoint.init.dtype)
+    model = load_backbone(checkpoint.folder, checkpoint.init.dtype, checkpoint.config)
     if trainable and not torch.cuda.is_available():
         # The backward pass of fused attention takes a third longer on CPUs.
         model.set_attn_implementation("eager")
