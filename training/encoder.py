@@ -22,6 +22,7 @@ from models.encoders.checkpoints import checkpoint_tokenizer
 from models.encoders.configuration import read_configuration
 from models.encoders.modules import read_modules, write_modules
 from models.encoders.tokenizer import TextTokenizer
+from training.distributed import gather, processes, shard, whole_state
 from training.errors import TrainingError
 from training.losses import l2_normalize
 from training.schema import EncoderInit, Precision
@@ -126,6 +127,8 @@ class Encoder(nn.Module):
     Args:
         checkpoint: The encoder on disk.
         trainable: Whether the weights get gradients; with LoRA, those of the adapter only.
+            Trained weights are float32, whatever the checkpoint's dtype: the updates of an
+            optimizer are too small for 16 bits.
         dropout: Replaces the checkpoint's dropout.
         gradient_checkpointing: Whether layers recompute activations in the backward pass.
 
@@ -144,6 +147,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.checkpoint = checkpoint
         self.trainable = trainable
+        self._sharded = False
         self.model = _load_model(checkpoint, trainable)
         init = checkpoint.init
         longest = getattr(self.model.config, "max_position_embeddings", init.max_length)
@@ -158,6 +162,9 @@ class Encoder(nn.Module):
             self.requires_grad_(False)
         elif init.frozen_layers is not None:
             _freeze(self.model, init.frozen_layers)
+        for value in self.parameters():
+            if value.requires_grad:
+                value.data = value.data.float()
         if dropout is not None:
             _set_dropout(self, dropout)
         if gradient_checkpointing and trainable:
@@ -200,34 +207,52 @@ class Encoder(nn.Module):
         backward pass recomputes them with the same dropout. This is GradCache (arXiv 2101.06983)
         by means of activation checkpointing; the gradients equal those of the whole batch.
         """
-        if mini_batch is None or len(ids) <= mini_batch:
+        if mini_batch is None:
+            return self(ids, mask)  # type: ignore[no-any-return]
+        count = -(-len(ids) // mini_batch)
+        if self._sharded:
+            # Processes gather weights together, so all must compute as many mini-batches.
+            count = max(gather(count))
+        if count == 1:
             return self(ids, mask)  # type: ignore[no-any-return]
         lengths = mask.sum(dim=1)
         order = lengths.argsort(stable=True)
+        padding = max(0, (count - 1) * mini_batch + 1 - len(ids))
         recomputes = torch.is_grad_enabled() and self.trainable
         parts = []
-        for rows in torch.split(order, mini_batch):
+        for rows in torch.split(torch.cat([order[:1].expand(padding), order]), mini_batch):
             longest = int(lengths[rows[-1]])
             part = ids[rows, :longest], mask[rows, :longest]
             parts.append(recompute(self, *part, use_reentrant=False) if recomputes else self(*part))
-        return torch.cat(parts)[order.argsort()]
+        return torch.cat(parts)[padding:][order.argsort()]
 
-    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> EncoderCheckpoint:
+    def shard(self) -> None:
+        """Shards the model's weights over all processes; all of them must encode together."""
+        shard(self.model)
+        self._sharded = True
+
+    def save(self, folder: Path) -> EncoderCheckpoint:
         """Writes the adapter, or without LoRA weights and tokenizer, into a new folder.
 
-        `state` holds the model's weights if they are sharded over processes. The returned
-        checkpoint still has the old key.
+        All processes must call it; the main process writes. The returned checkpoint still has
+        the old key.
         """
+        lora = self.checkpoint.init.lora is not None
+        state = whole_state(self.model, trained=lora)
+        changes = {"adapter": folder} if lora else {"folder": folder, "config": {}}
+        saved = self.checkpoint.model_copy(update=changes)
+        if not processes().is_main_process:
+            return saved
         folder.mkdir(parents=True)
         self.model.save_pretrained(folder, state_dict=state)
-        if self.checkpoint.init.lora:
-            return self.checkpoint.model_copy(update={"adapter": folder})
+        if lora:
+            return saved
         copy_tokenizer(self.checkpoint.folder, folder)
         if self.checkpoint.init.pooling == "last_token":
             # Encoders of this project append the end token; other libraries rely on the tokenizer.
             _tokenizer(self.checkpoint, "").standalone().save(str(folder / "tokenizer.json"))
         write_layout(folder, self.checkpoint.init, self.projection)
-        return self.checkpoint.model_copy(update={"folder": folder, "config": {}})
+        return saved
 
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:

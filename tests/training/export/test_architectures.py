@@ -239,11 +239,8 @@ def test_large_weights_are_written_to_a_second_file(tmp_path: Path) -> None:
         OnnxEncoder(large, pair.folder, threads=1)
 
 
-@pytest.mark.parametrize(
-    ("pair", "code"), [("care-mini", "not_a_checkpoint"), ("care-0.3b-8b", "no_checkpoint")]
-)
 def test_an_unsupported_export_is_an_error_of_one_line(
-    tmp_path: Path, pair: str, code: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert care(["export", "--pair", pair, "--out", str(tmp_path / "out")]) == 1
-    assert error_code(capsys.readouterr().err) == code
+    assert care(["export", "--pair", "care-mini", "--out", str(tmp_path / "out")]) == 1
+    assert error_code(capsys.readouterr().err) == "not_a_checkpoint"
