@@ -52,7 +52,7 @@ def audit(config: AuditConfig) -> dict[str, Any]:
             table.append([query, text, *map(len, lists), *map(" ".join, lists)])
         write_csv(folder / "audit.csv", table)
         write_jsonl(folder / "audit.jsonl", rows)
-        labels = agreement(list(judged.judgements.values()))
+        labels = agreement(list(judged.judgements.values()), config.method)
         statistics: dict[str, Any] = {
             "queries": len(rows),
             "queries_with_false_negatives": sum(bool(row["false_negatives"]) for row in rows),

@@ -103,16 +103,27 @@ class Command(FrozenModel):
     output: _Path  # a folder; `cache/` in it makes the command resumable
     seed: int = 0  # of sampling
     language: Language = "zh"  # of the prompts
+    prompts: _Path | None = None  # YAML file of prompts that replace those of curation/prompts.yaml
     attempts: int = Field(3, ge=1)  # at a valid answer to a question
     budget: Budget = Budget()
 
 
 class JudgingOptions(FrozenModel):
-    """How passages are presented to judges."""
+    """What judges are asked, and how passages are presented to them."""
 
     language: Language = "zh"  # of the prompt
-    passages_per_call: int = Field(10, ge=1, le=100)
+    prompts: _Path | None = None
+    # `grade`: a grade of S, A, B, C, D for each passage. `classify`: positive or negative ones.
+    method: Literal["grade", "classify"] = "grade"
+    passages_per_call: int = Field(10, ge=1, le=100)  # 100 by default for `classify`
     passage_chars: int = Field(1500, ge=1)  # longer passages are truncated
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_take_one_call(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("method") == "classify":
+            return {"passages_per_call": 100} | data
+        return data
 
 
 class JudgingCommand(Command, JudgingOptions):
