@@ -94,7 +94,17 @@ class RunRetriever(FrozenModel):
     path: _Path
 
 
-Retriever = Annotated[Bm25Retriever | PairRetriever | RunRetriever, Field(discriminator="kind")]
+class ServiceRetriever(FrozenModel):
+    """A running search service with an index of the same documents."""
+
+    kind: Literal["service"]
+    name: _Name
+    url: str = Field(pattern=r"^https?://\S+$")
+
+
+Retriever = Annotated[
+    Bm25Retriever | PairRetriever | RunRetriever | ServiceRetriever, Field(discriminator="kind")
+]
 
 
 class Command(FrozenModel):
@@ -133,7 +143,10 @@ class JudgingCommand(Command, JudgingOptions):
     queries: _Path  # JSONL with `_id` and `text`
     retrievers: list[Retriever] = Field(min_length=1)
     judges: list[Endpoint] = Field(min_length=1)
-    depth: int = Field(50, ge=1)  # hits of each retriever that are judged
+    depth: int = Field(50, ge=1)  # hits of each retriever
+    # Documents of a query that are judged: the `depth` best of all retrievers by reciprocal rank
+    # fusion, or all of them.
+    pool: Literal["fused", "union"] = "fused"
     query_limit: int | None = Field(None, ge=1)  # size of a sample; None for all queries
     vectors: _Path | None = None  # folder of cached vectors; None for `cache/vectors` of the output
 

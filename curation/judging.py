@@ -1,7 +1,7 @@
 """Labels of passages by several language models, and the vote on them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
@@ -186,8 +186,10 @@ def classes_model(count: int, keys: tuple[str, ...]) -> type[BaseModel]:
 class Judged:
     """Candidates and their judgements."""
 
-    pools: Pools  # document ids by query id, best first
+    pools: Pools  # document ids by query id, best first; then those that were judged besides
     judgements: Mapping[tuple[str, str], Judgement]  # by query and document id
+    # How many documents of each pool the retrievers found, by query id.
+    found: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, query: str, verdict: str) -> list[str]:
         """Returns the documents of a query with a verdict, in the order of the pool."""
@@ -221,7 +223,10 @@ def judge_candidates(
     # Opened first, so that a missing API key fails before hours of encoding.
     with language_models(config, config.judges) as models:
         vectors = config.vectors or config.output / CACHE / "vectors"
-        pools = candidate_pools(config.retrievers, documents, queries, config.depth, vectors)
+        pools = candidate_pools(
+            config.retrievers, documents, queries, config.depth, vectors, config.pool
+        )
+        found = {query: len(pool) for query, pool in pools.items()}
         for query, ids in (also or {}).items():
             pools[query] += [id_ for id_ in ids if id_ not in pools[query]]
         blind = {query: shuffled(pool, config.seed, query) for query, pool in pools.items()}
@@ -233,4 +238,5 @@ def judge_candidates(
         for item in judgements
     )
     write_jsonl(config.output / JUDGEMENTS, rows)
-    return Judged(pools, {(item.query, item.document): item for item in judgements})
+    by_pair = {(item.query, item.document): item for item in judgements}
+    return Judged(pools, by_pair, found)

@@ -126,14 +126,14 @@ def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json 
 @app.command("expert-sample")
 def expert_sample(
     benchmark: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark.")
+        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark or audit.")
     ],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files to write.")],
     size: Annotated[int, typer.Option(min=1, help="Number of pairs.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Write a blind sample of a benchmark as a spreadsheet for an expert to label."""
+    """Write agreed pairs, or false negatives of an audit, as a spreadsheet for an expert."""
     _require()
     from curation.expert import expert_sample as write_sample
 
