@@ -52,7 +52,7 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
         answered = set().union(*qrels.values())
         texts = {query: text for query, text in queries.items() if query in answered}
         (folder / "rerank").mkdir(exist_ok=True)
-        statistics = agreement(list(judged.judgements.values())) | {
+        statistics = agreement(list(judged.judgements.values()), config.method) | {
             "cleaning": counts,
             "pool": _counts([len(pool) for pool in judged.pools.values()]),
             "corpus": {"documents": len(left), "removed": len(removed)},

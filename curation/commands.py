@@ -20,7 +20,12 @@ _COSTS = ("calls", "reused", "invalid", "prompt_tokens", "answer_tokens", "price
 
 
 def run_command(
-    name: str, path: Path, *, data: Path | None = None, changes: Sequence[str] = ()
+    name: str,
+    path: Path,
+    *,
+    data: Path | None = None,
+    prompts: Path | None = None,
+    changes: Sequence[str] = (),
 ) -> dict[str, object]:
     """Runs build-benchmark, audit, annotate, sts or mix with a YAML file.
 
@@ -28,6 +33,7 @@ def run_command(
         name: The command.
         path: Its YAML file; docs/make-a-benchmark.md lists the keys.
         data: Replaces the key `data` of the file.
+        prompts: Replaces its key `prompts`.
         changes: Changes of other keys, `KEY=VALUE`.
 
     Returns:
@@ -45,6 +51,8 @@ def run_command(
         "mix": (configs.MixConfig, mix),
     }
     kind, run = commands[name]
+    if prompts:
+        changes = [*changes, f"prompts={json.dumps(str(prompts.absolute()))}"]
     config = load_config(path, kind, data=data, changes=changes)
     statistics = run(config)
     statistics.pop("agreement", None)

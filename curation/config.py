@@ -94,7 +94,17 @@ class RunRetriever(FrozenModel):
     path: _Path
 
 
-Retriever = Annotated[Bm25Retriever | PairRetriever | RunRetriever, Field(discriminator="kind")]
+class ServiceRetriever(FrozenModel):
+    """A running search service with an index of the same documents."""
+
+    kind: Literal["service"]
+    name: _Name
+    url: str = Field(pattern=r"^https?://\S+$")
+
+
+Retriever = Annotated[
+    Bm25Retriever | PairRetriever | RunRetriever | ServiceRetriever, Field(discriminator="kind")
+]
 
 
 class Command(FrozenModel):
@@ -103,16 +113,27 @@ class Command(FrozenModel):
     output: _Path  # a folder; `cache/` in it makes the command resumable
     seed: int = 0  # of sampling
     language: Language = "zh"  # of the prompts
+    prompts: _Path | None = None  # YAML file of prompts that replace those of curation/prompts.yaml
     attempts: int = Field(3, ge=1)  # at a valid answer to a question
     budget: Budget = Budget()
 
 
 class JudgingOptions(FrozenModel):
-    """How passages are presented to judges."""
+    """What judges are asked, and how passages are presented to them."""
 
     language: Language = "zh"  # of the prompt
-    passages_per_call: int = Field(10, ge=1, le=100)
+    prompts: _Path | None = None
+    # `grade`: a grade of S, A, B, C, D for each passage. `classify`: positive or negative ones.
+    method: Literal["grade", "classify"] = "grade"
+    passages_per_call: int = Field(10, ge=1, le=100)  # 100 by default for `classify`
     passage_chars: int = Field(1500, ge=1)  # longer passages are truncated
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_take_one_call(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("method") == "classify":
+            return {"passages_per_call": 100} | data
+        return data
 
 
 class JudgingCommand(Command, JudgingOptions):
@@ -122,7 +143,10 @@ class JudgingCommand(Command, JudgingOptions):
     queries: _Path  # JSONL with `_id` and `text`
     retrievers: list[Retriever] = Field(min_length=1)
     judges: list[Endpoint] = Field(min_length=1)
-    depth: int = Field(50, ge=1)  # hits of each retriever that are judged
+    depth: int = Field(50, ge=1)  # hits of each retriever
+    # Documents of a query that are judged: the `depth` best of all retrievers by reciprocal rank
+    # fusion, or all of them.
+    pool: Literal["fused", "union"] = "fused"
     query_limit: int | None = Field(None, ge=1)  # size of a sample; None for all queries
     vectors: _Path | None = None  # folder of cached vectors; None for `cache/vectors` of the output
 

@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, create_model
+
 from core.encoders import FrozenModel
 from core.errors import CareError
 from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
 from core.text import normalize_text
-from curation import prompts
 from curation.common import language_models, output_folder, sample_queries, shuffled
 from curation.config import TRAIN, StsConfig, StsSplit
 from curation.llm import Question
+from curation.prompts import Prompt, Prompts
 from evaluation.beir import read_queries
 
 
@@ -89,14 +91,14 @@ def write_sts(config: StsConfig) -> dict[str, Any]:
     synonyms = read_synonyms(config.synonyms)
     seen: set[str] = set()
     chosen = {name: _choose(config, split, synonyms, seen) for name, split in config.splits.items()}
-    writer = config.writer.name
+    writer, prompts = config.writer.name, Prompts(config.prompts, config.language)
     statistics: dict[str, Any] = {}
     with (
         output_folder(config.output) as folder,
         language_models(config, [config.writer]) as models,
     ):
         for name, asked in chosen.items():
-            questions = [partial(_question, config, item) for item in asked]
+            questions = [partial(_question, config, prompts, item) for item in asked]
             answers = models.ask({writer: questions}, f"rewrite {name}")[writer]
             kinds = partial(_kinds, config, name)
             rows = [
@@ -164,23 +166,35 @@ def _kinds(config: StsConfig, split: str, id_: str) -> Sequence[str]:
     return shuffled(KINDS, config.seed, "rewrite", id_)[:1]
 
 
-def _question(config: StsConfig, item: _Item) -> Question[Rewrites]:
+def _question(config: StsConfig, prompts: Prompts, item: _Item) -> Question[Rewrites]:
     # The whole numbers of characters within the allowed change of length.
     shortest = math.ceil(len(item.text) * (1 - config.length_change))
     longest = math.floor(len(item.text) * (1 + config.length_change))
-    chars = shortest, longest
-    system = prompts.prompt("rewrite", config.language)
-    return Question(
-        id=item.id,
-        system=system.format(shortest=shortest, longest=longest),
-        user=prompts.question(question=item.text, term=item.term, synonym=item.synonym),
-        again=prompts.prompt("again", config.language),
-        answer=Rewrites,
-        check=partial(
-            check_rewrites,
-            question=item.text,
-            term=item.term,
-            synonym=item.synonym,
-            chars=chars,
-        ),
+    prompt = prompts.get("rewrite")
+    system, user = prompt.messages(
+        {"question": item.text, "term": item.term, "synonym": item.synonym},
+        query=item.text,
+        term=item.term,
+        synonym=item.synonym,
+        replaced=item.text.replace(item.term, item.synonym),
+        shortest=shortest,
+        longest=longest,
     )
+    check = partial(
+        check_rewrites,
+        question=item.text,
+        term=item.term,
+        synonym=item.synonym,
+        chars=(shortest, longest),
+    )
+    return Question(item.id, system, user, prompts.again, _answer(prompt), check)
+
+
+def _answer(prompt: Prompt) -> type[Rewrites]:
+    """Returns the schema of an answer, whose fields have the names of the prompt."""
+    if not prompt.keys:
+        return Rewrites
+    fields: dict[str, Any] = {
+        kind: (str, Field(alias=prompt.keys.get(kind, kind))) for kind in KINDS
+    }
+    return create_model("Rewrites", __base__=Rewrites, **fields)

@@ -34,6 +34,16 @@ Changes = Annotated[
     ),
 ]
 
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="YAML file of prompts, instead of the default ones.",
+        show_default="the key prompts",
+    ),
+]
+
 
 @app.command()
 def clean(
@@ -61,49 +71,69 @@ def clean(
 
 @app.command("build-benchmark")
 def build_benchmark(
-    config: Config, data: Data = None, changes: Changes = None, json_: Json = False
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
 ) -> None:
     """Make a benchmark from a corpus and questions."""
-    _run("build-benchmark", config, data, changes, json_)
+    _run("build-benchmark", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
-def audit(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
+def audit(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Judge an existing benchmark again."""
-    _run("audit", config, data, changes, json_)
+    _run("audit", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
 def annotate(
-    config: Config, data: Data = None, changes: Changes = None, json_: Json = False
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
 ) -> None:
     """Make training triples from queries and a corpus."""
-    _run("annotate", config, data, changes, json_)
+    _run("annotate", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
-def sts(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
+def sts(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Make pairs of similar sentences from questions and synonyms."""
-    _run("sts", config, data, changes, json_)
+    _run("sts", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
 def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
     """Mix annotated triples with the training splits of the tasks."""
-    _run("mix", config, data, changes, json_)
+    _run("mix", config, json_, data=data, changes=changes or ())
 
 
 @app.command("expert-sample")
 def expert_sample(
     benchmark: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark.")
+        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark or audit.")
     ],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files to write.")],
     size: Annotated[int, typer.Option(min=1, help="Number of pairs.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Write a blind sample of a benchmark as a spreadsheet for an expert to label."""
+    """Write agreed pairs, or false negatives of an audit, as a spreadsheet for an expert."""
     _require()
     from curation.expert import expert_sample as write_sample
 
@@ -197,13 +227,11 @@ def _require() -> None:
     require("curation", "eval")
 
 
-def _run(
-    command: str, config: Path, data: Path | None, changes: list[str] | None, as_json: bool
-) -> None:
+def _run(command: str, config: Path, as_json: bool, **options: Any) -> None:
     _require()
     from curation.commands import run_command
 
-    _show(run_command(command, config, data=data, changes=changes or ()), as_json)
+    _show(run_command(command, config, **options), as_json)
 
 
 def _show(result: Mapping[str, Any], as_json: bool) -> None:
