@@ -23,7 +23,8 @@ _PART, _BATCH = 24, 32
 def write_query_start(folder: Path, texts: Sequence[str]) -> None:
     """Writes an encoder of type "new" with the characters of texts."""
     shape = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
-    write_gte_mlm(folder, texts=texts, initializer_range=0.05, **shape)
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    write_gte_mlm(folder, texts=texts, initializer_range=0.05, **shape, **dropout)
     _pretrain(folder, texts, "", "<s>{}", 0)
 
 
@@ -31,9 +32,7 @@ def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None
     """Writes a Qwen3 in bfloat16 whose tokenizer appends nothing, as Qwen3 is published."""
     shape = {"hidden_size": width, "intermediate_size": 2 * width, "max_position_embeddings": 512}
     shape |= {"num_attention_heads": width // 32, "num_key_value_heads": width // 32}
-    write_qwen3(
-        folder, ends_texts=False, texts=texts, tokens=1000, initializer_range=0.05, **shape
-    )
+    write_qwen3(folder, ends_texts=False, texts=texts, tokens=1000, initializer_range=0.05, **shape)
     _pretrain(folder, texts, "model.", "{}<|im_end|>", -1)
     file = folder / "model.safetensors"
     state = {name: value.to(torch.bfloat16) for name, value in load_file(file).items()}
@@ -42,7 +41,7 @@ def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None
 
 
 def _pretrain(
-    folder: Path, texts: Sequence[str], prefix: str, form: str, position: int, steps: int = 150
+    folder: Path, texts: Sequence[str], prefix: str, form: str, position: int, steps: int = 100
 ) -> None:
     """Trains a checkpoint to tell parts of one text from those of others.
 
