@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.checkpoints import TEXTS
-from tests.training.conftest import RunRecipe, align, joint, teacher, write_recipe
+from tests.training.conftest import RunRecipe, align, joint, only, teacher, write_recipe
+from tests.training.encoding import encode_slowly
 from tests.training.gathering import Model, texts, work
 from training.losses import info_nce, l2_normalize
 
@@ -66,6 +67,24 @@ def test_a_recipe_run_by_two_processes_gives_the_same_pair_as_one_process(
             moved = [weights[key] - start[key] for key in weights]
             apart = [weights[key] - other[key] for key in weights]
             assert norm(apart) < 0.02 * norm(moved)
+
+
+def test_processes_wait_for_one_that_encodes_longer_than_the_time_out(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    """Each process encodes its own shards; the files equal those of one process."""
+    base["stages"] = [teacher()]
+    recipe = write_recipe(tmp_path / "two.yaml", base)
+    torch.multiprocessing.spawn(encode_slowly, (str(recipe), str(tmp_path / "two")), nprocs=2)
+    run_recipe(base, out="one")
+    one, two = (only(tmp_path / out / "stages", "teacher-*") for out in ("one", "two"))
+    names = [path.name for path in sorted(one.iterdir()) if path.name != "result.json"]
+    assert len(names) == 2 * 3 + 2
+    assert names == [path.name for path in sorted(two.iterdir()) if path.name != "result.json"]
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    encoded = [int((tmp_path / f"two.{process}").read_text()) for process in range(2)]
+    assert min(encoded) > 0 and sum(encoded) == 2 * len(TEXTS)
 
 
 def norm(values: list[Tensor]) -> float:
