@@ -11,7 +11,9 @@ TIME_OUT, WORK = 1, 3
 
 
 def encode_slowly(process: int, recipe: str, out: str) -> None:
-    os.environ |= {"RANK": str(process), "LOCAL_RANK": str(process), "WORLD_SIZE": "2"}
+    ranks = {"RANK": str(process), "LOCAL_RANK": str(process), "WORLD_SIZE": "2"}
+    # accelerate wants an address, although the process group exists.
+    os.environ.update(ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     import torch
     from torch import distributed
 

@@ -14,6 +14,7 @@ from tests.checkpoints import TEXTS
 from tests.training.conftest import RunRecipe, align, joint, only, teacher, write_recipe
 from tests.training.encoding import encode_slowly
 from tests.training.gathering import Model, texts, work
+from training.files import RECIPE, RESULT
 from training.losses import info_nce, l2_normalize
 
 pytestmark = pytest.mark.train
@@ -78,9 +79,12 @@ def test_processes_wait_for_one_that_encodes_longer_than_the_time_out(
     torch.multiprocessing.spawn(encode_slowly, (str(recipe), str(tmp_path / "two")), nprocs=2)
     run_recipe(base, out="one")
     one, two = (only(tmp_path / out / "stages", "teacher-*") for out in ("one", "two"))
-    names = [path.name for path in sorted(one.iterdir()) if path.name != "result.json"]
-    assert len(names) == 2 * 3 + 2
-    assert names == [path.name for path in sorted(two.iterdir()) if path.name != "result.json"]
+    names, again = (
+        sorted(path.name for path in folder.iterdir() if path.name not in (RESULT, RECIPE))
+        for folder in (one, two)
+    )
+    assert names == again
+    assert sum(name.startswith("shard-") for name in names) == 2 * 3
     for name in names:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
     encoded = [int((tmp_path / f"two.{process}").read_text()) for process in range(2)]
