@@ -139,6 +139,15 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.queries)
 
+    def texts(self, role: Role) -> Sequence[str]:
+        """Returns the queries or the documents."""
+        return self.queries if role == "query" else self.documents
+
+    def of_pairs(self, role: Role, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns for each pair the value of its query or document, given one for each text."""
+        pairs = self.positives
+        return np.repeat(values, pairs.lengths) if role == "query" else values[pairs.values]
+
     def examples(self) -> Iterator[Example]:
         """Yields the examples."""
         for row, query in enumerate(self.queries):

@@ -1,12 +1,11 @@
 """Shared steps of training stages: load encoders, make batches, train, evaluate and save."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from core.encoders import Role
 from core.shards import ShardedVectors
@@ -14,7 +13,7 @@ from core.types import FloatArray
 from evaluation.metrics import score
 from training.batches import Batch, BatchPlan, PairCollator
 from training.distributed import processes, progress
-from training.encoder import Encoder, EncoderCheckpoint, Tokens, encode, tokenize
+from training.encoder import Encoder, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
 from training.prepared import Prepared, prepare_examples
 from training.stages.base import Context, Outcome, TrainingStage
@@ -71,12 +70,7 @@ def fit_pairs(
     for role in roles:
         texts[role] = found = _tokens_or_vectors(stage, context, role, data, encoders)
         if isinstance(found, Tokens):
-            pairs = corpus.positives
-            query = role == "query"
-            of_pairs = (
-                np.repeat(found.lengths, pairs.lengths) if query else found.lengths[pairs.values]
-            )
-            lengths += of_pairs
+            lengths += corpus.of_pairs(role, found.lengths)
     seed = stage.run_seed(context)
     collate = PairCollator(corpus, texts, negatives, seed, teacher, all_documents=all_documents)
     objective = Objective(encoders, roles, loss, stage.mini_batch, learned)
@@ -114,13 +108,7 @@ def fit(
     measure = _measurement(stage, context, objective)
     trainer = StageTrainer(stage, context, folder, objective, plan, collate, measure)
     trainer.fit()
-    state = trainer.whole_state()
-    trained: dict[Role, EncoderCheckpoint] = {}
-    if processes().is_main_process:
-        trained = {
-            side: encoder.save(folder / side, _weights_of(encoder, objective, state))
-            for side, encoder in objective.trained.items()
-        }
+    trained = {side: encoder.save(folder / side) for side, encoder in objective.trained.items()}
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(trained, objective.roles, history, counts | {"steps": trainer.state.global_step})
 
@@ -129,12 +117,9 @@ def _tokens_or_vectors(
     stage: TrainingStage, context: Context, role: Role, data: Prepared, trained: Collection[Role]
 ) -> Tokens | ShardedVectors:
     """Returns the tokens of a corpus's texts if their encoder is trained, otherwise vectors."""
-    encoder, corpus = context.encoders[stage.roles[role]], data.corpus
-    name, texts = (
-        ("queries", corpus.queries) if role == "query" else ("documents", corpus.documents)
-    )
+    encoder, texts = context.encoders[stage.roles[role]], data.corpus.texts(role)
     if stage.roles[role] in trained:
-        return data.tokens(name, texts, encoder, getattr(encoder.init.prompts, role))
+        return data.tokens(role, texts, encoder, getattr(encoder.init.prompts, role))
     return frozen_shards(context.vectors, encoder, role, texts, precision=stage.precision)
 
 
@@ -162,13 +147,3 @@ def _measurement(
             return encode(trained[objective.roles[role]], tokens[role], **settings, bar=bar)
 
     return lambda: score(dev_set.qrels, dev_set.search(vectors("query"), vectors("document")))
-
-
-def _weights_of(
-    encoder: Encoder, objective: Objective, state: Mapping[str, Tensor] | None
-) -> dict[str, Tensor] | None:
-    """Returns the weights of an encoder's model from the gathered weights of the objective."""
-    if state is None:
-        return None
-    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
-    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}
