@@ -4,6 +4,7 @@ Modules of stages import torch when a stage runs, so that recipes can be checked
 """
 
 import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,10 @@ Rate = Annotated[float, Field(gt=0)]
 # Part of all keys; increase it when stages compute other results from the same settings.
 _VERSION = 2
 # Settings that do not affect the result; the seed is a separate input.
-_NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed"}
+_NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed", "sharded"}
+# Arguments and variables that would shard the weights in a way that stages do not support.
+_OTHER_SHARDING = ("fsdp", "fsdp_config", "deepspeed")
+_OTHER_LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 
 @dataclass
@@ -196,7 +200,9 @@ class TrainingStage(Stage):
     group_by_length: bool = True  # whether a batch holds texts of similar length
     checkpoint_every: Positive = 500  # steps
     log_every: Positive = 10  # steps
-    # Further arguments of transformers.TrainingArguments, for example `fsdp` and `deepspeed`.
+    # Whether weights, gradients and the optimizer's state are sharded over processes (FSDP2).
+    sharded: bool = False
+    # Further arguments of transformers.TrainingArguments.
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -215,6 +221,14 @@ class TrainingStage(Stage):
         super().check(context, sides)
         from transformers import TrainingArguments
 
+        for key in _OTHER_SHARDING:
+            if key in self.trainer:
+                reason = "not supported: set sharded: true in the stage"
+                raise self.error(f"trainer.{key}", reason, "unsupported_sharding")
+        for name in _OTHER_LAUNCHERS:
+            if os.environ.get(name, "false").lower() == "true":
+                reason = f"{name} is set: start with torchrun, and set sharded: true in the stage"
+                raise self.error("sharded", reason, "unsupported_sharding")
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         if unknown := sorted(self.trainer.keys() - known):
             reason = "unknown key: not an argument of transformers.TrainingArguments"

@@ -24,10 +24,12 @@ class RetroMae(TrainingStage):
     epochs: Positive = 3
 
     @model_validator(mode="after")
-    def _reject_mini_batch(self) -> Self:
+    def _reject_unsupported(self) -> Self:
         if self.mini_batch is not None:
             reason = "not supported by retromae; use trainer.gradient_accumulation_steps"
             raise ValueError(f"mini_batch: {reason}")
+        if self.sharded:
+            raise ValueError("sharded: not supported by retromae")
         return self
 
     def run(self, context: Context, folder: Path) -> Outcome:
