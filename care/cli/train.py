@@ -91,6 +91,7 @@ def ablations(
     An interrupted call resumes. Recipes share stages with equal inputs.
     """
     require("train", "eval", make="ablations")
+    from care.diversification import write_training_data
     from training.experiments.ablations import RECIPES, run_ablations
     from training.run import silence_transformers_logging
 
@@ -98,7 +99,14 @@ def ablations(
     report = reporter(as_json=False)
     names = only.split(",") if only else []
     table = run_ablations(
-        data, out, names, report, recipes=recipes or RECIPES, seeds=seeds, train=train
+        data,
+        out,
+        names,
+        report,
+        recipes=recipes or RECIPES,
+        seeds=seeds,
+        train=train,
+        diversify=write_training_data,
     )
     report(table.read_text(encoding="utf-8").rstrip())
 

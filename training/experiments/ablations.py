@@ -6,7 +6,7 @@ OUT/scores.json, table.md, scores.png   the report of `training.experiments.abla
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -70,6 +70,7 @@ def run_ablations(
     recipes: Path = RECIPES,
     seeds: int | None = None,
     train: bool = True,
+    diversify: Callable[[Path, Path], None] | None = None,
 ) -> Path:
     """Runs recipes, scores the trained pairs, and writes tables of all scores.
 
@@ -84,6 +85,8 @@ def run_ablations(
         recipes: Folder of the recipes and of `tables.toml`.
         seeds: Number of the seeds of each recipe to run; None for all.
         train: False to write the report of finished runs only.
+        diversify: Writes the folder that recipes name as `${diversified}`, from `data`; called
+            before the first run of such a recipe.
 
     Returns:
         The path of the tables in `out`.
@@ -92,7 +95,8 @@ def run_ablations(
         TrainingError: If a recipe is unknown or invalid.
     """
     tables = read_tables(recipes)
-    known = _load(recipes, data, tables)
+    diversified = out / "diversified"
+    known = _load(recipes, {"data": data, "diversified": diversified}, tables)
     if unknown := [name for name in only if name not in known]:
         reason = f"unknown recipe '{unknown[0]}': choose from {', '.join(sorted(known))}"
         raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
@@ -105,6 +109,8 @@ def run_ablations(
         scores.mkdir(parents=True, exist_ok=True)
         for seed, name in _order(chosen, seeds) if train else ():
             report(f"{name}, seed {seed}")
+            if diversify and _reads(chosen[name].recipe, diversified):
+                diversify(data, diversified)
             folder = run(chosen[name].recipe, out, seed, report)
             for dimension in (None, *_dimensions(tables, name)):
                 values = score_pair(folder / PAIR, test, out, dimension)
@@ -176,17 +182,23 @@ def read_scores(folder: Path, known: Mapping[str, Ablation]) -> Scores:
     return scores
 
 
-def _load(recipes: Path, data: Path, tables: Tables) -> dict[str, Ablation]:
-    """Returns all recipes by name, in the order of the tables."""
-    change = f"variables.data={json.dumps(str(data))}"
+def _load(recipes: Path, places: Mapping[str, Path], tables: Tables) -> dict[str, Ablation]:
+    """Returns all recipes by name, in the order of the tables; `places` are their variables."""
+    changes = [f"variables.{name}={json.dumps(str(path))}" for name, path in places.items()]
     found = {}
     for path in sorted(recipes.glob("*.yaml")):
         # The key leaves out where the data are, and what changes no score.
         key = checksum(load_recipe(path).model_dump(mode="json", exclude={"description", "seeds"}))
-        recipe = load_recipe(path, [change])
+        recipe = load_recipe(path, changes)
         found[recipe.name] = Ablation(recipe, key)
     order = (*tables.recipes, *found)
     return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+
+
+def _reads(recipe: Recipe, folder: Path) -> bool:
+    """Returns whether a recipe reads triples in a folder."""
+    entries = (entry for stage in recipe.stages for entry in stage.data)
+    return any(e.triples and Path(e.triples).is_relative_to(folder) for e in entries)
 
 
 def _order(chosen: Mapping[str, Ablation], seeds: int | None) -> Iterable[tuple[int, str]]:
