@@ -47,7 +47,7 @@ def test_gradients_of_two_processes_equal_those_of_one_process_with_all_texts(
         torch.testing.assert_close(gradient, model.linear.weight.grad, rtol=1e-4, atol=1e-6)
 
 
-RECIPE = Path(training.__file__).parent / "recipes" / "care-0.3b-8b.yaml"
+CARE_8B = Path(training.__file__).parent / "recipes" / "care-0.3b-8b.yaml"
 SHARDED = ("contrastive-large", "joint")
 STAGES = ("unsupervised", "contrastive-large", "align", "joint")
 
@@ -103,7 +103,7 @@ def paper_recipe(
     for stage in stages.values():
         stage |= {"precision": precision}
     return {
-        "extends": str(RECIPE),
+        "extends": str(CARE_8B),
         "query": {"start": str(gte), "max_length": MAX_LENGTH},
         "document": {
             "start": str(qwen3),
