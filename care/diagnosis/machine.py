@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from care.diagnosis.finding import Finding
+from care.diagnosis.packages import INSTALL_GPU_BUILDS
 from core.cpus import available_cpus
 
 _OLDEST_PYTHON = (3, 11)
@@ -101,10 +102,7 @@ def check_gpu() -> Finding:
     if not gpus:
         return Finding("gpu", "ok", "none: encoders run on the processor")
     if CUDA not in onnxruntime.get_available_providers():
-        advice = (
-            "To encode on the GPU: pip uninstall onnxruntime; pip install onnxruntime-gpu; then "
-            "set CARE_PROVIDER=cuda."
-        )
+        advice = f"To encode queries on the GPU: {INSTALL_GPU_BUILDS}; then set CARE_PROVIDER=cuda."
         return Finding("gpu", "warning", f"{'; '.join(gpus)}; not used by ONNX Runtime", advice)
     return Finding("gpu", "ok", "; ".join(gpus))
 
