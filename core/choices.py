@@ -6,7 +6,9 @@ from typing import Literal
 Backend = Literal["auto", "onnx", "transformers", "vllm", "openai"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 StoreName = Literal["faiss", "milvus"]
+SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
 
 DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")
 DEFAULT_BUILDS = Path("builds")
+DEFAULT_PAIRS = Path("pairs")

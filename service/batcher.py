@@ -10,11 +10,9 @@ from typing import Any
 
 from core.encoders import QueryEncoder
 from core.types import FloatArray
+from models.encoders.providers import MAX_ROWS
 from service.metrics import Metrics
 from stores.faiss.search import limit_threads
-
-# Number of the oldest texts from which a batch is chosen.
-_WINDOW = 64
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -118,11 +116,14 @@ class Batcher:
         return True
 
     def _oldest(self) -> list[Job]:
-        """Takes the oldest jobs that are not abandoned; returns none once closed and empty."""
+        """Takes the oldest jobs that are not abandoned, from which a batch is chosen.
+
+        Returns none once closed and empty.
+        """
         with self._changed:
             while True:
                 window: list[Job] = []
-                while self._waiting and len(window) < _WINDOW:
+                while self._waiting and len(window) < MAX_ROWS:
                     job = self._waiting.popleft()
                     if not job.abandoned:
                         window.append(job)

@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_PAIRS, SearchDevice
 from core.cpus import available_cpus
 from core.errors import CareError
-from models.encoders.providers import ProviderName
+from models.encoders.providers import BATCH_TOKENS, ProviderName
 
 # Variables with the same prefix that are not settings of the service: those of other commands and
 # of load tests, and those that Kubernetes sets for Services named care and care-….
@@ -43,7 +43,10 @@ class Settings(BaseSettings):
     index: str = "sample"
     """Name of the index to search."""
     pair: str = DEFAULT_PAIR
-    """Pair whose query encoder is loaded: a registered name, or the path of a pair's .toml file."""
+    """Pair whose query encoder is loaded: the name of a trained or registered pair, or the path of
+    a pair's .toml file."""
+    pairs: Path = DEFAULT_PAIRS
+    """Folder of trained pairs: NAME/pair.toml, which `care export` writes."""
     store: Literal["faiss", "milvus"] = "faiss"
     """Store of the vectors: faiss (files beside the documents) or milvus."""
     milvus_uri: SecretStr | None = None
@@ -52,6 +55,9 @@ class Settings(BaseSettings):
     """Credentials of Milvus: user:password, or an API key."""
     milvus_timeout_ms: AtLeast1 = 2000
     """Time-out of one search in Milvus [ms]; after it the response is 503."""
+    faiss_device: SearchDevice = "cpu"
+    """Where FAISS searches: cpu, cuda, or cuda-fp16, which halves the memory of exact search on the
+    GPU and scores its hits again in full precision."""
     provider: ProviderName = "cpu"
     """Execution provider of ONNX Runtime: cpu, cuda or tensorrt."""
     tensorrt_cache: Path = Path("builds/tensorrt")
@@ -63,10 +69,10 @@ class Settings(BaseSettings):
     """Threads that encode one batch. With 1, the service encodes `CARE_THREADS` batches at once,
     which gives the highest throughput; more threads give lower latency to a single client."""
     batch_tokens: AtLeast1 = Field(
-        default_factory=lambda known: 192 if known["provider"] == "cpu" else 16_384
+        default_factory=lambda known: 192 if known["provider"] == "cpu" else BATCH_TOKENS
     )
     """Largest batch [tokens], padding included. Default: 192 on processors, where larger batches do
-    not raise throughput; 16384 on GPUs."""
+    not raise throughput; 16384 on GPUs, where it bounds the memory of the encoder."""
     batch_padding: AtLeast0 = Field(
         default_factory=lambda known: 4 if known["provider"] == "cpu" else known["batch_tokens"]
     )

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.choices import SearchDevice
 from core.errors import CareError, ProviderError
 from stores.base import StoreName, VectorStore
 from stores.faiss import factory as faiss_types
@@ -56,11 +57,15 @@ class VectorStores:
 
     Args:
         milvus: Address of Milvus, or None if only files are used.
+        device: Where FAISS searches: on the processor, or on a GPU in single or half precision.
+
+    Raises:
+        ProviderError: If FAISS cannot search on the device.
     """
 
-    def __init__(self, milvus: MilvusAddress | None = None) -> None:
+    def __init__(self, milvus: MilvusAddress | None = None, device: SearchDevice = "cpu") -> None:
         self._address = milvus
-        self._faiss = FaissStore()
+        self._faiss = FaissStore(device)
 
     def get(self, name: StoreName) -> VectorStore:
         """Returns a store by name.

@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from care.diagnosis.finding import Finding
 from care.diagnosis.packages import INSTALL_GPU_BUILDS
 from core.cpus import available_cpus
+from core.gpus import visible_gpus
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30
@@ -23,7 +23,6 @@ _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 # Instructions that int8 encoders gain from, by their names on x86 and ARM.
 _FEATURES = ("avx2", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FAST = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
-_QUERY_GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
 def check_machine(folders: Iterable[Path]) -> Iterator[Finding]:
@@ -89,22 +88,31 @@ def check_memory(memory_info: Path = _MEMORY_INFO, limit: Path = _CGROUP_MEMORY)
 
 
 def check_gpu() -> Finding:
-    """Checks whether ONNX Runtime can use the GPU, if there is one."""
+    """Checks whether ONNX Runtime and FAISS can use the GPU, if there is one."""
     import onnxruntime
 
     from models.encoders.providers import CUDA
+    from stores.faiss.gpu import gpus
 
-    try:
-        done = subprocess.run(_QUERY_GPU, capture_output=True, text=True, timeout=10, check=True)
-        gpus = done.stdout.strip().splitlines()
-    except (OSError, subprocess.SubprocessError):
-        gpus = []
-    if not gpus:
-        return Finding("gpu", "ok", "none: encoders run on the processor")
-    if CUDA not in onnxruntime.get_available_providers():
-        advice = f"To encode queries on the GPU: {INSTALL_GPU_BUILDS}; then set CARE_PROVIDER=cuda."
-        return Finding("gpu", "warning", f"{'; '.join(gpus)}; not used by ONNX Runtime", advice)
-    return Finding("gpu", "ok", "; ".join(gpus))
+    found = visible_gpus()
+    if not found:
+        return Finding("gpu", "ok", "none: encoding and search run on the processor")
+    listed = "; ".join(
+        f"{each.name}, {each.free / _GIB:.0f} of {each.memory / _GIB:.0f} GiB free, "
+        f"driver {each.driver}"
+        for each in found
+    )
+    usable = {
+        "ONNX Runtime": CUDA in onnxruntime.get_available_providers(),
+        "FAISS": gpus() > 0,
+    }
+    if absent := [name for name, can in usable.items() if not can]:
+        advice = (
+            "To encode (CARE_PROVIDER=cuda) and search (CARE_FAISS_DEVICE=cuda) on the GPU, "
+            f"install the builds for GPUs: {INSTALL_GPU_BUILDS}."
+        )
+        return Finding("gpu", "warning", f"{listed}; not used by {' and '.join(absent)}", advice)
+    return Finding("gpu", "ok", listed)
 
 
 def check_disk(folder: Path) -> Finding:

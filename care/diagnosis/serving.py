@@ -22,6 +22,7 @@ from service.app import load_query_encoder
 from service.key_file import KeyFile
 from service.search import load_index
 from service.settings import Settings, read_settings
+from stores.faiss.gpu import check_device, gpus
 
 # Longest wait for a server that is checked [s].
 _TIMEOUT = 3.0
@@ -44,6 +45,8 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
     yield Finding("settings", "ok", "all CARE_* variables are known and valid")
     encoder, finding = check_pair(settings)
     yield finding
+    if settings.faiss_device != "cpu":
+        yield check_faiss(settings)
     if settings.milvus_uri:
         yield check_milvus(settings)
     if encoder:
@@ -56,7 +59,7 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
 def check_pair(settings: Settings) -> tuple[Encoder | None, Finding]:
     """Loads the query encoder as the service does, and verifies the document encoder's files."""
     try:
-        pair = load_pair(settings.pair)
+        pair = load_pair(settings.pair, settings.pairs)
         encoder = load_query_encoder(settings)
         if pair.document.format == "onnx":
             spec = pair.document
@@ -91,6 +94,15 @@ def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Find
         advice = f"Rewrite its manifest: care versions migrate --index {name}."
         return Finding("index", "warning", f"{found}; manifest of schema {schema}", advice)
     return Finding("index", "ok", f"{found}; checksums and embedding space match")
+
+
+def check_faiss(settings: Settings) -> Finding:
+    """Checks that FAISS can search on the configured device."""
+    try:
+        check_device(settings.faiss_device)
+    except CareError as error:
+        return Finding.of("faiss", error)
+    return Finding("faiss", "ok", f"{gpus()} GPUs; the first one searches")
 
 
 def check_milvus(settings: Settings) -> Finding:

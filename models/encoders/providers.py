@@ -19,9 +19,15 @@ CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
 _TITLES: Mapping[ProviderName, str] = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
+# Most texts of a batch.
+MAX_ROWS = 64
+# Most tokens of a batch on a GPU, padding included.
+BATCH_TOKENS = 16_384
 _SHORTEST = 16
 # A query of care-mini has 8 to 32 tokens; TensorRT optimises its kernels for this length.
 _TYPICAL_LENGTH = 32
+# ONNX Runtime 1.31 requires libnvinfer.so.10.
+_TENSORRT_LIBRARY = " 'tensorrt-cu13<11'"
 # Operators that dominate the time of an encoder; others may be placed on the processor.
 _PRODUCTS = ("MatMul", "Gemm", "Attention")
 
@@ -35,15 +41,15 @@ class ProviderOptions:
         device: Number of the GPU.
         cache: Folder of TensorRT's engine caches, with one subfolder per weights file.
         fp16: Whether TensorRT may compute in half precision.
-        max_batch: Maximum rows per batch for TensorRT, which splits larger batches; for CUDA,
-            rows of the largest batch of the warm-up.
+        batch_tokens: Most tokens of a batch on a GPU, padding included; a longer text is a batch
+            of its own. The warm-up and the engines of TensorRT cover batches up to this size.
     """
 
     name: ProviderName = "cpu"
     device: int = 0
     cache: Path = Path("builds/tensorrt")
     fp16: bool = True
-    max_batch: int = 64
+    batch_tokens: int = BATCH_TOKENS
 
     @property
     def onnx_name(self) -> str:
@@ -52,7 +58,14 @@ class ProviderOptions:
 
     def buckets(self, max_length: int) -> "Buckets | None":
         """Returns the shapes to which batches are padded, or None without restriction."""
-        return Buckets.up_to(self.max_batch, max_length) if self.name == "tensorrt" else None
+        if self.name != "tensorrt":
+            return None
+        # An engine has one range of rows and one of lengths, and reserves memory for both maxima.
+        return Buckets.up_to(self.rows(max_length), max_length)
+
+    def rows(self, length: int) -> int:
+        """Returns the most rows of a batch whose longest text has `length` tokens."""
+        return max(1, min(MAX_ROWS, self.batch_tokens // length))
 
 
 ON_CPU = ProviderOptions()
@@ -80,6 +93,7 @@ class Buckets:
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
+    """Returns powers of two from `first`, then `last`."""
     return (first, *_doubled(2 * first, last)) if first < last else (last,)
 
 
@@ -87,12 +101,16 @@ def warm_up_shapes(options: ProviderOptions, max_length: int) -> list[tuple[int,
     """Returns the shapes (rows, tokens) of the warm-up, the smallest first.
 
     On a processor one short text is enough. On a GPU each length is run with one row and with the
-    maximum number of rows, to select kernels and allocate memory.
+    most rows of a batch, to select kernels and allocate memory.
     """
     if options.name == "cpu":
         return [(1, min(_SHORTEST, max_length))]
-    lengths = Buckets.up_to(options.max_batch, max_length).lengths
-    return [(rows, n) for n in lengths for rows in sorted({1, options.max_batch})]
+    buckets = options.buckets(max_length)
+    return [
+        (rows, length)
+        for length in _doubled(_SHORTEST, max_length)
+        for rows in sorted({1, buckets.rows[-1] if buckets else options.rows(length)})
+    ]
 
 
 def execution_providers(
@@ -119,13 +137,13 @@ def engine_folder(options: ProviderOptions, spec: EncoderSpec) -> Path:
 
 def _tensorrt_options(options: ProviderOptions, spec: EncoderSpec) -> dict[str, str]:
     folder = str(engine_folder(options, spec))
-    buckets = Buckets.up_to(options.max_batch, spec.max_length)
+    most = options.rows(spec.max_length)
     fp16 = str(options.fp16)
     return {
         # The profile covers all shapes; otherwise an engine would be built during a request.
-        "trt_profile_min_shapes": _shape(1, buckets.lengths[0]),
-        "trt_profile_opt_shapes": _shape(options.max_batch, min(_TYPICAL_LENGTH, spec.max_length)),
-        "trt_profile_max_shapes": _shape(options.max_batch, spec.max_length),
+        "trt_profile_min_shapes": _shape(1, min(_SHORTEST, spec.max_length)),
+        "trt_profile_opt_shapes": _shape(most, min(_TYPICAL_LENGTH, spec.max_length)),
+        "trt_profile_max_shapes": _shape(most, spec.max_length),
         "trt_engine_cache_enable": "True",
         "trt_engine_cache_path": folder,
         "trt_timing_cache_enable": "True",
@@ -144,10 +162,10 @@ def _shape(rows: int, length: int) -> str:
 def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
     """Raises `ProviderError` if the installed ONNX Runtime does not include the provider."""
     if options.onnx_name not in available:
-        command = _install(options, version)
+        command = "python -m care.gpu_builds" + _TENSORRT_LIBRARY * (options.name == "tensorrt")
         raise ProviderError(
             f"the installed ONNX Runtime {version} does not include provider '{options.name}': "
-            f"run `pip uninstall -y onnxruntime`, then `{command}`",
+            f"install the builds for GPUs with `{command}` (in a checkout: `make gpu`)",
             code="provider_not_installed",
             provider=options.name,
             install=command,
@@ -202,5 +220,4 @@ def check_matrix_products(
 
 def _install(options: ProviderOptions, version: str) -> str:
     command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={version}'"
-    # ONNX Runtime 1.31 requires libnvinfer.so.10.
-    return f"{command} 'tensorrt-cu13<11'" if options.name == "tensorrt" else command
+    return command + _TENSORRT_LIBRARY * (options.name == "tensorrt")

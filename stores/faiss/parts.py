@@ -25,7 +25,7 @@ import numpy as np
 from core.errors import CareError
 from core.progress import progress_bar
 from core.shards import ShardedVectors
-from stores.faiss.training import assigning_on_gpus
+from stores.faiss.training import Assignment
 
 _CHUNK_ROWS = 4096
 _WRITE_BYTES = 1 << 20
@@ -67,7 +67,6 @@ def write_in_parts(
         parts = _Parts(base, Path(scratch), memory)
         with (
             codes.open("wb") as file,
-            assigning_on_gpus(base),
             progress_bar("index", show=progress, total=len(vectors)) as bar,
         ):
             for start, chunk in vectors.chunks(_CHUNK_ROWS):
@@ -92,6 +91,7 @@ class _Parts:
 
     def __init__(self, index: faiss.IndexIVF, folder: Path, memory: int) -> None:
         self._index = index
+        self._assignment = Assignment(index)
         self._folder = folder
         self._files: list[Path] = []
         row_bytes = _SLACK * (index.code_size + _ID_BYTES)
@@ -106,7 +106,7 @@ class _Parts:
             if self._index.ntotal + len(piece) > self._rows:
                 self.end()
             ids = np.arange(start + at, start + at + len(piece))
-            self._index.add_with_ids(piece, ids)
+            self._assignment.add(piece, ids)
 
     def end(self) -> None:
         """Writes the content of the index to a part and empties the index."""

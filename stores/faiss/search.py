@@ -7,9 +7,11 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from core.choices import SearchDevice
 from core.errors import IndexVersionError
 from core.types import Check, Filter, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
+from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy
 from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
 from stores.recall import RECALL_K, Parameters
 
@@ -74,31 +76,36 @@ class FaissVectors:
         path: Path of the file.
         parameters: Search parameters for ten hits: `efSearch`, or `nprobe` and `k_factor`; empty
             for Flat.
+        device: Where searches run that a GPU supports; the others run on the processor.
 
     Raises:
-        IndexVersionError: If the file cannot be read.
+        IndexVersionError: If the file cannot be read, or the GPU has too little memory for it.
     """
 
-    def __init__(self, path: Path, parameters: Parameters) -> None:
+    def __init__(self, path: Path, parameters: Parameters, device: SearchDevice = "cpu") -> None:
         self._index = read_index(path)
         self.count: int = self._index.ntotal
         self.dimension: int = self._index.d
         self._approximate: _Graph | _Lists | None = None
-        self._scan: Scan
+        # The vectors in the order of rows, or None if only the inverted lists have them.
+        stored: faiss.IndexFlatCodes | None = self._index
         lists = faiss.try_extract_index_ivf(self._index)
         if isinstance(self._index, faiss.IndexHNSW):
             self._approximate = _Graph(self._index, parameters.get("efSearch", 0))
-            self._scan = CodesScan(faiss.downcast_index(self._index.storage))
+            stored = faiss.downcast_index(self._index.storage)
         elif lists is not None:
             self._approximate = _Lists(
                 self._index, lists.nlist, parameters.get("nprobe", 1), parameters.get("k_factor", 0)
             )
-            if isinstance(self._index, faiss.IndexRefine):
-                self._scan = CodesScan(faiss.downcast_index(self._index.refine_index))
-            else:
-                self._scan = ListsScan(self._index)
-        else:
-            self._scan = CodesScan(self._index)
+            refined = isinstance(self._index, faiss.IndexRefine)
+            stored = faiss.downcast_index(self._index.refine_index) if refined else None
+        self._scan: Scan = ListsScan(self._index) if stored is None else CodesScan(stored)
+        self._on_gpu: _OnGpu | None = None
+        if device != "cpu":
+            copied = self._approximate if isinstance(self._approximate, _Lists) else None
+            self._on_gpu = _OnGpu(
+                GpuCopy(self._index, stored, device), copied if stored is None else None
+            )
 
     def search(
         self,
@@ -110,7 +117,7 @@ class FaissVectors:
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
-        If few rows match the filter, they are searched exactly. Otherwise the graph or the
+        If few rows match the filter, they are searched exactly. Otherwise the GPU, the graph or the
         inverted lists return candidates, which are filtered; if fewer than k remain, the matching
         rows are searched exactly. The cheaper method is chosen by an estimate of its cost. An exact
         search is checked every 32 MiB of vectors. A search in the graph or the lists is not
@@ -124,9 +131,12 @@ class FaissVectors:
         fetch = wanted
         if matching < self.count:
             fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
-        if self._approximate is None or matching <= self._approximate.cost(fetch):
+        source: _OnGpu | _Graph | _Lists | None = self._approximate
+        if self._on_gpu and self._on_gpu.reaches(fetch):
+            source = self._on_gpu
+        if source is None or matching <= source.cost(fetch):
             return self._scan.search(query, wanted, rows, check)
-        scores, found = self._approximate.search(query, fetch)
+        scores, found = source.search(query, fetch)
         if rows is not None:
             at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
             passes = rows[at] == found
@@ -183,15 +193,42 @@ class _Lists:
     k_factor: int
 
     def cost(self, fetch: int) -> float:
-        scanned: float = self._probed(fetch) * self.index.ntotal / self.n_lists
+        scanned: float = self.probed(fetch) * self.index.ntotal / self.n_lists
         return self.n_lists + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
-        parameters = search_parameters({"nprobe": self._probed(fetch), "k_factor": self.k_factor})
+        parameters = search_parameters({"nprobe": self.probed(fetch), "k_factor": self.k_factor})
         return first_hits(self.index.search(query[None], fetch, params=parameters))
 
-    def _probed(self, fetch: int) -> int:
+    def probed(self, fetch: int) -> int:
         deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
         filled = _BEAM * fetch * self.n_lists / self.index.ntotal
         wanted: float = max(self.probes * deeper, filled)
         return min(self.n_lists, math.ceil(wanted))
+
+
+@dataclass
+class _OnGpu:
+    """Search on a GPU, exact or in inverted lists.
+
+    Attributes:
+        copy: The copy on the GPU.
+        lists: The inverted lists that were copied, or None if the search is exact.
+    """
+
+    copy: GpuCopy
+    lists: _Lists | None
+
+    def reaches(self, fetch: int) -> bool:
+        """Returns whether the GPU can find `fetch` neighbours."""
+        probes = self.lists.probed(fetch) if self.lists else 0
+        return fetch <= MOST_NEIGHBOURS and probes <= MOST_PROBES
+
+    def cost(self, fetch: int) -> float:
+        return (self.lists.cost(fetch) if self.lists else self.copy.ntotal) / SPEED
+
+    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
+        parameters = None
+        if self.lists:
+            parameters = search_parameters({"nprobe": self.lists.probed(fetch)})
+        return self.copy.search(query, fetch, parameters)

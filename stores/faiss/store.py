@@ -4,6 +4,7 @@ from pathlib import Path
 
 import faiss
 
+from core.choices import SearchDevice
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import VECTORS_FILE, IndexManifest
@@ -11,6 +12,7 @@ from core.progress import progress_bar
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from stores.base import NewVectors, SearchChoice, VectorStore, check_vectors
+from stores.faiss.gpu import check_device
 from stores.faiss.parts import write_file, write_in_parts
 from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, search_parameters
 from stores.faiss.training import trained_index
@@ -24,7 +26,18 @@ _REFINE_FACTORS = (4, 16, 64)
 
 
 class FaissStore(VectorStore):
-    """Stores vectors in `vectors.faiss` in the folder of the version."""
+    """Stores vectors in `vectors.faiss` in the folder of the version.
+
+    Args:
+        device: Where opened versions are searched: see `FaissVectors`.
+
+    Raises:
+        ProviderError: If FAISS cannot search on the device.
+    """
+
+    def __init__(self, device: SearchDevice = "cpu") -> None:
+        check_device(device)
+        self._device = device
 
     def build(self, new: NewVectors) -> SearchChoice:
         """Writes `vectors.faiss` and chooses the search parameters."""
@@ -40,7 +53,7 @@ class FaissStore(VectorStore):
         return choose_search(read_index(path), new.vectors, new.queries, new.recall)
 
     def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> FaissVectors:
-        """Maps the file of a version into memory."""
+        """Maps the file of a version into memory, and copies it to the GPU if one searches."""
         if read_collection(folder):
             raise IndexVersionError(
                 f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI",
@@ -48,7 +61,7 @@ class FaissStore(VectorStore):
                 path=folder,
             )
         path = folder / VECTORS_FILE
-        vectors = FaissVectors(path, manifest.search_parameters)
+        vectors = FaissVectors(path, manifest.search_parameters, self._device)
         check_vectors(vectors, manifest, path)  # also loads pages that the first searches need
         return vectors
 

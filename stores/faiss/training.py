@@ -1,16 +1,14 @@
 """Training of empty FAISS indexes on a sample of the vectors."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import faiss
 import numpy as np
 
 from core.errors import CareError
 from core.progress import progress_bar
 from core.shards import ShardedVectors
-from core.types import FloatArray
+from core.types import FloatArray, RowArray
 from stores.faiss.factory import ROWS_PER_LIST
+from stores.faiss.gpu import gpus
 
 _EF_CONSTRUCTION = 200
 _SAMPLE_ROWS = 100_000
@@ -20,24 +18,36 @@ _LIST_SAMPLE_ROWS = 50
 _LIST_ROUNDS = 10
 
 
-def gpus() -> int:
-    """Returns the number of GPUs that FAISS can use, 0 for faiss-cpu."""
-    return faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+class Assignment:
+    """Assigns vectors that are added to inverted lists on all GPUs, if there are any.
 
+    Args:
+        lists: The index; its quantiser must have all centroids.
+    """
 
-@contextmanager
-def assigning_on_gpus(index: faiss.Index) -> Iterator[None]:
-    """Assigns vectors that are added in the block to inverted lists on GPUs, if available."""
-    if not gpus():
-        yield
-        return
-    lists = faiss.extract_index_ivf(index)
-    quantizer = lists.quantizer
-    lists.quantizer = faiss.index_cpu_to_all_gpus(quantizer)
-    try:
-        yield
-    finally:
-        lists.quantizer = quantizer
+    def __init__(self, lists: faiss.IndexIVF) -> None:
+        self._lists = lists
+        self._on_gpus: faiss.Index | None = None
+        if gpus():
+            # GPUs find the nearest centroids of a batch. Residuals are computed row by row and in
+            # several threads, which only the centroids on the processor support.
+            clone = faiss.index_cpu_to_all_gpus(lists.quantizer)
+            self._on_gpus = faiss.IndexRefine(clone, lists.quantizer)
+
+    def add(self, vectors: FloatArray, ids: RowArray) -> None:
+        """Adds vectors, float32 [n, dimension], with ids, int64 [n].
+
+        Afterwards the index has its own quantiser again, so that it can be written.
+        """
+        if self._on_gpus is None:
+            self._lists.add_with_ids(vectors, ids)
+            return
+        quantizer = self._lists.quantizer
+        self._lists.quantizer = self._on_gpus
+        try:
+            self._lists.add_with_ids(vectors, ids)
+        finally:
+            self._lists.quantizer = quantizer
 
 
 def trained_index(

@@ -17,6 +17,7 @@ from core.vectors import truncate_normalize
 from core.versions import list_versions
 from indexer.versions import prune, verify_version
 from stores.base import SearchChoice
+from stores.faiss import gpu
 from stores.faiss import training as faiss_training
 from stores.faiss.factory import check_factory, default_factory
 from stores.faiss.parts import write_file
@@ -263,29 +264,63 @@ def test_the_training_sample_fits_into_memory(
     assert max(taken) == 39 * 64
 
 
-def test_gpus_assign_vectors_only_while_they_are_added(
-    vectors: ShardedVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class GpuQuantizers:
+    """A stand-in for FAISS on two GPUs: copies that cannot be written to a file.
+
+    Attributes:
+        copied: Number of centroids of each quantiser that was copied to the GPUs.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copied: list[int] = []
+        self._kept: list[faiss.Index] = []
+        kmeans = faiss.Kmeans
+        monkeypatch.setattr(faiss, "Kmeans", lambda *a, gpu, **k: kmeans(*a, gpu=0, **k))
+        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+        monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", self._copy)
+
+    def _copy(self, quantizer: faiss.Index) -> faiss.Index:
+        self.copied.append(quantizer.ntotal)
+        replicas = faiss.IndexReplicas(quantizer.d)
+        for _ in range(2):
+            self._kept.append(faiss.clone_index(quantizer))
+            replicas.addIndex(self._kept[-1])
+        return replicas
+
+
+@pytest.fixture
+def gpu_quantizers(monkeypatch: pytest.MonkeyPatch) -> GpuQuantizers:
+    return GpuQuantizers(monkeypatch)
+
+
+def test_the_copy_on_gpus_cannot_be_written(gpu_quantizers: GpuQuantizers) -> None:
+    with pytest.raises(RuntimeError):
+        faiss.serialize_index(faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(DIMENSION)))
+
+
+@pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF64,PQ16x4fs,Refine(SQ8)"])
+def test_lists_built_in_parts_with_gpus_equal_those_without(
+    vectors: ShardedVectors,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    moved: list[int] = []
-
-    def to_gpus(quantizer: faiss.Index) -> faiss.Index:
-        moved.append(quantizer.ntotal)
-        return faiss.clone_index(quantizer)
-
-    build_index(vectors, "IVF64,SQ8", tmp_path / "cpu", threads=1, memory=LARGE, progress=False)
-    kmeans = faiss.Kmeans
-    monkeypatch.setattr(faiss, "Kmeans", lambda *a, gpu, **k: kmeans(*a, gpu=0, **k))
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
-    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", to_gpus, raising=False)
-    assert faiss_training.gpus() == 2
-    build_index(vectors, "IVF64,SQ8", tmp_path / "gpu", threads=1, memory=LARGE, progress=False)
-    assert moved == [64]
+    monkeypatch.setattr("stores.faiss.training._LIST_SAMPLE_ROWS", 39)
+    monkeypatch.setattr("stores.faiss.parts._SLACK", 20)
+    build_index(vectors, factory, tmp_path / "cpu", threads=1, memory=TIGHT, progress=False)
+    gpu_quantizers: GpuQuantizers = request.getfixturevalue("gpu_quantizers")
+    assert gpu.gpus() == 2
+    rows = parts_seen(monkeypatch)
+    build_index(vectors, factory, tmp_path / "gpu", threads=1, memory=TIGHT, progress=False)
+    assert len(rows) > 1 or "x4fs" in factory
+    assert gpu_quantizers.copied == [64]
     assert (tmp_path / "cpu").read_bytes() == (tmp_path / "gpu").read_bytes()
 
 
 def test_faiss_without_gpu_functions_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faiss_training, "faiss", SimpleNamespace())
-    assert faiss_training.gpus() == 0
+    monkeypatch.setattr(gpu, "faiss", SimpleNamespace())
+    assert gpu.gpus() == 0
 
 
 @pytest.mark.e2e

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from care.diagnosis import machine
+from core.gpus import Gpu, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -64,19 +65,38 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     assert machine.check_disk(tmp_path).status == "warning"
 
 
-@pytest.mark.parametrize(("provider", "status"), [("CUDA", "ok"), ("CPU", "warning")])
-def test_a_gpu_that_is_not_used_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, status: str
-) -> None:
+@pytest.fixture
+def fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Installs a program that answers as nvidia-smi does."""
     command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\necho 'A GPU, 1 MiB, 1.0'\n")
+    command.write_text("#!/bin/sh\necho 'A GPU, 2048, 1024, 1.0'\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return Gpu("A GPU", 2**31, 2**30, "1.0")
+
+
+def test_the_driver_reports_visible_gpus(fake_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visible_gpus() == [fake_gpu]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-ab")
+    assert visible_gpus() == [fake_gpu, fake_gpu]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("provider", "gpus", "status"),
+    [("CUDA", 1, "ok"), ("CUDA", 0, "warning"), ("CPU", 1, "warning")],
+)
+def test_a_gpu_that_is_not_used_is_a_warning(
+    fake_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, provider: str, gpus: int, status: str
+) -> None:
     names = [f"{provider}ExecutionProvider"]
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
+    monkeypatch.setattr("faiss.get_num_gpus", lambda: gpus)
     finding = machine.check_gpu()
     assert finding.status == status
-    assert "A GPU" in finding.message
+    assert fake_gpu.name in finding.message
 
 
 def test_without_a_gpu_the_processor_encodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from core.errors import ProviderError
 from models.encoders.providers import (
+    MAX_ROWS,
     Buckets,
     ProviderName,
     ProviderOptions,
@@ -51,7 +52,8 @@ def test_a_batch_is_padded_to_the_smallest_bucket_that_fits(
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_only_tensorrt_pads_to_buckets(name: ProviderName) -> None:
     assert ProviderOptions(name).buckets(512) is None
-    assert ProviderOptions("tensorrt", max_batch=8).buckets(512) == Buckets.up_to(8, 512)
+    options = ProviderOptions("tensorrt", batch_tokens=8 * 512)
+    assert options.buckets(512) == Buckets.up_to(8, 512)
 
 
 def test_the_processor_has_no_options() -> None:
@@ -65,7 +67,7 @@ def test_cuda_uses_the_requested_device() -> None:
 
 
 def test_tensorrt_options_have_all_shapes_and_the_engine_folder() -> None:
-    options = ProviderOptions("tensorrt", device=1, cache=Path("engines"), max_batch=8)
+    options = ProviderOptions("tensorrt", 1, Path("engines"), batch_tokens=8 * 512)
     providers = execution_providers(options, SPEC)
     assert [name for name, _ in providers] == [TENSORRT, CUDA, CPU]
     folder = f"engines/{'ab' * 32}"
@@ -97,7 +99,7 @@ def test_other_weights_have_another_engine_folder() -> None:
 
 @pytest.mark.parametrize("max_length", [8, 20, 512])
 def test_every_padded_shape_is_inside_tensorrts_profile(max_length: int) -> None:
-    options = ProviderOptions("tensorrt", max_batch=6)
+    options = ProviderOptions("tensorrt", batch_tokens=6 * max_length)
     spec = SPEC.model_copy(update={"max_length": max_length})
     profile = execution_providers(options, spec)[0][1]
 
@@ -119,17 +121,36 @@ def test_every_padded_shape_is_inside_tensorrts_profile(max_length: int) -> None
 
 def test_warm_up_shapes_depend_on_the_provider() -> None:
     assert warm_up_shapes(ProviderOptions(), 512) == [(1, 16)]
-    expected = [(1, 16), (4, 16), (1, 32), (4, 32), (1, 48), (4, 48)]
-    for name in ("cuda", "tensorrt"):
-        assert warm_up_shapes(ProviderOptions(name, max_batch=4), 48) == expected
-    assert warm_up_shapes(ProviderOptions("cuda", max_batch=1), 16) == [(1, 16)]
+    cuda = [(1, 16), (12, 16), (1, 32), (6, 32), (1, 48), (4, 48)]
+    assert warm_up_shapes(ProviderOptions("cuda", batch_tokens=200), 48) == cuda
+    # An engine takes as many rows of short texts as of the longest ones.
+    tensorrt = [(1, 16), (4, 16), (1, 32), (4, 32), (1, 48), (4, 48)]
+    assert warm_up_shapes(ProviderOptions("tensorrt", batch_tokens=200), 48) == tensorrt
+    assert warm_up_shapes(ProviderOptions("cuda", batch_tokens=10), 16) == [(1, 16)]
+
+
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+@pytest.mark.parametrize("max_length", [32, 512, 8192, 32_768])
+def test_batches_of_warm_up_and_profile_are_bounded_by_tokens(
+    name: ProviderName, max_length: int
+) -> None:
+    options = ProviderOptions(name, batch_tokens=16_384)
+    spec = SPEC.model_copy(update={"max_length": max_length})
+    bound = max(16_384, max_length)
+    shapes = warm_up_shapes(options, max_length)
+    assert all(rows * length <= bound for rows, length in shapes)
+    assert max(rows for rows, _ in shapes) <= MAX_ROWS
+    if name == "tensorrt":
+        profile = execution_providers(options, spec)[0][1]["trt_profile_max_shapes"]
+        rows, length = profile.split(",")[0].removeprefix("input_ids:").split("x")
+        assert (int(rows), int(length)) == max(shapes, key=lambda shape: (shape[1], shape[0]))
 
 
 @pytest.mark.parametrize(("name", "packages"), [("cuda", ""), ("tensorrt", " 'tensorrt-cu13<11'")])
 def test_a_provider_that_is_not_installed_is_an_error_with_the_command(
     name: ProviderName, packages: str
 ) -> None:
-    install = f"pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'{packages}"
+    install = f"python -m care.gpu_builds{packages}"
     with raises(ProviderError, "provider_not_installed", provider=name, install=install) as caught:
         check_available(ProviderOptions(name), [CPU], "1.31.1")
     assert install in str(caught.value)

@@ -1,0 +1,135 @@
+"""Search in a copy of an index on a GPU.
+
+Inverted lists of vectors or of scalar codes are copied as they are. Of every other type of index
+the stored vectors are copied and searched exactly: a GPU reads them faster than a processor follows
+a graph. Filters and deep searches, which GPUs do not support, stay on the processor.
+"""
+
+from threading import Lock
+
+import faiss
+import numpy as np
+
+from core.choices import SearchDevice
+from core.errors import IndexVersionError, ProviderError
+from core.gpus import visible_gpus
+from core.types import FloatArray
+from stores.base import ScoredRows
+
+# FAISS's limits of neighbours and of scanned lists on a GPU.
+MOST_NEIGHBOURS = 2048
+MOST_PROBES = 2048
+# Vectors that a GPU compares while a thread of a processor compares one: memory is read at 2 to
+# 3 TB/s and at some 20 GB/s.
+SPEED = 100
+
+# More candidates than hits, because half precision can exchange neighbours of nearly equal score.
+_MORE = 32
+_BLOCK_ROWS = 1 << 20
+# FAISS allocates 1.5 GiB for temporary results.
+_TEMPORARY = 3 << 29
+_ID_BYTES = 8
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that FAISS can use, 0 for faiss-cpu."""
+    return faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+
+
+def check_device(device: SearchDevice) -> None:
+    """Checks that FAISS can search on a device.
+
+    Raises:
+        ProviderError: If the device is a GPU and FAISS has none.
+    """
+    if device != "cpu" and not gpus():
+        fault = "finds no GPU" if hasattr(faiss, "StandardGpuResources") else "is faiss-cpu"
+        raise ProviderError(
+            f"CARE_FAISS_DEVICE is '{device}', but FAISS {faiss.__version__} {fault}: "
+            "install the extra gpu on a machine with a GPU, or set CARE_FAISS_DEVICE=cpu",
+            code="faiss_without_gpu",
+            device=device,
+        )
+
+
+class GpuCopy:
+    """A copy of an index on the first GPU; thread-safe.
+
+    Args:
+        index: The index on the processor; it must outlive this object.
+        stored: Its vectors in the order of rows, or None for inverted lists that hold them.
+        device: "cuda", or "cuda-fp16" to keep vectors in half precision.
+
+    Attributes:
+        ntotal: Number of vectors.
+
+    Raises:
+        IndexVersionError: If the GPU has too little memory.
+    """
+
+    def __init__(
+        self, index: faiss.Index, stored: faiss.IndexFlatCodes | None, device: SearchDevice
+    ) -> None:
+        half = device == "cuda-fp16"
+        self.ntotal: int = index.ntotal
+        self._rescored = stored if half else None
+        # The resources of a GPU serve one thread at a time.
+        self._lock = Lock()
+        _check_memory(needed_bytes(index, stored, half=half))
+        self._resources = faiss.StandardGpuResources()
+        options = faiss.GpuClonerOptions()
+        options.useFloat16 = half
+        try:
+            if stored is None:
+                self._copy = faiss.index_cpu_to_gpu(self._resources, 0, index, options)
+            else:
+                empty = faiss.IndexFlat(index.d, index.metric_type)
+                self._copy = faiss.index_cpu_to_gpu(self._resources, 0, empty, options)
+                for first in range(0, stored.ntotal, _BLOCK_ROWS):
+                    rows = min(_BLOCK_ROWS, stored.ntotal - first)
+                    self._copy.add(stored.reconstruct_n(first, rows))
+        except RuntimeError as error:
+            message = f"the index cannot be copied to the GPU: {str(error).splitlines()[0]}"
+            raise IndexVersionError(message, code="gpu_copy_failed") from error
+
+    def search(
+        self, query: FloatArray, k: int, parameters: faiss.SearchParameters | None = None
+    ) -> ScoredRows:
+        """Returns the k nearest vectors of a query, float32 [dimension]; k ≤ `MOST_NEIGHBOURS`."""
+        depth = k
+        if self._rescored is not None:
+            depth = min(k + _MORE, self.ntotal, MOST_NEIGHBOURS)
+        with self._lock:
+            found = self._copy.search(query[None], depth, params=parameters)
+        scores, rows = found[0][0], found[1][0]
+        scores, rows = scores[rows >= 0], rows[rows >= 0]
+        if self._rescored is None:
+            return scores, rows
+        scores = self._rescored.reconstruct_batch(rows) @ query
+        best = np.argsort(-scores, kind="stable")[:k]
+        return scores[best], rows[best]
+
+
+def needed_bytes(index: faiss.Index, stored: faiss.IndexFlatCodes | None, *, half: bool) -> int:
+    """Returns the GPU memory that a copy needs while it is made [bytes]; see `GpuCopy`."""
+    if stored is None:
+        centroids = index.nlist * 4 * index.d
+        return int(index.ntotal * (index.code_size + _ID_BYTES) + centroids + _TEMPORARY)
+    vectors = stored.ntotal * stored.d * (2 if half else 4)
+    # Each block after the first moves the vectors before it.
+    copies = 1 if stored.ntotal <= _BLOCK_ROWS else 2
+    return int(copies * vectors + _TEMPORARY)
+
+
+def _check_memory(needed: int) -> None:
+    found = visible_gpus()
+    if found and found[0].free < needed:
+        need, free = needed / 2**30, found[0].free / 2**30
+        raise IndexVersionError(
+            f"the index needs {need:.1f} GiB on the GPU, of which {free:.1f} GiB are free: set "
+            "CARE_FAISS_DEVICE=cuda-fp16, build inverted lists with 8-bit codes (IVF…,SQ8), or set "
+            "CARE_FAISS_DEVICE=cpu",
+            code="too_little_gpu_memory",
+            needed_gib=need,
+            free_gib=free,
+        )
