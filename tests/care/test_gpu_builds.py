@@ -25,6 +25,7 @@ PINS = {
     )
 }
 MODULES = {"onnxruntime": "onnxruntime", "faiss-cpu": "faiss"}
+TENSORRT = "tensorrt-cu13"
 # Writes an editable wheel of this project's metadata, without setuptools.
 BACKEND = """
     import tomllib, zipfile
@@ -72,7 +73,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheels = folder / "wheels"
     wheels.mkdir()
     extras = PROJECT["optional-dependencies"]
-    for line in PROJECT["dependencies"] + extras["eval"] + extras["gpu"]:
+    for line in [*PROJECT["dependencies"], *extras["eval"], *extras["gpu"], TENSORRT]:
         name = canonicalize_name(Requirement(line).name)
         builds = {library.gpu: library.cpu for library in LIBRARIES}
         write_wheel(wheels, name, PINS[name], MODULES.get(builds.get(name, name)))
@@ -114,12 +115,16 @@ def test_the_builds_for_gpus_replace_the_others_and_stay(checkout: Path) -> None
     # The extra alone installs one build over the other.
     run(checkout, *pip, "-e", ".[gpu]")
     assert for_processors | for_gpus <= set(versions(checkout))
-    run(checkout, "make", "gpu")
+    run(checkout, "make", "gpu", f"ARGS={TENSORRT}")
     assert builds(checkout) == for_gpus
     found = versions(checkout)
     for library in LIBRARIES:
         assert found[library.cpu] == f"{PINS[library.cpu]}+gpu"
         assert found[library.gpu] == PINS[library.gpu]
+    assert found[TENSORRT] == PINS[TENSORRT]
+    # The environment of make export too: it measures on the GPU and builds engines.
+    commands = run(checkout, "make", "--dry-run", ".venv-test/.complete")
+    assert ".venv-test/bin/python care/gpu_builds.py" in commands
     # A changed pyproject.toml: make evaluate installs the environment again, and its extra.
     os.utime(checkout / "pyproject.toml")
     run(checkout, "make", ".venv/.eval")
