@@ -31,8 +31,8 @@ class IndexOptions:
     """How an index is built; the names and meanings are those of the options of `care index`.
 
     Attributes:
-        pair: Registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or
-            "care-mini".
+        pair: Trained pair (`NAME/pair.toml` in the folder `CARE_PAIRS`, "pairs" by default),
+            registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or "care-mini".
         indexes: Folder of all indexes; by default `CARE_INDEXES` or "indexes".
         builds: Folder of resumable builds; by default `CARE_BUILDS` or "builds".
         factory: FAISS factory such as "Flat", "HNSW32" or "IVF1024,SQ8", or None to choose it by

@@ -123,7 +123,8 @@ def load_pair(
         >>> queries @ documents.T
 
     Args:
-        name: Registered name or path of a pair's TOML file; by default `CARE_PAIR` or "care-mini".
+        name: Trained or registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or
+            "care-mini".
         backend: What runs the document encoder: "onnx", "transformers", "vllm" or "openai";
             "auto" chooses by the format of its weights.
         dtype: Data type that a checkpoint computes in; "auto" is bfloat16 on a GPU, else float32.

@@ -46,7 +46,7 @@ def open_index(
 
     Args:
         name: Name of the index.
-        pair: Registered pair or path of a pair's TOML file; by default `CARE_PAIR` or
+        pair: Trained or registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or
             "care-mini".
         indexes: Folder of all indexes; by default `CARE_INDEXES` or "indexes".
         milvus_uri: Address of Milvus, if it has the vectors; by default `CARE_MILVUS_URI`.

@@ -11,3 +11,4 @@ SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
 DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")
 DEFAULT_BUILDS = Path("builds")
+DEFAULT_PAIRS = Path("pairs")

@@ -62,7 +62,8 @@ def start_service(
     """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
 
     Variables `CARE_*` and `OTEL_*` of the caller are not inherited: API keys or limits that are
-    set for another service must not apply to this one.
+    set for another service must not apply to this one. `CARE_PAIRS` is, so that both find the same
+    pairs.
 
     Args:
         indexes: Folder of the indexes.
@@ -79,7 +80,7 @@ def start_service(
     inherited = {
         name: value
         for name, value in (os.environ if environment is None else environment).items()
-        if not name.startswith(("CARE_", "OTEL_"))
+        if name == "CARE_PAIRS" or not name.startswith(("CARE_", "OTEL_"))
     }
     given = {"INDEXES": str(indexes), "INDEX": index, "PORT": "0", "LOG_LEVEL": "warning"}
     variables = {f"CARE_{name}": value for name, value in (given | dict(settings or {})).items()}

@@ -76,7 +76,7 @@ class Bm25Retriever(FrozenModel):
 
 
 class PairRetriever(FrozenModel):
-    """A pair of encoders and exact search; a registered name or the path of a TOML file."""
+    """A pair of encoders and exact search; a pair's name or the path of a TOML file."""
 
     kind: Literal["pair"]
     pair: str

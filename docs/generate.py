@@ -42,8 +42,9 @@ setting, except `CARE_LOAD_KEY` of the load test and the variables that Kubernet
 named `care…`.
 
 The other commands read `CARE_INDEXES`, `CARE_BUILDS`, `CARE_INDEX`, `CARE_PAIR`, `CARE_MILVUS_URI`
-and `CARE_MILVUS_TOKEN` as defaults of their options. `make` reads `CARE_PORT`, `CARE_PAIR` and
-`CARE_INDEX`; `INDEX=` and `PAIR=` on its command line override them.
+and `CARE_MILVUS_TOKEN` as defaults of their options, and find trained pairs in `CARE_PAIRS`.
+`make` reads `CARE_PORT`, `CARE_PAIR` and `CARE_INDEX`; `INDEX=` and `PAIR=` on its command line
+override them.
 
 """
 _CLI = """# Command line

@@ -96,8 +96,8 @@ def evaluate_index(
     Args:
         indexes: Folder of the indexes.
         index: Name of the index.
-        pair: Pair whose query encoder the service loads: a registered name or the path of a
-            pair's TOML file.
+        pair: Pair whose query encoder the service loads: a name or the path of a pair's TOML
+            file.
         queries: JSONL with `_id` and `text`.
         qrels: TSV with query-id, corpus-id and score.
 

@@ -1,4 +1,8 @@
-"""Pairs of encoders: loading and writing their TOML files; registry in `models/registry/`."""
+"""Pairs of encoders: loading and writing their TOML files.
+
+A name is looked up among the trained pairs, `NAME/pair.toml` in the folder `CARE_PAIRS`, and then
+in `models/registry/`.
+"""
 
 import os
 import tomllib
@@ -9,11 +13,13 @@ import tomli_w
 from pydantic import ValidationError
 
 from core.choices import DEFAULT_PAIR as DEFAULT_PAIR
+from core.choices import DEFAULT_PAIRS
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
 from core.files import write_text
 
 REGISTRY = Path(__file__).parent / "registry"
+PAIR = "pair.toml"
 _PATHS = {"weights", "tokenizer", "adapter"}
 
 
@@ -22,17 +28,27 @@ def list_pairs() -> list[str]:
     return sorted(path.stem for path in REGISTRY.glob("*.toml"))
 
 
-def load_pair(name: str) -> Pair:
-    """Loads a pair by its registered name or from a TOML file.
+def pairs_folder() -> Path:
+    """Returns the folder of trained pairs: `CARE_PAIRS`, by default "pairs"."""
+    return Path(os.environ.get("CARE_PAIRS") or DEFAULT_PAIRS)
+
+
+def load_pair(name: str, pairs: Path | None = None) -> Pair:
+    """Loads a trained or registered pair by its name, or a pair from a TOML file.
 
     Args:
-        name: Registered name, or path of a file that ends with `.toml`. Paths of weights in the
-            file are relative to its folder.
+        name: Name of a trained or registered pair, or path of a file that ends with `.toml`. Paths
+            of weights in the file are relative to its folder.
+        pairs: Folder of trained pairs; by default `CARE_PAIRS` or "pairs".
 
     Raises:
         PairError: If the pair does not exist or a field is invalid.
     """
-    path = Path(name) if name.endswith(".toml") else REGISTRY / f"{name}.toml"
+    trained = (pairs or pairs_folder()) / name / PAIR
+    if name.endswith(".toml"):
+        path = Path(name)
+    else:
+        path = trained if trained.is_file() else REGISTRY / f"{name}.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -42,8 +58,12 @@ def load_pair(name: str) -> Pair:
             )
             message = f"{name} cannot be read: {reason}"
         else:
-            known = ", ".join(list_pairs())
-            message = f"unknown pair '{name}': use the path of a .toml file or one of {known}"
+            message = (
+                f"unknown pair '{name}': {trained} does not exist, and the registered pairs are "
+                f"{', '.join(list_pairs())}. A pair that you train gets this name by 'care export "
+                f"--pair RUN/{PAIR} --out {trained.parent} --document merged', where RUN is the "
+                "folder that 'care train RECIPE' writes; or give the path of a .toml file"
+            )
         raise PairError(message, code="unknown_pair", pair=name) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PairError.at(path, f"is not valid TOML: {error}", "not_toml") from error

@@ -55,12 +55,12 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
         PairError: If the pair is unknown or not exported, or its files are missing or wrong.
         ProviderError: If the configured provider is not installed or does not start.
     """
-    pair = load_pair(settings.pair)
+    pair = load_pair(settings.pair, settings.pairs)
     if pair.query.format != "onnx":
         message = (
             f"the query encoder of '{pair.name}' is a checkpoint, and the service runs ONNX: "
-            f"export it with 'care export --pair {settings.pair} --out FOLDER', then set "
-            "CARE_PAIR=FOLDER/pair.toml"
+            f"export it with 'care export --pair {settings.pair} --out {settings.pairs}/NAME', "
+            "then set CARE_PAIR=NAME"
         )
         raise PairError(message, code="pair_not_exported", pair=settings.pair)
     provider = ProviderOptions(
@@ -94,7 +94,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
             "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
             extra={"fields": fields},
         )
-    pair = load_pair(settings.pair)
+    pair = load_pair(settings.pair, settings.pairs)
     tracer = make_tracer()
     guard, redis = _redis(settings, metrics)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)

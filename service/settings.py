@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, SearchDevice
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_PAIRS, SearchDevice
 from core.cpus import available_cpus
 from core.errors import CareError
 from models.encoders.providers import BATCH_TOKENS, ProviderName
@@ -43,7 +43,10 @@ class Settings(BaseSettings):
     index: str = "sample"
     """Name of the index to search."""
     pair: str = DEFAULT_PAIR
-    """Pair whose query encoder is loaded: a registered name, or the path of a pair's .toml file."""
+    """Pair whose query encoder is loaded: the name of a trained or registered pair, or the path of
+    a pair's .toml file."""
+    pairs: Path = DEFAULT_PAIRS
+    """Folder of trained pairs: NAME/pair.toml, which `care export` writes."""
     store: Literal["faiss", "milvus"] = "faiss"
     """Store of the vectors: faiss (files beside the documents) or milvus."""
     milvus_uri: SecretStr | None = None

@@ -197,8 +197,36 @@ GTE_CONFIG = {
 
 def write_gte(folder: Path) -> Path:
     """Writes an encoder like gte-multilingual-base: type "new", remote code and NTK scaling."""
+    model = GteModel(_gte_shape(folder))
+    heads = {"classifier.weight": torch.ones(1, WIDTH), "classifier.bias": torch.ones(1)}
+    scaling = {"factor": NTK["factor"], "type": "ntk"}
+    return _write_new(folder, model, heads, rope_theta=NTK["theta"], rope_scaling=scaling)
+
+
+def write_gte_mlm(folder: Path) -> Path:
+    """Writes an encoder like gte-multilingual-mlm-base: type "new" with a head for tokens."""
+    shape = _gte_shape(folder)
+    size = shape.vocab_size
+    heads = {
+        "lm_head.dense.weight": torch.ones(WIDTH, WIDTH),
+        "lm_head.dense.bias": torch.ones(WIDTH),
+        "lm_head.norm.weight": torch.ones(WIDTH),
+        "lm_head.norm.bias": torch.ones(WIDTH),
+        "lm_head.decoder.bias": torch.ones(size),
+    }
+    return _write_new(
+        folder,
+        GteModel(shape),
+        heads,
+        architectures=["NewForMaskedLM"],
+        rope_theta=160000,
+        rope_scaling=None,
+    )
+
+
+def _gte_shape(folder: Path) -> GteConfig:
     torch.manual_seed(0)
-    shape = GteConfig(
+    return GteConfig(
         vocab_size=_write_xlmr_tokenizer(folder),
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
@@ -207,25 +235,32 @@ def write_gte(folder: Path) -> Path:
         max_position_embeddings=64,
         initializer_range=0.5,
     )
-    GteModel(shape).save_pretrained(folder)
+
+
+def _write_new(
+    folder: Path, model: GteModel, heads: dict[str, torch.Tensor], **entries: Any
+) -> Path:
+    """Writes a checkpoint of type "new", as Alibaba-NLP publishes it, with its remote code."""
+    model.save_pretrained(folder)
     state = load_file(folder / "model.safetensors")
     assert "encoder.layer.0.attention.qkv_proj.weight" in state
-    state = {f"new.{name}": value for name, value in state.items()}
-    state |= {"classifier.weight": torch.ones(1, WIDTH), "classifier.bias": torch.ones(1)}
+    state = {f"new.{name}": value for name, value in state.items()} | heads
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    entries = json.loads((folder / "config.json").read_text("utf-8"))
-    del entries["rope_parameters"]
-    entries |= {
+    written = json.loads((folder / "config.json").read_text("utf-8"))
+    del written["rope_parameters"]
+    written |= {
         "architectures": ["NewModel"],
         "auto_map": {"AutoConfig": "configuration.NewConfig", "AutoModel": "modeling.NewModel"},
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
         "model_type": "new",
         "pack_qkv": True,
         "position_embedding_type": "rope",
-        "rope_scaling": {"factor": NTK["factor"], "type": "ntk"},
-        "rope_theta": NTK["theta"],
         "unpad_inputs": False,
+        "use_memory_efficient_attention": False,
     }
-    (folder / "config.json").write_text(json.dumps(entries), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(written | entries), encoding="utf-8")
     for name in ("configuration", "modeling"):
         (folder / f"{name}.py").write_text("raise AssertionError('remote code was run')\n")
     return folder

@@ -1,13 +1,21 @@
 """Distributed training: the processes that torchrun or accelerate started, or a single one."""
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_gather
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from accelerate import PartialState
+
+# How long processes wait for one that mines, measures or writes alone. A process that dies is
+# found at once: torchrun then ends the others.
+TIMEOUT = timedelta(hours=24)
 
 
 def processes() -> "PartialState":
@@ -18,7 +26,7 @@ def processes() -> "PartialState":
     from accelerate import PartialState
 
     # Without `cpu`, accelerate does not initialise the process group on machines without a GPU.
-    return PartialState(cpu=not torch.cuda.is_available())
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)
 
 
 def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
@@ -31,10 +39,58 @@ def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
     """
     if not distributed.is_initialized():
         return values, 0
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
-    distributed.all_gather(counts, torch.tensor([len(values)], device=values.device))
-    rows = [int(count) for count in counts]
+    rows = gather(len(values))
     padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
     parts = all_gather(nn.functional.pad(values, padding))  # type: ignore[no-untyped-call]
-    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(rows[:rank])
+    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(
+        rows[: distributed.get_rank()]
+    )
+
+
+def gather(number: int) -> list[int]:
+    """Returns the numbers of all processes in the order of ranks."""
+    if not distributed.is_initialized():
+        return [number]
+    found = [0] * distributed.get_world_size()
+    distributed.all_gather_object(found, number)
+    return found
+
+
+def shard(model: Any) -> None:
+    """Shards the weights of a transformers model over all processes, in place (FSDP2).
+
+    The weights of a block, such as a layer, are gathered only while the block is computed. All
+    weights keep their dtype: computation and gradients are those of an unsharded model. The
+    model may have an adapter of peft.
+    """
+    state = processes()
+    mesh = init_device_mesh(state.device.type, (state.num_processes,))
+    blocks = set(getattr(model, "_no_split_modules", None) or ())
+    for module in list(model.modules()):
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def local(value: Tensor) -> Tensor:
+    """Returns the part of a tensor that this process holds."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def whole_state(module: nn.Module, *, trained: bool = False) -> dict[str, Tensor]:
+    """Returns the weights of a module, gathered from all processes if they are sharded.
+
+    All processes must call it; all but the main process get an empty dictionary.
+
+    Args:
+        module: The module.
+        trained: Whether to return only weights that are trained.
+    """
+    names = {name for name, value in module.named_parameters() if value.requires_grad}
+    state = {}
+    for name, value in module.state_dict().items():
+        if not trained or name in names:
+            gathered = value.full_tensor() if isinstance(value, DTensor) else value
+            if processes().is_main_process:
+                state[name] = gathered.cpu().contiguous()
+    return state

@@ -1,14 +1,14 @@
 """Trainable encoders: a transformers checkpoint, pooling and an optional linear projection."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
@@ -16,10 +16,13 @@ from tqdm import tqdm
 from transformers import AutoModel
 
 from core.encoders import EncoderSpec, Role
+from core.errors import CareError
 from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_tokenizer
-from models.encoders.modules import write_modules
+from models.encoders.configuration import read_configuration
+from models.encoders.modules import read_modules, write_modules
 from models.encoders.tokenizer import TextTokenizer
+from training.distributed import gather, processes, shard, whole_state
 from training.errors import TrainingError
 from training.losses import l2_normalize
 from training.schema import EncoderInit, Precision
@@ -36,6 +39,7 @@ class EncoderCheckpoint(BaseModel):
     Attributes:
         folder: Model, tokenizer and, if there is one, the projection.
         adapter: Folder of a LoRA adapter.
+        config: Entries that replace those of the model's config.json.
         init: The encoder's entry in the recipe.
         native_dimension: Dimensions of the vectors before truncation.
         model: Name of the model in specs.
@@ -47,6 +51,7 @@ class EncoderCheckpoint(BaseModel):
 
     folder: Path
     adapter: Path | None
+    config: dict[str, Any] = Field(default_factory=dict)
     init: EncoderInit
     native_dimension: int
     model: str
@@ -74,6 +79,7 @@ class EncoderCheckpoint(BaseModel):
             format="transformers",
             weights=str(self.folder),
             adapter=str(self.adapter) if self.adapter else "",
+            config=self.config,
             role=role,
             dimension=self.dimension,
             native_dimension=self.native_dimension,
@@ -121,6 +127,8 @@ class Encoder(nn.Module):
     Args:
         checkpoint: The encoder on disk.
         trainable: Whether the weights get gradients; with LoRA, those of the adapter only.
+            Trained weights are float32, whatever the checkpoint's dtype: the updates of an
+            optimizer are too small for 16 bits.
         dropout: Replaces the checkpoint's dropout.
         gradient_checkpointing: Whether layers recompute activations in the backward pass.
 
@@ -139,20 +147,24 @@ class Encoder(nn.Module):
         super().__init__()
         self.checkpoint = checkpoint
         self.trainable = trainable
+        self._sharded = False
         self.model = _load_model(checkpoint, trainable)
         init = checkpoint.init
         longest = getattr(self.model.config, "max_position_embeddings", init.max_length)
         if longest < init.max_length:
             reason = f"the model supports {longest} tokens; max_length is {init.max_length}"
             raise TrainingError.at(checkpoint.folder, reason, "max_length_too_large")
-        dense = checkpoint.folder / PROJECTION
-        self.projection = Dense.load(str(dense)) if dense.is_dir() else None
+        _, dense = read_modules(checkpoint.folder, init.pooling)
+        self.projection = Dense.load(str(dense[0])) if dense else None
         width = self.model.config.hidden_size
         self.pooling = Pooling(width, _POOLING_MODES[init.pooling])
         if not trainable:
             self.requires_grad_(False)
         elif init.frozen_layers is not None:
             _freeze(self.model, init.frozen_layers)
+        for value in self.parameters():
+            if value.requires_grad:
+                value.data = value.data.float()
         if dropout is not None:
             _set_dropout(self, dropout)
         if gradient_checkpointing and trainable:
@@ -195,34 +207,52 @@ class Encoder(nn.Module):
         backward pass recomputes them with the same dropout. This is GradCache (arXiv 2101.06983)
         by means of activation checkpointing; the gradients equal those of the whole batch.
         """
-        if mini_batch is None or len(ids) <= mini_batch:
+        if mini_batch is None:
+            return self(ids, mask)  # type: ignore[no-any-return]
+        count = -(-len(ids) // mini_batch)
+        if self._sharded:
+            # Processes gather weights together, so all must compute as many mini-batches.
+            count = max(gather(count))
+        if count == 1:
             return self(ids, mask)  # type: ignore[no-any-return]
         lengths = mask.sum(dim=1)
         order = lengths.argsort(stable=True)
+        padding = max(0, (count - 1) * mini_batch + 1 - len(ids))
         recomputes = torch.is_grad_enabled() and self.trainable
         parts = []
-        for rows in torch.split(order, mini_batch):
+        for rows in torch.split(torch.cat([order[:1].expand(padding), order]), mini_batch):
             longest = int(lengths[rows[-1]])
             part = ids[rows, :longest], mask[rows, :longest]
             parts.append(recompute(self, *part, use_reentrant=False) if recomputes else self(*part))
-        return torch.cat(parts)[order.argsort()]
+        return torch.cat(parts)[padding:][order.argsort()]
 
-    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> EncoderCheckpoint:
+    def shard(self) -> None:
+        """Shards the model's weights over all processes; all of them must encode together."""
+        shard(self.model)
+        self._sharded = True
+
+    def save(self, folder: Path) -> EncoderCheckpoint:
         """Writes the adapter, or without LoRA weights and tokenizer, into a new folder.
 
-        `state` holds the model's weights if they are sharded over processes. The returned
-        checkpoint still has the old key.
+        All processes must call it; the main process writes. The returned checkpoint still has
+        the old key.
         """
+        lora = self.checkpoint.init.lora is not None
+        state = whole_state(self.model, trained=lora)
+        changes = {"adapter": folder} if lora else {"folder": folder, "config": {}}
+        saved = self.checkpoint.model_copy(update=changes)
+        if not processes().is_main_process:
+            return saved
         folder.mkdir(parents=True)
         self.model.save_pretrained(folder, state_dict=state)
-        if self.checkpoint.init.lora:
-            return self.checkpoint.model_copy(update={"adapter": folder})
+        if lora:
+            return saved
         copy_tokenizer(self.checkpoint.folder, folder)
         if self.checkpoint.init.pooling == "last_token":
             # Encoders of this project append the end token; other libraries rely on the tokenizer.
             _tokenizer(self.checkpoint, "").standalone().save(str(folder / "tokenizer.json"))
         write_layout(folder, self.checkpoint.init, self.projection)
-        return self.checkpoint.model_copy(update={"folder": folder})
+        return saved
 
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:
@@ -267,17 +297,26 @@ def _tokenizer(checkpoint: EncoderCheckpoint, prompt: str) -> TextTokenizer:
     return checkpoint_tokenizer(spec, checkpoint.folder)
 
 
-def load_backbone(folder: Path, dtype: str = "float32") -> Any:
+def load_backbone(
+    folder: Path, dtype: str = "float32", config: Mapping[str, Any] | None = None
+) -> Any:
     """Loads a transformers checkpoint without its pooler, which training does not use.
+
+    `config` replaces entries of config.json.
 
     Raises:
         TrainingError: If the checkpoint does not load or lacks weights.
+        PairError: If transformers does not support the model type.
     """
     try:
-        # Without this argument the library prompts for running the code of a checkpoint.
         model, report = AutoModel.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
+            folder,
+            config=read_configuration(folder, config or {}),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
         )
+    except CareError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         reason = f"cannot be loaded as a transformers checkpoint: {error}"
         raise TrainingError.at(folder, reason, "bad_checkpoint") from error
@@ -315,7 +354,7 @@ def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> N
 
 
 def _load_model(checkpoint: EncoderCheckpoint, trainable: bool) -> Any:
-    model = load_backbone(checkpoint.folder, checkpoint.init.dtype)
+    model = load_backbone(checkpoint.folder, checkpoint.init.dtype, checkpoint.config)
     if trainable and not torch.cuda.is_available():
         # The backward pass of fused attention takes a third longer on CPUs.
         model.set_attn_implementation("eager")

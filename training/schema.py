@@ -1,6 +1,6 @@
 """Schema of a recipe's encoders, data entries and development set."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -127,6 +127,7 @@ class EncoderInit(Settings):
 
     start: str | None = None
     revision: str | None = None
+    config: dict[str, Any] = Field(default_factory=dict)
     pair: str | None = None
     side: Role = "document"
     layers: Layers | None = None

@@ -22,7 +22,7 @@ Systems = Annotated[
     typer.Option(
         "--system",
         metavar="SYSTEM",
-        help="Registered pair, path of a pair's .toml file, or bm25. May be repeated.",
+        help="Trained or registered pair, path of a pair's .toml file, or bm25. May be repeated.",
         show_default=DEFAULT_PAIR,
     ),
 ]

@@ -25,7 +25,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="PAIR",
-            help="Registered pair, or path of a pair's .toml file (default: CARE_PAIR, or "
+            help="Trained or registered pair, or path of a .toml file (default: CARE_PAIR, or "
             "care-mini).",
         ),
     ] = None,

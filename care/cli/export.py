@@ -83,7 +83,7 @@ def export(
     """
     chosen = _precisions(precision) if precision else None
     require("train", make="export")
-    from models.pairs import load_pair
+    from models.pairs import load_pair, pairs_folder
 
     loaded = load_pair(pair)
     report = reporter(as_json=json_)
@@ -112,8 +112,14 @@ def export(
         provider=ProviderOptions(provider),
     )
     exported = export_pair(loaded, options, report)
-    following = f"next: {program()} index CORPUS --index NAME --pair {shlex.quote(str(exported))}"
-    show({"pair": exported}, [following], as_json=json_)
+    # A pair in the folder of trained pairs is found by its name.
+    found = out.resolve().parent == pairs_folder().resolve()
+    name = shlex.quote(out.resolve().name if found else str(exported))
+    following = [
+        f"next: {program()} index CORPUS --index NAME --pair {name}",
+        f"then: {program()} serve --index NAME --pair {name}",
+    ]
+    show({"pair": exported}, following, as_json=json_)
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:

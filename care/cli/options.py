@@ -18,7 +18,7 @@ PairName = Annotated[
     typer.Option(
         envvar="CARE_PAIR",
         metavar="PAIR",
-        help="Registered pair, or path of a pair's .toml file.",
+        help="Trained or registered pair, or path of a pair's .toml file.",
     ),
 ]
 MilvusUri = Annotated[

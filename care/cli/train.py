@@ -134,15 +134,14 @@ def convert(
 
 
 def _run_lines(folder: Path) -> Iterator[str]:
-    from models.pairs import load_pair
-    from training.files import PAIR
+    from models.pairs import PAIR, load_pair, pairs_folder
 
     yield f"wrote {folder}"
     if (folder / PAIR).is_file():
-        out = Path("builds/export") / load_pair(str(folder / PAIR)).name
-        pair, exported = (shlex.quote(str(path)) for path in (folder / PAIR, out / PAIR))
-        yield f"next: {program()} export --pair {pair} --out {shlex.quote(str(out))}"
-        yield f"then: {program()} index CORPUS --index NAME --pair {exported}"
+        name = load_pair(str(folder / PAIR)).name
+        pair, out = (shlex.quote(str(path)) for path in (folder / PAIR, pairs_folder() / name))
+        yield f"next: {program()} export --pair {pair} --out {out} --document merged"
+        yield f"then: {program()} index CORPUS --index NAME --pair {shlex.quote(name)}"
 
 
 def _run_facts(folder: Path) -> dict[str, str | None]:

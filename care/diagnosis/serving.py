@@ -59,7 +59,7 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
 def check_pair(settings: Settings) -> tuple[Encoder | None, Finding]:
     """Loads the query encoder as the service does, and verifies the document encoder's files."""
     try:
-        pair = load_pair(settings.pair)
+        pair = load_pair(settings.pair, settings.pairs)
         encoder = load_query_encoder(settings)
         if pair.document.format == "onnx":
             spec = pair.document

@@ -34,7 +34,7 @@ class ServiceOptions:
         Option(
             envvar="CARE_PAIR",
             metavar="PAIR",
-            help="Registered pair, or path of a pair's .toml file.",
+            help="Trained or registered pair, or path of a pair's .toml file.",
         ),
     ] = DEFAULT_PAIR
     queries: Annotated[Path, Option(metavar="FILE", help="JSONL of queries with text.")] = SAMPLE

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModel, AutoModelForCausalLM
 
 from core.encoders import EncoderSpec, Encoding, Pooling
 from core.errors import CareError, PairError, ProviderError, VectorError
@@ -23,18 +22,12 @@ from models.encoders.checkpoints import (
     checkpoint_tokenizer,
     native_encoding,
 )
+from models.encoders.configuration import read_configuration
 from models.encoders.modules import read_modules
 from models.encoders.tokenizer import TokenEncoder, Tokens, pad
 
 # Most tokens of a batch, padding included.
 _BATCH_TOKENS = 32_768
-# Entries of config.json that name the code of a layer.
-_IMPLEMENTATIONS = (
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "_experts_implementation",
-)
 
 
 class TransformersEncoder(TokenEncoder):
@@ -172,7 +165,7 @@ def _load_dense(folder: Path) -> torch.nn.Module:
 
 def _load_model(spec: EncoderSpec, checkpoint: Path, adapter: Path | None, dtype: Any) -> Any:
     try:
-        config = _load_config(spec, checkpoint)
+        config = read_configuration(checkpoint, spec.config)
         if adapter:
             return _load_adapted(checkpoint, adapter, config, dtype)
         return _load(AutoModel, checkpoint, config, dtype)
@@ -181,29 +174,6 @@ def _load_model(spec: EncoderSpec, checkpoint: Path, adapter: Path | None, dtype
     except Exception as error:  # the libraries raise nothing narrower
         path = adapter or checkpoint
         raise PairError.at(path, f"does not load: {error}", "bad_checkpoint") from error
-
-
-def _load_config(spec: EncoderSpec, checkpoint: Path) -> Any:
-    """Returns the configuration with the entries of the specification, without remote code."""
-    written, _ = PreTrainedConfig.get_config_dict(checkpoint)
-    remote = written.pop("auto_map", None)
-    # A copy, because the library modifies its argument.
-    entries = written | deepcopy(spec.config)
-    for name in _IMPLEMENTATIONS:
-        # With a slash it names a repository of compiled code on the Hugging Face Hub.
-        if "/" in str(entries.get(name, "")):
-            del entries[name]
-    kind = entries.get("model_type", "")
-    try:
-        config = AutoConfig.for_model(kind)
-    except ValueError as error:
-        code = " (code of the checkpoint is not executed)" if remote else ""
-        reason = (
-            f"has the model_type '{kind}', which transformers does not support{code}: "
-            "set a supported one in config of the pair's TOML file"
-        )
-        raise PairError.at(checkpoint, reason, "unknown_architecture", model_type=kind) from error
-    return type(config).from_dict(entries)
 
 
 def _load(kind: Any, checkpoint: Path, config: Any, dtype: Any) -> Any:

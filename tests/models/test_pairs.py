@@ -8,7 +8,6 @@ from core.errors import PairError
 from models.pairs import list_pairs, load_pair, write_pair
 from tests.errors import raises
 
-ROOT = Path(__file__).parents[2]
 ZEROS = "0" * 64
 SPEC = f"""
 model = "m"
@@ -44,8 +43,6 @@ REGISTERED = {
     "bge-large-zh-v1.5",
     "bge-m3",
     "bge-small-zh-v1.5",
-    "care-0.3b-4b",
-    "care-0.3b-8b",
     "care-mini",
     "conan-embedding-v1",
     "gte-base-zh",
@@ -89,15 +86,6 @@ def test_pairs_have_different_embedding_spaces() -> None:
     assert len({load_pair(name).embedding_space for name in list_pairs()}) == len(list_pairs())
 
 
-@pytest.mark.parametrize(("size", "width"), [("4b", 2560), ("8b", 4096)])
-def test_the_trained_pairs_have_768_dimensions(size: str, width: int) -> None:
-    pair = load_pair(f"care-0.3b-{size}")
-    query, document = pair.query, pair.document
-    assert (query.dimension, query.native_dimension, query.pooling) == (768, 768, "cls")
-    assert (document.native_dimension, document.pooling) == (width, "last_token")
-    assert (pair.folder / document.weights).resolve() == ROOT / "pairs" / pair.name / "document"
-
-
 def test_a_pair_is_loaded_from_a_file_next_to_its_weights(tmp_path: Path) -> None:
     pair = load_pair(write(tmp_path, PAIR))
     assert (pair.name, pair.embedding_space, pair.folder) == ("p", "space-1", tmp_path)
@@ -113,6 +101,29 @@ def test_a_missing_file_of_a_pair_is_named_without_the_registered_pairs() -> Non
     with raises(PairError, "unknown_pair", pair="run/pair.toml") as caught:
         load_pair("run/pair.toml")
     assert "care-mini" not in str(caught.value)
+
+
+def test_a_trained_pair_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up before the registered pairs, in `CARE_PAIRS` or in pairs/."""
+    for folder in ("pairs/mine", "elsewhere/mine", "elsewhere/care-mini"):
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder, PAIR.replace('"p"', f'"{folder}"'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CARE_PAIRS", "")
+    assert load_pair("mine").name == "pairs/mine"
+    assert load_pair("care-mini").name == "care-mini"
+    monkeypatch.setenv("CARE_PAIRS", "elsewhere")
+    assert load_pair("mine").name == "elsewhere/mine"
+    assert load_pair("care-mini").name == "elsewhere/care-mini"
+    assert load_pair("mine", Path("pairs")).folder == Path("pairs/mine")
+
+
+def test_a_pair_that_is_not_trained_yet_says_where_it_is_looked_up(tmp_path: Path) -> None:
+    with raises(PairError, "unknown_pair", pair="care-0.3b-8b") as caught:
+        load_pair("care-0.3b-8b", tmp_path)
+    assert str(tmp_path / "care-0.3b-8b" / "pair.toml") in str(caught.value)
 
 
 SPEC_ITSELF = "EncoderSpec"

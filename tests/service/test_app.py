@@ -48,7 +48,7 @@ def test_a_pair_that_is_not_exported_is_reported(
 ) -> None:
     """Its query side is a checkpoint of transformers."""
     path = tmp_path / "pair.toml"
-    pair = load_pair("care-0.3b-4b")
+    pair = load_pair("bge-small-zh-v1.5")
     space = {"embedding_space": "bigrams-1"}
     sides = {
         "query": pair.query.model_copy(update=space),

@@ -15,6 +15,7 @@ VALUES = [
     ("INDEXES", "elsewhere", Path("elsewhere")),
     ("INDEX", "mine", "mine"),
     ("PAIR", "pair.toml", "pair.toml"),
+    ("PAIRS", "elsewhere", Path("elsewhere")),
     ("THREADS", "3", 3),
     ("MAX_QUERY_CHARS", "5", 5),
     ("MAX_TOP_K", "6", 6),

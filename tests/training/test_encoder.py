@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tests.checkpoints import LONG, TEXTS, WIDTH, write_gte
+from core.errors import PairError
+from tests.checkpoints import LONG, TEXTS, WIDTH, edit_json, write_gte, write_gte_mlm
 from tests.errors import raises
 from tests.training.encoders import check_parity, checkpoint_of
 from training.batches import Corpus, PairCollator
@@ -137,10 +139,24 @@ def test_a_frozen_encoder_has_no_dropout(bert: Path, tmp_path: Path) -> None:
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda _: "y")
     checkpoint = checkpoint_of(write_gte(tmp_path / "gte"), tmp_path)
-    with raises(TrainingError, "bad_checkpoint", path=tmp_path / "gte") as caught:
+    edit_json(tmp_path / "gte" / "config.json", model_type="newer")
+    with raises(PairError, "unknown_architecture", path=tmp_path / "gte") as caught:
         Encoder(checkpoint, trainable=True)
     # Output of the code.
     assert "remote code was run" not in str(caught.value)
+
+
+@pytest.mark.parametrize("write", [write_gte, write_gte_mlm])
+def test_a_checkpoint_of_type_new_is_trained_and_saved_as_published(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    checkpoint = checkpoint_of(write(tmp_path / "gte"), tmp_path)
+    encoder = check_parity(checkpoint, (*TEXTS, LONG))
+    assert encoder.model.config.model_type == "gte"
+    saved = encoder.save(tmp_path / "saved")
+    tokens = tokenize(checkpoint, "", TEXTS)
+    again = encode(check_parity(saved, TEXTS), tokens, batch=6)
+    np.testing.assert_allclose(again, encode(encoder, tokens, batch=6), atol=1e-6)
 
 
 def test_unknown_target_layers_of_an_adapter_are_an_error(bert: Path, tmp_path: Path) -> None:

@@ -90,12 +90,17 @@ def test_selected_layers_of_a_decoder_are_kept(qwen3: Path, tmp_path: Path) -> N
     check_parity(checkpoint_of(qwen3, tmp_path, pooling="last_token", layers=[1]), TEXTS)
 
 
-def test_a_dense_module_in_the_initial_checkpoint_is_an_error(bert: Path, tmp_path: Path) -> None:
+def test_a_dense_module_of_the_initial_checkpoint_is_trained(bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "dense"
     shutil.copytree(bert, folder)
     add_dense(folder, 24)
-    with raises(TrainingError, "dense", key="query"):
-        checkpoint_of(folder, tmp_path, pooling="mean")
+    checkpoint = checkpoint_of(folder, tmp_path, pooling="mean")
+    assert checkpoint.native_dimension == 24
+    saved = check_parity(checkpoint, TEXTS).save(tmp_path / "saved")
+    trained = Encoder(saved, trainable=True)
+    assert trained.projection is not None
+    assert all(parameter.requires_grad for parameter in trained.projection.parameters())
+    check_parity(saved, TEXTS)
     # The folder's pooling is mean.
     with pytest.raises(PairError):
         checkpoint_of(folder, tmp_path)
@@ -107,14 +112,28 @@ def test_pruning_a_checkpoint_with_a_projection_is_an_error(bert: Path, tmp_path
         checkpoint_of(checkpoint.folder, tmp_path, layers=[0])
 
 
-def test_a_pair_with_configuration_overrides_cannot_be_trained(bert: Path, tmp_path: Path) -> None:
-    document = checkpoint_spec(bert, "cls", config={"is_causal": False})
-    query = document.model_copy(update={"role": "query"})
+def test_a_start_from_a_pair_has_the_facts_of_the_pair(qwen3: Path, tmp_path: Path) -> None:
+    facts = {"config": {"is_causal": False}, "prompt": "头痛", "dimension": 24}
+    document = checkpoint_spec(qwen3, **facts)
+    query = document.model_copy(update={"role": "query", "prompt": "骨折"})
     pair = Pair(name="x", description="d", folder=tmp_path, query=query, document=document)
     write_pair(pair, tmp_path / "pair.toml")
-    start = EncoderInit(pair=str(tmp_path / "pair.toml"), max_length=MAX_LENGTH)
-    with raises(TrainingError, "other_configuration", key="query.pair"):
-        prepare(start, "query", tmp_path)
+    start = EncoderInit(pair=str(tmp_path / "pair.toml"), max_length=MAX_LENGTH - 8)
+    checkpoint = prepare(start, "query", tmp_path)
+    found = checkpoint.spec("document", document.embedding_space)
+    same = {"pooling", "prompt", "dimension", "native_dimension", "config"}
+    assert found.model_dump(include=same) == document.model_dump(include=same)
+    assert checkpoint.spec("query", "x").prompt == "骨折"
+    assert found.max_length == MAX_LENGTH - 8
+    encoder = check_parity(checkpoint, TEXTS)
+    # The configuration is part of the written checkpoint.
+    saved = encoder.save(tmp_path / "saved")
+    tokens = tokenize(checkpoint, "", TEXTS)
+    again = encode(check_parity(saved, TEXTS), tokens, batch=6)
+    np.testing.assert_allclose(again, encode(encoder, tokens, batch=6), atol=1e-6)
+    causal = checkpoint_of(qwen3, tmp_path, pooling="last_token", dimension=24)
+    other = encode(Encoder(causal, trainable=False), tokens, batch=6)
+    assert np.abs(other - again).max() > 0.05
 
 
 def test_an_onnx_pair_cannot_be_trained(tmp_path: Path) -> None:

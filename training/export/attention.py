@@ -42,7 +42,7 @@ class _MultiHead(torch.autograd.Function):
             heads: Number of heads.
             scale: Factor of the scores.
         """
-        split = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+        split = query.reshape(*query.shape[:2], heads, -1).transpose(1, 2)
         found = torch.nn.functional.scaled_dot_product_attention(
             split, key, value, attn_mask=mask, scale=scale
         )

@@ -12,14 +12,14 @@ from core.provenance import environment
 from core.records import write_json
 from models.encoders.factory import load_encoder
 from models.encoders.providers import ON_CPU, ProviderOptions
-from models.pairs import write_pair
+from models.pairs import PAIR, write_pair
 from training.export.checkpoint import DocumentForm, export_document_side
 from training.export.measurement import Judged, Rankings, Reference, read_calibration
 from training.export.onnx import OPSET, TOKENIZER
 from training.export.query_side import ENGINES, Exporter, load_query_side
 from training.export.report import THRESHOLDS, Precision, Row, as_markdown
 
-PAIR, REPORT, RESULTS, DOCUMENT = "pair.toml", "report.md", "report.json", "document"
+REPORT, RESULTS, DOCUMENT = "report.md", "report.json", "document"
 
 # Precisions that a provider computes in; in others it only stores weights.
 _NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
@@ -112,7 +112,7 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
         }
         write_text(folder / REPORT, as_markdown(pair.name, rows, lines))
         write_json(folder / RESULTS, facts)
-    report(f"wrote {options.out / PAIR} ({best}); to serve it, set CARE_PAIR to this path")
+    report(f"wrote {options.out / PAIR} ({best})")
     return options.out / PAIR
 
 

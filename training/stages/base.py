@@ -4,14 +4,15 @@ Modules of stages import torch when a stage runs, so that recipes can be checked
 """
 
 import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.encoders import Role
 from core.files import sha256_file
@@ -34,10 +35,14 @@ from training.schema import (
 if TYPE_CHECKING:
     from training.encoder import EncoderCheckpoint
 
+Rate = Annotated[float, Field(gt=0)]
 # Part of all keys; increase it when stages compute other results from the same settings.
 _VERSION = 2
 # Settings that do not affect the result; the seed is a separate input.
-_NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed"}
+_NO_INPUTS = {"name", "log_every", "checkpoint_every", "seed", "sharded"}
+# Arguments and variables that would shard the weights in a way that stages do not support.
+_OTHER_SHARDING = ("fsdp", "fsdp_config", "deepspeed")
+_OTHER_LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 
 @dataclass
@@ -177,7 +182,9 @@ class TrainingStage(Stage):
     """A stage that trains; the defaults are those of CARE (arXiv 2604.10937)."""
 
     seed: Seed | None = None  # replaces the run's seed, so that runs with other seeds share it
-    learning_rate: float = Field(1e-4, gt=0)  # peak rate of AdamW, with linear decay to zero
+    # Peak rate of AdamW, with linear decay to zero; a stage that trains both encoders also takes
+    # one rate for each, as {query: 1e-4, document: 1e-5}.
+    learning_rate: Rate | dict[Role, Rate] = 1e-4
     warmup: float = Field(0.05, ge=0, lt=1)  # share of the steps with linear warm-up
     batch: Positive = 640  # examples per step on all devices together
     # Texts encoded at a time; None for the whole batch. With mini-batches, activations are
@@ -193,8 +200,17 @@ class TrainingStage(Stage):
     group_by_length: bool = True  # whether a batch holds texts of similar length
     checkpoint_every: Positive = 500  # steps
     log_every: Positive = 10  # steps
-    # Further arguments of transformers.TrainingArguments, for example `fsdp` and `deepspeed`.
+    # Whether weights, gradients and the optimizer's state are sharded over processes (FSDP2).
+    sharded: bool = False
+    # Further arguments of transformers.TrainingArguments.
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        if isinstance(self.learning_rate, dict) and {*self.learning_rate} != {*self.sides()}:
+            sides = " and ".join(self.sides())
+            raise ValueError(f"learning_rate: must be a number, or name a rate for {sides}")
+        return self
 
     def run_seed(self, context: Context) -> int:
         """Returns the seed of the stage: its own or that of the run."""
@@ -205,6 +221,14 @@ class TrainingStage(Stage):
         super().check(context, sides)
         from transformers import TrainingArguments
 
+        for key in _OTHER_SHARDING:
+            if key in self.trainer:
+                reason = "not supported: set sharded: true in the stage"
+                raise self.error(f"trainer.{key}", reason, "unsupported_sharding")
+        for name in _OTHER_LAUNCHERS:
+            if os.environ.get(name, "false").lower() == "true":
+                reason = f"{name} is set: start with torchrun, and set sharded: true in the stage"
+                raise self.error("sharded", reason, "unsupported_sharding")
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         if unknown := sorted(self.trainer.keys() - known):
             reason = "unknown key: not an argument of transformers.TrainingArguments"

@@ -1,11 +1,10 @@
 """Shared steps of training stages: load encoders, make batches, train, evaluate and save."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from core.encoders import Role
 from core.types import FloatArray, RowArray
@@ -13,7 +12,7 @@ from evaluation.metrics import score
 from training.batches import Batch, BatchPlan, Corpus, PairCollator
 from training.data import read_examples
 from training.distributed import processes
-from training.encoder import Encoder, EncoderCheckpoint, Tokens, encode, tokenize
+from training.encoder import Encoder, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
 from training.stages.base import Context, Outcome, TrainingStage
 from training.stages.trainer import StageTrainer
@@ -108,13 +107,7 @@ def fit(
     measure = _measurement(stage, context, objective)
     trainer = StageTrainer(stage, context, folder, objective, plan, collate, measure)
     trainer.fit()
-    state = trainer.whole_state()
-    trained: dict[Role, EncoderCheckpoint] = {}
-    if processes().is_main_process:
-        trained = {
-            side: encoder.save(folder / side, _weights_of(encoder, objective, state))
-            for side, encoder in objective.trained.items()
-        }
+    trained = {side: encoder.save(folder / side) for side, encoder in objective.trained.items()}
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return Outcome(trained, objective.roles, history, counts | {"steps": trainer.state.global_step})
 
@@ -155,13 +148,3 @@ def _measurement(
         return encode(encoder, found, batch=dev.batch, precision=stage.precision, label=label)
 
     return lambda: score(dev_set.qrels, dev_set.search(vectors("query"), vectors("document")))
-
-
-def _weights_of(
-    encoder: Encoder, objective: Objective, state: Mapping[str, Tensor] | None
-) -> dict[str, Tensor] | None:
-    """Returns the weights of an encoder's model from the gathered weights of the objective."""
-    if state is None:
-        return None
-    (name,) = (name for name, module in objective.named_modules() if module is encoder.model)
-    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}

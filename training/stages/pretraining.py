@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from core.encoders import Role
 from training.data import read_texts
 from training.schema import Positive
-from training.stages.base import Context, Outcome, TrainingStage
+from training.stages.base import Context, Outcome, Rate, TrainingStage
 
 
 class RetroMae(TrainingStage):
@@ -18,16 +18,18 @@ class RetroMae(TrainingStage):
     side: Role = "query"
     encoder_mask: float = Field(0.3, gt=0, lt=1)  # share of tokens masked in the encoder's input
     decoder_mask: float = Field(0.5, gt=0, lt=1)  # share hidden from each position of the decoder
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: Rate | dict[Role, Rate] = 2e-4
     warmup: float = Field(0.0, ge=0, lt=1)
     batch: Positive = 384
     epochs: Positive = 3
 
     @model_validator(mode="after")
-    def _reject_mini_batch(self) -> Self:
+    def _reject_unsupported(self) -> Self:
         if self.mini_batch is not None:
             reason = "not supported by retromae; use trainer.gradient_accumulation_steps"
             raise ValueError(f"mini_batch: {reason}")
+        if self.sharded:
+            raise ValueError("sharded: not supported by retromae")
         return self
 
     def run(self, context: Context, folder: Path) -> Outcome:

@@ -38,20 +38,22 @@ class PruneLayers(Stage):
         return sorted({self.side, self.source})
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Writes the pruned encoder."""
+        """Writes the pruned encoder; an adapter of its source is merged."""
+        from training.distributed import processes
         from training.init import prepare
 
+        if not processes().is_main_process:
+            return Outcome({})
         source, before = context.encoders[self.source], context.encoders[self.side]
-        if source.adapter:
-            reason = f"the {self.source} encoder has an adapter; merge it before pruning"
-            raise self.error("source", reason, "has_adapter")
+        changed = {"start", "pair", "revision", "layers", "projection", "config"}
         init = EncoderInit(
-            **before.init.model_dump(exclude={"start", "pair", "revision", "layers", "projection"}),
+            **before.init.model_dump(exclude=changed),
             start=str(source.folder),
+            config=source.config,
             layers=self.layers,
             projection=self.projection,
         )
-        made = prepare(init, f"stages.{self.label}", folder)
+        made = prepare(init, f"stages.{self.label}", folder, source.adapter)
         made.folder.rename(folder / self.side)
         update = {"folder": folder / self.side, "init": before.init}
         return Outcome({self.side: made.model_copy(update=update)})

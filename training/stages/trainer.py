@@ -11,15 +11,21 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from core.files import sync
 from training.batches import Batch, BatchPlan, Item
-from training.distributed import processes
+from training.distributed import gather, local, processes, whole_state
 from training.errors import TrainingError
+from training.objectives import Objective
 from training.stages.base import Context, TrainingStage
 
 CHECKPOINTS = "checkpoints"
@@ -46,7 +52,7 @@ class StageTrainer(Trainer):
         stage: TrainingStage,
         context: Context,
         folder: Path,
-        objective: nn.Module,
+        objective: Objective,
         plan: BatchPlan,
         collate: Callable[[Sequence[Item]], Batch],
         measure: Callable[[], dict[str, float]] | None,
@@ -59,16 +65,19 @@ class StageTrainer(Trainer):
         self._plan, self._collate, self._measure = plan, collate, measure
         self._parts: dict[str, torch.Tensor] = {}
         self._part_steps = 0
+        self.sharded = stage.sharded and processes().num_processes > 1
+        if self.sharded:
+            for encoder in objective.trained.values():
+                encoder.shard()
         super().__init__(
             model=objective,
             args=_arguments(stage, context, self._folder, plan, measured=measure is not None),
             train_dataset=plan,
             eval_dataset=plan if measure else None,
         )
-        if self.sharded:
-            # No process holds a whole encoder, so dev metrics cannot be computed.
-            self._measure = None
-            self.args.eval_strategy, self.args.eval_on_start = IntervalStrategy.NO, False
+        # transformers then keeps weights and gradients as they are sharded, and averages the
+        # gradients of other parameters over processes.
+        self.is_distributed_loading_by_transformers = self.sharded
 
     def fit(self) -> None:
         """Trains from the last complete checkpoint or from the start.
@@ -78,32 +87,38 @@ class StageTrainer(Trainer):
                 or cannot be written.
         """
         checkpoint = last_checkpoint(self._folder)
-        if checkpoint and _step(checkpoint) >= self.args.max_steps and not self.sharded:
+        if checkpoint and _step(checkpoint) >= self.args.max_steps:
             # The Trainer would run one more step.
             self._load_from_checkpoint(str(checkpoint))
             self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         else:
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         # The loss is computed before each step, so it does not cover the last update.
-        weights = () if self.sharded else self._objective.parameters()
-        if not all(value.isfinite().all() for value in weights):
+        weights = (local(value) for value in self._objective.parameters())
+        finite = all(value.isfinite().all() for value in weights)
+        if not all(gather(int(finite))):
             raise self._not_finite("weights are not finite", self.state.global_step)
         steps = [entry["step"] for entry in self.state.log_history if "dev_nDCG@10" in entry]
         if self._measure and self.state.global_step not in steps:
             self.evaluate()
 
-    @property
-    def sharded(self) -> bool:
-        """Whether the weights are sharded over processes."""
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
-
-    def whole_state(self) -> Any:
-        """Returns the weights gathered from all processes; None if they are not sharded."""
-        return self.accelerator.get_state_dict(self.model_wrapped) if self.sharded else None
-
     def _not_finite(self, reason: str, step: int) -> TrainingError:
         reason += f" at step {step}: lower learning_rate, or set precision to bf16 or fp32"
         return self._stage.error("", reason, "not_finite", step=step)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Returns the optimizer with the learning rate of each side."""
+        optimizer = super().create_optimizer(model)
+        rates = self._stage.learning_rate
+        if isinstance(rates, dict):
+            # Objectives that train both encoders have no other parameters.
+            optimizer.param_groups = [
+                group | {"params": values, "lr": rates[side]}
+                for side, encoder in self._objective.trained.items()
+                for group in optimizer.param_groups
+                if (values := _shared(group["params"], encoder))
+            ]
+        return optimizer
 
     def get_train_dataloader(self) -> Any:
         """Returns a loader of the plan's batches, distributed over processes."""
@@ -143,11 +158,10 @@ class StageTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir) if output_dir else self._folder
-        folder.mkdir(parents=True, exist_ok=True)
-        state = self._objective.state_dict() if state_dict is None else state_dict
-        trained = _trained(self._objective)
-        weights = {name: value.contiguous() for name, value in state.items() if name in trained}
-        save_file(weights, folder / _WEIGHTS)
+        state = whole_state(self._objective, trained=True)
+        if self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(state, folder / _WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -159,7 +173,26 @@ class StageTrainer(Trainer):
         if set(state) != _trained(self._objective):
             reason = "the checkpoint belongs to another model: delete it"
             raise TrainingError.at(folder, reason, "other_model")
-        self._objective.load_state_dict(state, strict=False)
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(self._objective, state, options=options)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(self._objective, self.optimizer, options=options)
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True)
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(self._objective, self.optimizer, state, options=options)
+        schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self._folder / f"checkpoint-{self.state.global_step}"
@@ -183,6 +216,11 @@ def _step(checkpoint: Path) -> int:
 
 def _trained(objective: nn.Module) -> set[str]:
     return {name for name, value in objective.named_parameters() if value.requires_grad}
+
+
+def _shared(values: Sequence[nn.Parameter], encoder: nn.Module) -> list[nn.Parameter]:
+    owned = {id(value) for value in encoder.parameters()}
+    return [value for value in values if id(value) in owned]
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -212,7 +250,8 @@ def _arguments(
         "output_dir": str(folder),
         "max_steps": steps,
         "per_device_train_batch_size": plan.batch_size,
-        **stage.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"}),
+        **stage.model_dump(include={"weight_decay", "max_grad_norm"}),
+        "learning_rate": rate if isinstance(rate := stage.learning_rate, float) else 0.0,
         "warmup_steps": math.ceil(stage.warmup * steps),
         "optim": "adamw_torch",
         "bf16": stage.precision == "bf16",

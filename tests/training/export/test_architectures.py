@@ -19,6 +19,7 @@ from core.encoders import Pair, Pooling
 from core.errors import PairError
 from core.files import sha256_file
 from core.versions import current_version, index_folder, read_manifest
+from models.encoders.configuration import read_configuration
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
@@ -37,6 +38,7 @@ from tests.checkpoints import (
     write_adapter,
     write_bert,
     write_gte,
+    write_gte_mlm,
     write_gte_qwen2,
     write_qwen3,
     write_xlmr,
@@ -71,6 +73,7 @@ ARCHITECTURES = {
     "bert-dense": Architecture(write_conan, "mean", {"native_dimension": 96, "dimension": 80}),
     "xlm-roberta": Architecture(write_xlmr, "cls", {}),
     "gte": Architecture(write_gte, "cls", {"config": GTE_CONFIG}),
+    "gte-mlm": Architecture(write_gte_mlm, "cls", {}),
     "qwen2": Architecture(write_gte_qwen2, "last_token", {"config": {"is_causal": False}}),
     "qwen3": Architecture(write_qwen3, "last_token", {"dimension": 48}),
     "qwen3-chat": Architecture(lambda f: write_qwen3(f, ends_texts=False), "last_token", {}),
@@ -163,10 +166,11 @@ def test_attention_of_gte_qwen2_is_bidirectional(tmp_path: Path) -> None:
         np.testing.assert_allclose(vector, unit(expected[0, -1]), atol=1e-5)
 
 
-def test_an_older_gte_is_loaded_with_ntk_scaling(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [GTE_CONFIG, {}])
+def test_an_older_gte_is_loaded_with_ntk_scaling(tmp_path: Path, config: dict[str, Any]) -> None:
     """Frequencies as in Alibaba-NLP/new-impl: https://kexue.fm/archives/9706."""
-    pair = make_pair(tmp_path, "gte")
-    encoder = TransformersEncoder(pair.query, tmp_path, device="cpu")
+    spec = make_pair(tmp_path, "gte").query.model_copy(update={"config": config})
+    encoder = TransformersEncoder(spec, tmp_path, device="cpu")
     head, factor = WIDTH // 2, NTK["factor"]
     exponents = torch.arange(0, head, 2) / head
     frequencies = 1 / (NTK["theta"] * factor) ** exponents / factor ** (2 / head)
@@ -183,9 +187,28 @@ def test_an_older_gte_is_loaded_with_ntk_scaling(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_an_error_and_its_code_does_not_run(tmp_path: Path) -> None:
-    spec = make_pair(tmp_path, "gte").query.model_copy(update={"config": {}})
-    with raises(PairError, "unknown_architecture", model_type="new"):
+    spec = make_pair(tmp_path, "gte-mlm").query
+    spec = spec.model_copy(update={"config": {"model_type": "newer"}})
+    with raises(PairError, "unknown_architecture", model_type="newer"):
         TransformersEncoder(spec, tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.5}},
+        {"rope_scaling": {"type": "dynamic", "factor": 8.0}},
+        {"position_embedding_type": "absolute"},
+        {"layer_norm_type": "rms_norm"},
+        {"logn_attention_scale": True},
+        {"pack_qkv": False},
+    ],
+)
+def test_an_older_gte_that_computes_something_else_is_an_error(
+    tmp_path: Path, entries: dict[str, Any]
+) -> None:
+    with raises(PairError, "unknown_architecture", model_type="new"):
+        read_configuration(write_gte_mlm(tmp_path), entries)
 
 
 def test_large_weights_are_written_to_a_second_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from core.errors import CareError
 from tests.checkpoints import TEXTS
@@ -132,6 +132,52 @@ def test_a_learned_temperature_is_resumed(
     assert logs[0][-1]["temperature"] == logs[1][-1]["temperature"]
     first, second = (pair_of(result) for result in results)
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
+
+
+def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In its first step AdamW changes each weight by the learning rate."""
+    rates = {"query": 1e-3, "document": 1e-4}
+    base["stages"] = [joint(learning_rate=rates, warmup=0, max_steps=2, checkpoint_every=1)]
+    base["document"]["lora"] = {"r": 4, "alpha": 8}
+    save = StageTrainer._save_checkpoint
+
+    def save_and_interrupt(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StageTrainer, "_save_checkpoint", save_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(base, out="interrupted")
+    first = load_file(next(tmp_path.glob("interrupted/stages/.joint-*/*/*/trained.safetensors")))
+    # The output matrix of a new adapter is 0.
+    (output, *_) = [value for name, value in first.items() if "lora_B" in name]
+    assert float(output.abs().max()) == pytest.approx(rates["document"], rel=0.01)
+    name = "embeddings.LayerNorm.bias"
+    moved = first[f"encoders.query.model.{name}"] - weights(Path(base["query"]["start"]))[name]
+    assert float(moved.abs().max()) == pytest.approx(rates["query"], rel=0.01)
+    for out in ("interrupted", "uninterrupted"):
+        run_recipe(base, out=out)
+    for side in ("query/model.safetensors", "document/adapter_model.safetensors"):
+        one, two = (
+            load_file(only(tmp_path / out / "stages", f"joint-*/{side}"))
+            for out in ("interrupted", "uninterrupted")
+        )
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("stage", [joint(), {"kind": "contrastive", "data": DATA}])
+def test_rates_of_other_sides_than_the_stage_trains_are_an_error(
+    base: dict[str, Any], run_recipe: RunRecipe, stage: dict[str, Any]
+) -> None:
+    base["stages"] = [stage | {"learning_rate": {"document": 1e-4}}]
+    with raises(TrainingError, "invalid_value", key=f"stages.{stage['kind']}"):
+        run_recipe(base)
 
 
 def test_a_full_disk_at_a_checkpoint_leaves_no_incomplete_checkpoint(
