@@ -26,6 +26,13 @@ def write_query_start(folder: Path, texts: Sequence[str]) -> None:
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     write_gte_mlm(folder, texts=texts, initializer_range=0.05, **shape, **dropout)
     _pretrain(folder, texts, "", "<s>{}", 0)
+    # A normalisation follows the embeddings: smaller ones are the same model, and learn faster.
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    for name in state:
+        if "_embeddings.weight" in name:
+            state[name] *= 0.1
+    save_file(state, file, metadata={"format": "pt"})
 
 
 def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None:
