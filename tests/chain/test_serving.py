@@ -21,7 +21,7 @@ from tests.chain.conftest import FOLDER, PAIRS, VARIABLES, Steps
 from tests.chain.starts import WIDTHS
 from tests.checkpoints import checkpoint_spec
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 BENCHMARK = beir_paths(FOLDER / "data" / "benchmark" / "retrieval", "test")
 INDEXES = Path(VARIABLES["CARE_INDEXES"])

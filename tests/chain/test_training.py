@@ -9,23 +9,24 @@ from typing import Any
 import pytest
 
 from evaluation.beir import read_documents, read_queries
-from tests.chain.conftest import FOLDER, Steps
+from tests.chain.conftest import FOLDER, PAIRS, Steps
 from tests.chain.starts import WIDTHS, write_document_start, write_query_start
 from tests.curation.endpoints import scripted_server
 from tests.curation.raw_sample import ENDPOINTS, RAW, language_model
 
-pytestmark = pytest.mark.train
+# Of each step, on a machine that does other work too.
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 DATA, RUNS = FOLDER / "data", FOLDER / "training"
 RECIPES = Path("training/recipes")
 # Examples of a batch, and epochs.
 SIZES = {
-    "retromae": (16, 10),
-    "unsupervised": (32, 20),
-    "contrastive": (16, 10),
-    "contrastive-large": (16, 10),
-    "align": (32, 30),
-    "joint": (16, 10),
+    "retromae": (16, 5),
+    "unsupervised": (32, 10),
+    "contrastive": (16, 5),
+    "contrastive-large": (16, 4),
+    "align": (8, 15),
+    "joint": (16, 5),
 }
 
 
