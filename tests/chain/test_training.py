@@ -78,7 +78,7 @@ def changes_of(name: str) -> list[str]:
             sets[f"stages.{stage}.precision"] = "fp32"
     for stage, (batch, epochs) in SIZES.items():
         sets |= {f"stages.{stage}.batch": batch, f"stages.{stage}.epochs": epochs}
-        sets[f"stages.{stage}.log_every"] = 5
+        sets[f"stages.{stage}.log_every"] = 1
     if name == "care-0.3b-4b":
         sets["document.dtype"] = "float32"
     return [f"--set={key}={value}" for key, value in sets.items()]
@@ -91,8 +91,8 @@ def test_the_shipped_recipe_trains_a_pair(steps: Steps, name: str, processes: in
     steps.care(*words, name=title, processes=processes)
     for stage, history in histories(name).items():
         losses = [entry["loss"] for entry in history["metrics"] if "loss" in entry]
-        quarter = max(1, len(losses) // 4)
-        first, last = fmean(losses[:quarter]), fmean(losses[-quarter:])
+        third = len(losses) // 3
+        first, last = fmean(losses[:third]), fmean(losses[-third:])
         line = f"loss {first:.3f} to {last:.3f}"
         if scores := history["scores"]:
             line += f", nDCG@10 {scores[0]:.3f} to {scores[-1]:.3f}"
