@@ -12,7 +12,8 @@ Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 # Names of stages are part of folder names.
 StageName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
-Layers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+# Without layers, an encoder consists of its embeddings.
+Layers = list[Annotated[int, Field(ge=0)]]
 
 
 class Settings(BaseModel):
