@@ -116,7 +116,7 @@ def test_texts_of_qwen3_and_qwen3_embedding_end_with_one_end_token(
     tokens = tokenize(checkpoint_of(folder, tmp_path, pooling="last_token"), "", ["头痛", LONG])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end = tokenizer.pad_token_id if ends_texts else tokenizer.eos_token_id
-    assert np.flatnonzero(tokens.ids == end).tolist() == (tokens.offsets[1:] - 1).tolist()
+    assert np.flatnonzero(tokens.values == end).tolist() == (tokens.offsets[1:] - 1).tolist()
     assert tokens.lengths[1] == MAX_LENGTH
 
 
