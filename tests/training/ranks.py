@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from tests.training.gathering import write_gradients
 from training.distributed import processes
 from training.recipe import load_recipe
 from training.run import run
@@ -68,6 +69,7 @@ def run_with_interruptions(recipe: Path, out: Path) -> dict[str, dict[str, Any]]
 if __name__ == "__main__":
     folder, *names = sys.argv[1:]
     root = Path(folder)
-    found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
     rank = processes().process_index
+    write_gradients(rank, root / f"gradients{rank}.pt")
+    found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
     (root / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -15,7 +14,7 @@ import training
 from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH, write_gte_mlm
 from tests.conftest import write_jsonl
 from tests.training.conftest import only, write_recipe, write_split
-from tests.training.gathering import Model, texts, work
+from tests.training.gathering import Model, texts
 from tests.training.runs import history_of
 from training.distributed import TIMEOUT
 from training.losses import info_nce, l2_normalize
@@ -23,20 +22,6 @@ from training.recipe import load_recipe
 from training.run import run
 
 pytestmark = pytest.mark.train
-
-
-def test_gradients_of_two_processes_equal_those_of_one_process_with_all_texts(
-    tmp_path: Path,
-) -> None:
-    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2, daemon=True)
-    model = Model()
-    (q0, d0), (q1, d1) = texts(0), texts(1)
-    found = l2_normalize(model.linear(torch.cat([d0, d1])))
-    queries = l2_normalize(model.linear(torch.cat([q0, q1])))
-    info_nce(queries, found, torch.tensor([0, 1, 2, 3]), 0.1).backward()
-    for process in range(2):
-        gradient = torch.load(tmp_path / f"{process}.pt")
-        torch.testing.assert_close(gradient, model.linear.weight.grad, rtol=1e-4, atol=1e-6)
 
 
 RECIPE = Path(training.__file__).parent / "recipes" / "care-0.3b-8b.yaml"
@@ -127,6 +112,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, gte: Path, qwen3: Path, trip
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+def test_gradients_of_two_processes_equal_those_of_one_process_with_all_texts(ranks: Path) -> None:
+    model = Model()
+    (q0, d0), (q1, d1) = texts(0), texts(1)
+    found = l2_normalize(model.linear(torch.cat([d0, d1])))
+    queries = l2_normalize(model.linear(torch.cat([q0, q1])))
+    info_nce(queries, found, torch.tensor([0, 1, 2, 3]), 0.1).backward()
+    for process in range(2):
+        gradient = torch.load(ranks / f"gradients{process}.pt")
+        torch.testing.assert_close(gradient, model.linear.weight.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["exact", "shipped"])
