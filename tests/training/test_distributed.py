@@ -7,16 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing
 from safetensors.torch import load_file
 from torch import Tensor
 
 import training
 from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH, write_gte_mlm
 from tests.conftest import write_jsonl
-from tests.training.conftest import only, write_recipe, write_split
+from tests.training.conftest import (
+    RunRecipe,
+    only,
+    teacher,
+    write_recipe,
+    write_split,
+)
+from tests.training.encoding import encode_slowly
 from tests.training.gathering import Model, texts
 from tests.training.runs import history_of
 from training.distributed import TIMEOUT
+from training.files import RECIPE, RESULT
 from training.losses import info_nce, l2_normalize
 from training.recipe import load_recipe
 from training.run import run
@@ -24,7 +33,7 @@ from training.run import run
 pytestmark = pytest.mark.train
 
 
-RECIPE = Path(training.__file__).parent / "recipes" / "care-0.3b-8b.yaml"
+CARE_8B = Path(training.__file__).parent / "recipes" / "care-0.3b-8b.yaml"
 SHARDED = ("contrastive-large", "joint")
 STAGES = ("unsupervised", "contrastive-large", "align", "joint")
 
@@ -71,7 +80,7 @@ def paper_recipe(
         # The processes' batches then have different numbers of documents and of mini-batches.
         stages["contrastive-large"] |= {"mini_batch": 1, "negatives": 2}
     return {
-        "extends": str(RECIPE),
+        "extends": str(CARE_8B),
         "query": {"start": str(gte), "max_length": MAX_LENGTH},
         "document": {
             "start": str(qwen3),
@@ -157,6 +166,27 @@ def test_two_processes_train_the_same_pair_as_one(ranks: Path, gte: Path) -> Non
             moved = [weights[key] - start.get(key, 0) for key in keys]
             apart = [weights[key] - other[key] for key in keys]
             assert norm(apart) < 0.02 * norm(moved)
+
+
+def test_processes_wait_for_one_that_encodes_longer_than_the_time_out(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    """Each process encodes its own shards; the files equal those of one process."""
+    base["stages"] = [teacher()]
+    recipe = write_recipe(tmp_path / "two.yaml", base)
+    torch.multiprocessing.spawn(encode_slowly, (str(recipe), str(tmp_path / "two")), nprocs=2)
+    run_recipe(base, out="one")
+    one, two = (only(tmp_path / out / "stages", "teacher-*") for out in ("one", "two"))
+    names, again = (
+        sorted(path.name for path in folder.iterdir() if path.name not in (RESULT, RECIPE))
+        for folder in (one, two)
+    )
+    assert names == again
+    assert sum(name.startswith("shard-") for name in names) == 2 * 3
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    encoded = [int((tmp_path / f"two.{process}").read_text()) for process in range(2)]
+    assert min(encoded) > 0 and sum(encoded) == 2 * len(TEXTS)
 
 
 def norm(values: list[Tensor]) -> float:
