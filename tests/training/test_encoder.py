@@ -37,9 +37,13 @@ EXAMPLES = [
 ]
 
 
-def gradients(checkpoint: EncoderCheckpoint, mini_batch: int | None) -> dict[str, torch.Tensor]:
+def gradients(
+    checkpoint: EncoderCheckpoint, mini_batch: int | None, *, sharded: bool = False
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     encoder = Encoder(checkpoint, trainable=True, dropout=0.0)
+    if sharded:
+        encoder.shard()
     both = {"query": "query", "document": "query"}
     loss = partial(contrast, temperature=0.1)
     objective = Objective({"query": encoder}, both, loss, mini_batch)
@@ -64,6 +68,51 @@ def test_gradients_with_mini_batches_equal_those_of_the_whole_batch(
     assert any(gradient.abs().max() > 1e-3 for gradient in plain.values())
     for name, gradient in plain.items():
         torch.testing.assert_close(cached[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_sharded_encoders_compute_as_many_mini_batches_as_other_processes_with_equal_gradients(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes gather weights together, so one with fewer mini-batches would stop all."""
+    checkpoint = checkpoint_of(bert, tmp_path)
+    plain = gradients(checkpoint, None)
+    counts: list[int] = []
+    forward = Encoder.forward
+
+    def counted(encoder: Encoder, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        counts.append(len(ids))
+        return forward(encoder, ids, mask)
+
+    monkeypatch.setattr(Encoder, "shard", lambda encoder: setattr(encoder, "_sharded", True))
+    monkeypatch.setattr("training.encoder.gather", lambda count: [count, 7])
+    monkeypatch.setattr(Encoder, "forward", counted)
+    padded = gradients(checkpoint, 2, sharded=True)
+    # Queries and documents, each computed twice.
+    assert len(counts) == 2 * 2 * 7
+    for name, gradient in plain.items():
+        torch.testing.assert_close(padded[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(r=4)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_trained_weights_are_float32_and_can_be_trained_in_fp16(
+    qwen3: Path, tmp_path: Path, lora: Lora | None, dtype: str
+) -> None:
+    """A gradient scaler refuses gradients in float16."""
+    changes = {"pooling": "last_token", "dtype": dtype, "lora": lora}
+    encoder = Encoder(checkpoint_of(qwen3, tmp_path, **changes), trainable=True)
+    weights = [value for value in encoder.parameters() if value.requires_grad]
+    assert {value.dtype for value in weights} == {torch.float32}
+    frozen = [value for value in encoder.parameters() if not value.requires_grad]
+    assert {value.dtype for value in frozen} <= {getattr(torch, dtype)}
+    optimizer = torch.optim.AdamW(weights)
+    scaler = torch.amp.GradScaler("cpu")
+    tokens = tokenize(encoder.checkpoint, "", TEXTS).padded(range(len(TEXTS)))
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        loss = encoder(*tokens).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    assert sum(float(v.grad.abs().sum()) for v in weights if v.grad is not None) > 0
 
 
 def test_mini_batches_recompute_with_the_same_dropout(bert: Path, tmp_path: Path) -> None:
