@@ -206,8 +206,10 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
     if entry.texts is not None:
         path = Path(entry.texts)
         for number, record in read_jsonl(path):
-            fields = entry.fields or ["text"]
-            read = [_text(path, number, record.get(field), field) for field in fields]
+            # A document is its title and text, as at indexing.
+            whole = {"text": record if entry.role == "document" else record.get("text")}
+            fields = {name: record.get(name) for name in entry.fields} or whole
+            read = [_text(path, number, value, name) for name, value in fields.items()]
             if in_part(read[0], entry.part):
                 yield [Text(entry.role, text) for text in read]
         return
