@@ -59,7 +59,7 @@ class Mine(Stage):
         Each process mines every n-th block of queries; blocks of an interrupted run are kept.
         """
         from training.distributed import processes, wait_for_all
-        from training.prepared import prepare_documents, prepare_examples
+        from training.stages.prepared import prepare_documents, prepare_examples
         from training.vectors import frozen_shards
 
         data = prepare_examples(context, self.data)
