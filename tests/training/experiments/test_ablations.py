@@ -290,7 +290,7 @@ def test_no_recipe_trains_on_a_question_of_the_test(data: Path) -> None:
                 else:
                     read = {e.query for e in read_examples(stage.data, frozenset(), {})[0]}
             except TrainingError as error:  # a fold of so few questions may be empty
-                assert error.code == "no_examples"
+                assert error.code in ("no_examples", "no_texts")
             assert not read & set(tested.values()), (name, stage.label)
 
 
