@@ -31,9 +31,7 @@ def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None
     """Writes a Qwen3 in bfloat16 whose tokenizer appends nothing, as Qwen3 is published."""
     shape = {"hidden_size": width, "intermediate_size": 2 * width, "max_position_embeddings": 512}
     shape |= {"num_attention_heads": width // 32, "num_key_value_heads": width // 32}
-    write_qwen3(
-        folder, ends_texts=False, texts=texts, tokens=1000, initializer_range=0.05, **shape
-    )
+    write_qwen3(folder, ends_texts=False, texts=texts, tokens=1000, initializer_range=0.05, **shape)
     _pretrain(folder, texts, "model.", "{}<|im_end|>", -1)
     file = folder / "model.safetensors"
     state = {name: value.to(torch.bfloat16) for name, value in load_file(file).items()}

@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evaluation.beir import read_documents, read_queries
-from tests.chain.conftest import FOLDER, PAIRS, Steps
+from tests.chain.conftest import FOLDER, Steps
 from tests.chain.starts import WIDTHS, write_document_start, write_query_start
 from tests.curation.endpoints import scripted_server
 from tests.curation.raw_sample import ENDPOINTS, RAW, language_model
