@@ -11,7 +11,8 @@ from core.records import read_jsonl, write_jsonl
 from core.types import Document
 from curation.diversity import DiversityOptions, diversify_file, diversity_rule
 from evaluation.bm25 import bm25_run
-from training.data import Example, read_examples
+from training.corpus import Example
+from training.data import read_examples
 from training.schema import DataEntry, Part
 
 # Folds of the questions; the recipes of the ablations hold out another one for the tests.

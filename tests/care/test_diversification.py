@@ -7,7 +7,8 @@ import pytest
 from care.diversification import BOTH, NAMES, NONE, QUERIES, triples, write_training_data
 from tests.conftest import write_jsonl
 from tests.curation.judges import lines
-from training.data import Example, in_part
+from training.corpus import Example
+from training.data import in_part
 from training.schema import Part
 
 pytestmark = pytest.mark.train
