@@ -1,37 +1,9 @@
-"""Vector post-processing: pooling, truncation to the first d dimensions, normalisation."""
+"""Vector post-processing: truncation to the first d dimensions, normalisation."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from core.encoders import Pooling
 from core.errors import VectorError
 from core.types import FloatArray
-
-
-def pool(tokens: FloatArray, mask: NDArray[np.integer], pooling: Pooling) -> FloatArray:
-    """Pools token vectors.
-
-    Args:
-        tokens: float32 [n, length, dimension].
-        mask: Integers [n, length], 1 for tokens and 0 for padding on the right.
-        pooling: Pooling mode.
-
-    Returns:
-        float32 [n, dimension].
-
-    Raises:
-        VectorError: If a text has no token.
-    """
-    lengths = mask.sum(axis=1)
-    if not (lengths > 0).all():
-        raise VectorError("a text has no tokens and cannot be pooled", code="no_tokens")
-    if pooling == "cls":
-        return np.ascontiguousarray(tokens[:, 0])
-    if pooling == "last_token":
-        return np.ascontiguousarray(tokens[np.arange(len(tokens)), lengths - 1])
-    total = (tokens * mask[:, :, None]).sum(axis=1)
-    mean: FloatArray = (total / lengths[:, None]).astype(np.float32)
-    return mean
 
 
 def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:

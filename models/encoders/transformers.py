@@ -2,19 +2,20 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
-from core.encoders import EncoderSpec, Encoding
-from core.errors import CareError, PairError, ProviderError
-from core.vectors import pool
+from core.encoders import EncoderSpec, Encoding, Pooling
+from core.errors import CareError, PairError, ProviderError, VectorError
+from core.types import FloatArray
 from models.encoders.checkpoints import (
     adapter_folder,
     checkpoint_folder,
@@ -24,6 +25,9 @@ from models.encoders.checkpoints import (
 from models.encoders.configuration import read_configuration
 from models.encoders.modules import read_modules
 from models.encoders.tokenizer import TokenEncoder, Tokens, pad
+
+# Most tokens of a batch, padding included.
+_BATCH_TOKENS = 32_768
 
 
 class TransformersEncoder(TokenEncoder):
@@ -59,7 +63,7 @@ class TransformersEncoder(TokenEncoder):
         self.tokenize = checkpoint_tokenizer(spec, transformer)
         self._model = _load_model(spec, transformer, adapter, getattr(torch, dtype))
         self._model.to(self._device).eval()
-        self._dense = torch.nn.Sequential(*map(_load_dense, dense)).eval()
+        self._dense = torch.nn.Sequential(*map(_load_dense, dense)).to(self._device).eval()
         longest = getattr(self._model.config, "max_position_embeddings", spec.max_length)
         if longest < spec.max_length:
             message = (
@@ -76,27 +80,66 @@ class TransformersEncoder(TokenEncoder):
 
     @torch.inference_mode()
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes texts that `tokenize` returned, as one batch.
+        """Encodes texts that `tokenize` returned, in batches of at most 32,768 padded tokens.
+
+        Pooling runs on the device: only pooled vectors are copied from it.
 
         Raises:
             ProviderError: If the GPU runs out of memory.
+            VectorError: If a text has no tokens.
         """
-        ids, mask = pad(tokens)
-        states = None
+        if not all(map(len, tokens)):
+            raise VectorError("a text has no tokens and cannot be pooled", code="no_tokens")
+        vectors = [self._encode_batch(batch) for batch in _bounded(tokens)]
+        return native_encoding(self.spec, np.concatenate(vectors), tokens)
+
+    def _encode_batch(self, tokens: Sequence[Tokens]) -> FloatArray:
+        ids, mask = (torch.from_numpy(array).to(self._device) for array in pad(tokens))
+        pooled = None
         with suppress(torch.OutOfMemoryError):
-            states = self._model(
-                input_ids=torch.from_numpy(ids).to(self._device),
-                attention_mask=torch.from_numpy(mask).to(self._device),
-            ).last_hidden_state.float()
-        if states is None:
+            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+            pooled = self._dense(pool_states(states, mask, self.spec.pooling).float())
+        if pooled is None:
             # Not chained: the frames of the original error would keep GPU memory allocated.
             message = (
                 f"the GPU has too little memory for {len(tokens)} texts of up to "
                 f"{max(map(len, tokens))} tokens: use a smaller --batch-size"
             )
             raise ProviderError(message, code="out_of_memory", texts=len(tokens))
-        pooled = pool(states.cpu().numpy(), mask, self.spec.pooling)
-        return native_encoding(self.spec, self._dense(torch.from_numpy(pooled)).numpy(), tokens)
+        vectors: FloatArray = pooled.cpu().numpy()
+        return vectors
+
+
+def pool_states(states: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """Pools token states on their device.
+
+    Args:
+        states: [n, length, width], any floating dtype.
+        mask: int64 [n, length], 1 for tokens and 0 for padding on the right.
+        pooling: How to pool.
+
+    Returns:
+        [n, width]: float32 means, or states in their dtype.
+    """
+    if pooling == "cls":
+        return states[:, 0]
+    if pooling == "last_token":
+        last = mask.sum(dim=1)[:, None, None] - 1
+        return states.gather(1, last.expand(-1, 1, states.shape[-1]))[:, 0]
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    total = (states * weights).sum(dim=1, dtype=torch.float32)
+    return total / mask.sum(dim=1, keepdim=True)
+
+
+def _bounded(tokens: Sequence[Tokens]) -> Iterator[Sequence[Tokens]]:
+    """Splits texts into batches of consecutive ones; a longer text is a batch of its own."""
+    first, longest = 0, 0
+    for i, text in enumerate(tokens):
+        longest = max(longest, len(text))
+        if i > first and (i + 1 - first) * longest > _BATCH_TOKENS:
+            yield tokens[first:i]
+            first, longest = i, len(text)
+    yield tokens[first:]
 
 
 def _load_dense(folder: Path) -> torch.nn.Module:

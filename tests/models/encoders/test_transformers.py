@@ -16,14 +16,15 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from core.encoders import Encoder, Pair, Pooling
-from core.errors import PairError, ProviderError
+from core.errors import PairError, ProviderError, VectorError
 from core.manifest import Chunking
 from core.text import document_text
 from core.types import Document
 from indexer.chunking import Chunker, token_starts
 from models.encoders.checkpoints import checkpoint_tokenizer
 from models.encoders.factory import EncoderOptions, document_encoder, token_counter
-from models.encoders.transformers import TransformersEncoder
+from models.encoders.tokenizer import Tokens
+from models.encoders.transformers import TransformersEncoder, pool_states
 from models.pairs import load_pair
 from tests.checkpoints import (
     LONG,
@@ -74,6 +75,59 @@ def test_last_token_pooling_uses_the_end_of_text_token(qwen3: Path) -> None:
     assert encoding.token_counts.tolist() == [len(all_ids(qwen3, text)) for text in TEXTS]
     assert not encoding.truncated.any()
     assert np.sort(encoding.vectors @ encoding.vectors.T)[:, -2].max() < 0.95
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
+def test_states_are_pooled_before_they_leave_the_device(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, pooling: Pooling
+) -> None:
+    copied: list[tuple[int, ...]] = []
+    copy = torch.Tensor.cpu
+
+    def spy(self: torch.Tensor) -> torch.Tensor:
+        copied.append(tuple(self.shape))
+        return copy(self)
+
+    encoder = load(qwen3, pooling)
+    monkeypatch.setattr(torch.Tensor, "cpu", spy)
+    encoder.encode(TEXTS)
+    assert copied == [(len(TEXTS), WIDTH)]
+
+
+def test_a_text_without_tokens_is_an_error(qwen3: Path) -> None:
+    with raises(VectorError, "no_tokens"):
+        load(qwen3).encode_tokens([Tokens([1, 2], truncated=False), Tokens([], truncated=False)])
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
+def test_pooling_equals_a_loop_over_texts(pooling: Pooling) -> None:
+    states = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    lengths = [1, 3, 5]
+    mask = torch.tensor([[int(i < length) for i in range(5)] for length in lengths])
+    picked = {"cls": lambda own: own[0], "last_token": lambda own: own[-1]}
+    pick = picked.get(pooling, lambda own: own.float().mean(dim=0))
+    expected = [pick(own[:length]) for own, length in zip(states, lengths, strict=True)]
+    pooled = pool_states(states, mask, pooling)
+    torch.testing.assert_close(pooled.float(), torch.stack(expected).float())
+
+
+def test_batches_are_bounded_by_tokens(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = load(qwen3)
+    tokens = encoder.tokenize([*TEXTS, LONG, *TEXTS])
+    expected = encoder.encode_tokens(tokens).vectors
+    shapes: list[tuple[int, ...]] = []
+    forward = encoder._model.forward
+
+    def spy(**inputs: Any) -> Any:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return forward(**inputs)
+
+    monkeypatch.setattr(encoder._model, "forward", spy)
+    monkeypatch.setattr("models.encoders.transformers._BATCH_TOKENS", 60)
+    vectors = encoder.encode_tokens(tokens).vectors
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert all(rows == 1 or rows * length <= 60 for rows, length in shapes)
+    assert 1 < len(shapes) < len(tokens)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

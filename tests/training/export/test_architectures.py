@@ -1,5 +1,6 @@
 """Export, indexing and search with a tiny checkpoint of each architecture of the registry."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -45,6 +46,7 @@ from tests.checkpoints import (
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
 from training.export.onnx import save
+from training.export.query_side import load_query_side
 
 pytestmark = pytest.mark.train
 
@@ -239,8 +241,20 @@ def test_large_weights_are_written_to_a_second_file(tmp_path: Path) -> None:
         OnnxEncoder(large, pair.folder, threads=1)
 
 
+def test_the_graph_of_care_mini_is_dequantised_for_other_precisions() -> None:
+    pair = load_pair("care-mini")
+    texts = [*TEXTS, LONG]
+    vectors = load_query_side(pair).encode(texts).vectors
+    quantised = OnnxEncoder(pair.query, pair.folder, threads=1).encode(texts).vectors
+    assert (vectors * quantised).sum(axis=1).min() > 0.99
+
+
 def test_an_unsupported_export_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert care(["export", "--pair", "care-mini", "--out", str(tmp_path / "out")]) == 1
-    assert error_code(capsys.readouterr().err) == "not_a_checkpoint"
+    pair = make_pair(tmp_path, "bert")
+    shutil.rmtree(tmp_path / "checkpoint")
+    write_pair(pair, tmp_path / "pair.toml")
+    arguments = ["--pair", str(tmp_path / "pair.toml"), "--out", str(tmp_path / "out")]
+    assert care(["export", *arguments]) == 1
+    assert error_code(capsys.readouterr().err) == "no_checkpoint"
