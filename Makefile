@@ -77,7 +77,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test)
+
+chain: $(TEST) .venv-engines/.complete ## The paper's recipes on tiny models, from raw texts to a served answer, in two environments
+	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
+	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
 test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4 GB)
 	$(call PYTEST,.venv-engines) tests/engines/vllm

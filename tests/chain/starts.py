@@ -23,8 +23,16 @@ _PART, _BATCH = 24, 32
 def write_query_start(folder: Path, texts: Sequence[str]) -> None:
     """Writes an encoder of type "new" with the characters of texts."""
     shape = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
-    write_gte_mlm(folder, texts=texts, initializer_range=0.05, **shape)
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    write_gte_mlm(folder, texts=texts, initializer_range=0.05, **shape, **dropout)
     _pretrain(folder, texts, "", "<s>{}", 0)
+    # A normalisation follows the embeddings: smaller ones are the same model, and learn faster.
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    for name in state:
+        if "_embeddings.weight" in name:
+            state[name] *= 0.1
+    save_file(state, file, metadata={"format": "pt"})
 
 
 def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None:
@@ -40,7 +48,7 @@ def write_document_start(folder: Path, texts: Sequence[str], width: int) -> None
 
 
 def _pretrain(
-    folder: Path, texts: Sequence[str], prefix: str, form: str, position: int, steps: int = 150
+    folder: Path, texts: Sequence[str], prefix: str, form: str, position: int, steps: int = 100
 ) -> None:
     """Trains a checkpoint to tell parts of one text from those of others.
 

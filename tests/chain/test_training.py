@@ -3,28 +3,30 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from evaluation.beir import read_documents, read_queries
-from tests.chain.conftest import FOLDER, Steps
+from tests.chain.conftest import FOLDER, PAIRS, Steps
 from tests.chain.starts import WIDTHS, write_document_start, write_query_start
 from tests.curation.endpoints import scripted_server
 from tests.curation.raw_sample import ENDPOINTS, RAW, language_model
 
-pytestmark = pytest.mark.train
+# Of each step, on a machine that does other work too.
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 DATA, RUNS = FOLDER / "data", FOLDER / "training"
 RECIPES = Path("training/recipes")
 # Examples of a batch, and epochs.
 SIZES = {
-    "retromae": (16, 10),
-    "unsupervised": (32, 20),
-    "contrastive": (16, 10),
-    "contrastive-large": (16, 10),
-    "align": (32, 30),
-    "joint": (16, 10),
+    "retromae": (16, 5),
+    "unsupervised": (32, 10),
+    "contrastive": (16, 5),
+    "contrastive-large": (16, 4),
+    "align": (8, 15),
+    "joint": (16, 5),
 }
 
 
@@ -51,6 +53,7 @@ def test_curation_writes_the_data_of_the_recipes(steps: Steps) -> None:
 
 def test_tiny_models_take_the_place_of_the_published_ones() -> None:
     texts = [document.text for document in read_documents(DATA / "cleaned" / "corpus.jsonl")]
+    texts += [document.text for document in read_documents(RAW.parent / "corpus.jsonl")]
     for name in ("queries", "benchmark"):
         texts += read_queries(DATA / "cleaned" / f"{name}.jsonl").values()
     write_query_start(FOLDER / "start" / "query", texts)
@@ -86,17 +89,42 @@ def test_the_shipped_recipe_trains_a_pair(steps: Steps, name: str, processes: in
     words = ["train", str(RECIPES / f"{name}.yaml"), "--out", str(RUNS), *changes_of(name)]
     title = f"train {name}, {processes} processes"
     steps.care(*words, name=title, processes=processes)
-    summary = json.loads((RUNS / "runs" / f"{name}-seed0" / "summary.json").read_text("utf-8"))
-    measured = {}
-    for stage, facts in summary["stages"].items():
-        folder = RUNS / "runs" / f"{name}-seed0" / facts["folder"]
-        if stage == "teacher":
-            continue
-        history = json.loads((folder / "metrics.json").read_text("utf-8"))
-        losses = [entry["loss"] for entry in history if "loss" in entry]
-        found = [entry["dev_nDCG@10"] for entry in history if "dev_nDCG@10" in entry]
-        measured[stage] = found
-        line = f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
-        if found:
-            line += f", nDCG@10 {found[0]:.3f} to {found[-1]:.3f}"
-        steps.add(f"  {stage}", facts["seconds"], line)
+    for stage, history in histories(name).items():
+        losses = [entry["loss"] for entry in history["metrics"] if "loss" in entry]
+        quarter = max(1, len(losses) // 4)
+        first, last = fmean(losses[:quarter]), fmean(losses[-quarter:])
+        line = f"loss {first:.3f} to {last:.3f}"
+        if scores := history["scores"]:
+            line += f", nDCG@10 {scores[0]:.3f} to {scores[-1]:.3f}"
+        steps.add(f"  {stage}", history["seconds"], line)
+        assert last < first, stage
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_trained_pair_exceeds_that_before_training(name: str) -> None:
+    """The score before alignment is that of encoders that were trained apart."""
+    found = histories(name)
+    assert found["joint"]["scores"][-1] > found["align"]["scores"][0]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_trained_pair_is_exported_under_its_name(steps: Steps, name: str) -> None:
+    run = RUNS / "runs" / f"{name}-seed0" / "pair.toml"
+    out = FOLDER / "pairs" / name
+    words = ["export", "--pair", str(run), "--out", str(out), "--document", "merged"]
+    steps.care(*words, "--precision", "fp32", "--corpus", "none", name=f"export {name}")
+    assert (out / "pair.toml").is_file() and (out / "document" / "config.json").is_file()
+
+
+def histories(name: str) -> dict[str, Any]:
+    """Returns metrics, seconds and scores on the development set of each stage that trains."""
+    run = RUNS / "runs" / f"{name}-seed0"
+    stages = json.loads((run / "summary.json").read_text("utf-8"))["stages"]
+    found = {}
+    for stage, facts in stages.items():
+        path = run / facts["folder"] / "metrics.json"
+        if path.is_file():
+            metrics = json.loads(path.read_text("utf-8"))
+            scores = [entry["dev_nDCG@10"] for entry in metrics if "dev_nDCG@10" in entry]
+            found[stage] = {"metrics": metrics, "seconds": facts["seconds"], "scores": scores}
+    return found

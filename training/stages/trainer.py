@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
@@ -83,8 +85,8 @@ class StageTrainer(Trainer):
         """Trains from the last complete checkpoint or from the start.
 
         Raises:
-            TrainingError: If the loss or the weights are not finite, or a checkpoint is damaged
-                or cannot be written.
+            TrainingError: If the loss or the weights are not finite, the weights of processes
+                differ, or a checkpoint is damaged or cannot be written.
         """
         checkpoint = last_checkpoint(self._folder)
         if checkpoint and _step(checkpoint) >= self.args.max_steps:
@@ -98,6 +100,9 @@ class StageTrainer(Trainer):
         finite = all(value.isfinite().all() for value in weights)
         if not all(gather(int(finite))):
             raise self._not_finite("weights are not finite", self.state.global_step)
+        if len(set(gather(_digest(self._objective)))) > 1:
+            reason = "processes hold different weights: use the same data and versions everywhere"
+            raise self._stage.error("", reason, "weights_differ")
         steps = [entry["step"] for entry in self.state.log_history if "dev_nDCG@10" in entry]
         if self._measure and self.state.global_step not in steps:
             self.evaluate()
@@ -216,6 +221,15 @@ class StageTrainer(Trainer):
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _digest(objective: nn.Module) -> int:
+    """Returns a checksum of the weights that each process holds whole."""
+    digest = 0
+    for value in objective.parameters():
+        if value.requires_grad and not isinstance(value, DTensor):
+            digest = crc32(value.detach().cpu().flatten().view(torch.uint8).numpy(), digest)
+    return digest
 
 
 def _trained(objective: nn.Module) -> set[str]:
