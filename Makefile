@@ -73,7 +73,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help demo check test test-engines test-gpu test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4
 	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
+
+test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
+	@.venv-test/bin/python -m tests.gpu $(ARGS)
 
 test-long: $(TEST) ## Run the tests that take too long for each commit
 	$(call PYTEST,.venv-test) tests/long
