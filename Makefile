@@ -19,7 +19,9 @@ CARE_PAIR := $(if $(filter command%,$(origin PAIR)),$(PAIR),$(or $(CARE_PAIR),$(
 CARE_INDEX := $(if $(filter command%,$(origin INDEX)),$(INDEX),$(or $(CARE_INDEX),$(INDEX)))
 
 # The container image: Docker, or Podman where no Docker daemon runs; more arguments of its build.
-IMAGE ?= care-retrieval
+# TARGET is a target of the Dockerfile: service, service-gpu or indexer-gpu.
+TARGET ?= service
+IMAGE ?= care-retrieval$(if $(filter-out service,$(TARGET)),-$(TARGET))
 BASE_IMAGE ?=
 BUILD_ARGS ?=
 CONTAINERS = $(shell docker info >/dev/null 2>&1 && echo docker || echo podman)
@@ -60,6 +62,8 @@ SCALE := .venv-bench-scale/.complete
 ENGINES := .venv-engines/.complete .venv-distributed/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
+# Written by make gpu: what pip installs beside the builds for GPUs of ONNX Runtime and FAISS.
+GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
 cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
@@ -73,10 +77,15 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-engines test-gpu test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in all environments, until make clean: ARGS=tensorrt-cu13
+	@mkdir -p .venv
+	@echo '$(ARGS)' >.venv/.gpu
+	@$(MAKE) --no-print-directory $(BASE)
 
 demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PORT=8000
 	@.venv/bin/python deploy/demo.py
@@ -138,6 +147,11 @@ export: $(TEST) ## Export a pair of checkpoints for the service, if it reaches i
 	$(CARE) export --pair '$(CARE_PAIR)' --out '$(or $(OUT),builds/export/$(CARE_PAIR))' \
 	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(ARGS)
 
+# In an environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58.
+export-optimum: $(TEST) .venv-optimum/.complete ## Export a query side with optimum instead of torch.onnx, float32 only: PAIR= OUT=
+	.venv-test/bin/python -m training.export.with_optimum --pair '$(CARE_PAIR)' \
+	  --out '$(or $(OUT),builds/export/$(CARE_PAIR)-optimum)' --python .venv-optimum/bin/python
+
 train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
 	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
 
@@ -193,8 +207,8 @@ format: $(CHECK) ## Format the code and fix what lint can fix
 docs: $(BASE) ## Write docs/openapi.json and docs/reference from the code
 	.venv/bin/python docs/generate.py
 
-image: ## Build the container image: IMAGE= BASE_IMAGE= BUILD_ARGS= (docker, or podman without a Docker daemon)
-	BUILDAH_FORMAT=docker $(CONTAINERS) build --tag '$(IMAGE)' \
+image: ## Build a container image: TARGET=service, service-gpu or indexer-gpu, IMAGE= BASE_IMAGE= BUILD_ARGS= (docker or podman)
+	BUILDAH_FORMAT=docker $(CONTAINERS) build --target '$(TARGET)' --tag '$(IMAGE)' \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE='$(BASE_IMAGE)') $(BUILD_ARGS) .
 
 test-image: image $(TEST) ## Build the image, index and search with it: needs docker, or podman and root, and an image registry
@@ -210,9 +224,11 @@ define new_environment
 endef
 INSTALL = @$(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 PINNED = $(INSTALL) -c constraints.txt
+GPU_BUILDS = $(if $(GPU),@$(@D)/bin/python care/gpu_builds.py -c constraints.txt $$(cat $(GPU)))
 
-$(BASE): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt $(GPU)
 	$(new_environment)
+	$(GPU_BUILDS)
 	$(PINNED) -e .
 	@touch $@
 
@@ -226,9 +242,10 @@ $(CHECK): pyproject.toml constraints.txt
 	$(PINNED) -e '.[bench,check,curation,eval,loadtest,tracing]'
 	@touch $@
 
-$(TEST): pyproject.toml constraints.txt
+$(TEST): pyproject.toml constraints.txt $(GPU)
 	$(new_environment)
 	$(INSTALL) '$(TORCH)'
+	$(GPU_BUILDS)
 	$(PINNED) -e '.[bench,cmedteb,curation,dev,eval,loadtest,tracing,train]'
 	@touch $@
 
@@ -252,14 +269,20 @@ $(BENCH_OTHERS):
 	$(INSTALL) -r $<
 	@touch $@
 
+.venv-optimum/.complete: training/export/requirements-optimum.txt
+	$(new_environment)
+	$(INSTALL) '$(TORCH)'
+	$(INSTALL) -r $<
+	@touch $@
+
 $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
 	$(CARE) bench weights --out $(@D)
 
 # vLLM asks for packages that break others or that it does not need here: the lists are whole.
-.venv-engines/.complete: tests/engines/vllm/requirements-vllm.txt tests/engines/vllm/requirements.txt pyproject.toml
+.venv-engines/.complete: tests/engines/vllm/requirements-vllm.txt tests/engines/vllm/requirements.txt pyproject.toml constraints-vllm.txt
 	$(new_environment)
 	$(INSTALL) '$(TORCH)'
-	$(INSTALL) --no-deps \
+	$(INSTALL) --no-deps -c constraints-vllm.txt \
 	  -r tests/engines/vllm/requirements-vllm.txt -r tests/engines/vllm/requirements.txt '$(VLLM)' -e .
 	@touch $@
 

@@ -1,8 +1,9 @@
 """Optional dependencies: which packages of an extra are missing, and how to install them."""
 
 import re
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.metadata import requires
 
+from care.gpu_builds import installed
 from core.errors import CareError
 
 _DISTRIBUTION = "care-retrieval"
@@ -12,7 +13,7 @@ _NAME = re.compile(r"[\w.-]+")
 def missing(extra: str) -> list[str]:
     """Returns the names of the packages of an extra that are not installed."""
     wanted = [line for line in requires(_DISTRIBUTION) or () if f'extra == "{extra}"' in line]
-    return [name for line in wanted for name in _NAME.findall(line)[:1] if not _installed(name)]
+    return [name for line in wanted for name in _NAME.findall(line)[:1] if not installed(name)]
 
 
 def require(*extras: str, make: str | None = None) -> None:
@@ -31,11 +32,3 @@ def require(*extras: str, make: str | None = None) -> None:
         if make:
             message += f" (in a checkout, `make {make}` uses an environment that has them)"
         raise CareError(message, code="not_installed", extras=extras, packages=packages)
-
-
-def _installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -3,10 +3,11 @@
 shard-00000.npy  float32 [shard size, dimension], one row per unique text
 shard-00000.ids  the id of the first document with each text, one per line
 journal.jsonl    one line per complete shard, with its checksums
+journal-*.jsonl  the same for processes that encode together, one file each, until all are done
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from core.files import atomic, sha256_file, write_text
 from core.types import FloatArray, RowArray
 
 JOURNAL = "journal.jsonl"
+_JOURNALS = "journal-*.jsonl"
 
 # Each mapped shard holds a file descriptor; the usual limits are 256 and 1,024 per process.
 _OPEN_SHARDS = 64
@@ -67,10 +69,12 @@ def write_shard(
     truncated: int,
     reused: int = 0,
     failed: Mapping[int, str] | None = None,
+    process: int | None = None,
 ) -> ShardRecord:
     """Writes the files of a shard, then appends its entry to the journal.
 
-    The vectors are float32 [rows, dimension]; for the other arguments see `ShardRecord`.
+    The vectors are float32 [rows, dimension]; for the other arguments see `ShardRecord`. With
+    `process`, the number of one of several processes, the journal is that of this process.
     """
     path = vectors_path(folder, shard)
     with atomic(path) as temporary, temporary.open("wb") as file:
@@ -86,16 +90,32 @@ def write_shard(
         vectors_sha256=sha256_file(path),
         ids_sha256=sha256_file(ids_path(folder, shard)),
     )
-    _append(folder, record)
+    _append(folder, record, JOURNAL if process is None else f"journal-{process:05d}.jsonl")
     return record
 
 
-def _append(folder: Path, record: ShardRecord) -> None:
-    with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
-        # The last line may be incomplete after a kill or on a full disk: start a new line.
-        journal.write(f"\n{record.model_dump_json()}\n")
+def _append(folder: Path, record: ShardRecord, name: str = JOURNAL) -> None:
+    with (folder / name).open("a", encoding="utf-8") as journal:
+        journal.write(_line(record))
         journal.flush()
         os.fsync(journal.fileno())
+
+
+def _line(record: ShardRecord) -> str:
+    # The last line may be incomplete after a kill or on a full disk: start a new line.
+    return f"\n{record.model_dump_json()}\n"
+
+
+def join_journals(folder: Path) -> None:
+    """Moves the entries of all processes to the journal, in the order of the shards.
+
+    No process may write a shard meanwhile.
+    """
+    if journals := list(folder.glob(_JOURNALS)):
+        records = sorted(_records(folder).items())
+        write_text(folder / JOURNAL, "".join(_line(record) for _, record in records))
+        for path in journals:
+            path.unlink()
 
 
 def has_shards(folder: Path) -> bool:
@@ -108,19 +128,35 @@ def complete_shards(folder: Path) -> list[ShardRecord]:
 
     The checksums of the files are verified. Later shards must be encoded again.
     """
-    path = folder / JOURNAL
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    records: dict[int, ShardRecord] = {}
-    for line in lines:
-        try:
-            entry = ShardRecord.model_validate_json(line)
-        except ValidationError:
-            continue  # empty, or incomplete after a kill
-        records[entry.shard] = entry
+    records = _records(folder)
     complete: list[ShardRecord] = []
     while (record := records.get(len(complete))) and _is_complete(folder, record):
         complete.append(record)
     return complete
+
+
+def incomplete_shards(folder: Path, shards: Iterable[int]) -> list[int]:
+    """Returns those of some shards that have no journal entry or whose checksums differ."""
+    records = _records(folder)
+    return [
+        shard
+        for shard in shards
+        if not ((record := records.get(shard)) and _is_complete(folder, record))
+    ]
+
+
+def _records(folder: Path) -> dict[int, ShardRecord]:
+    """Returns the last entry of each shard; those of processes follow those of the journal."""
+    records: dict[int, ShardRecord] = {}
+    for path in (folder / JOURNAL, *sorted(folder.glob(_JOURNALS))):
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                entry = ShardRecord.model_validate_json(line)
+            except ValidationError:
+                continue  # empty, or incomplete after a kill
+            records[entry.shard] = entry
+    return records
 
 
 def _is_complete(folder: Path, record: ShardRecord) -> bool:

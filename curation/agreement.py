@@ -10,32 +10,36 @@ import numpy as np
 from numpy.typing import NDArray
 from statsmodels.stats.inter_rater import aggregate_raters, cohens_kappa, fleiss_kappa
 
-from curation.judging import GRADES, POSITIVE, VERDICTS, Judgement
+from curation.judging import LABELS, POSITIVE, VERDICTS, Judgement
 
 
-def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
+def agreement(judgements: Sequence[Judgement], method: str = "grade") -> dict[str, Any]:
     """Returns counts of verdicts and of each judge's grades, and measures of agreement.
 
-    Fleiss' kappa is computed on the five grades and on the two sides (positive or not), over the
-    pairs that all judges graded. Krippendorff's alpha is ordinal over the five grades, over all
-    pairs. Measures that are not defined, for one judge or for constant grades, are None.
+    Fleiss' kappa is computed on the labels of the method, five grades or two classes, and on the
+    two sides (positive or not), over the pairs that all judges labelled. Krippendorff's alpha is
+    ordinal over the labels, over all pairs. Measures that are not defined, for one judge or for
+    constant labels, are None.
     """
+    labels = LABELS[method]
     verdicts = Counter(judgement.verdict for judgement in judgements)
     judges = list(judgements[0].grades) if judgements else []
     # int64 [judges, pairs]; -1 where a grade is missing
-    places = {None: -1} | {grade: place for place, grade in enumerate(GRADES)}
+    places = {None: -1} | {grade: place for place, grade in enumerate(labels)}
     codes = np.array(
         [[places[judgement.grades[name]] for judgement in judgements] for name in judges],
         dtype=np.int64,
     ).reshape(len(judges), len(judgements))
     whole = codes[:, (codes >= 0).all(axis=0)]
-    sides = np.isin(whole, [GRADES.index(grade) for grade in POSITIVE]).astype(np.int64)
+    sides = np.isin(whole, [labels.index(label) for label in labels if label in POSITIVE]).astype(
+        np.int64
+    )
     return {
         "pairs": len(judgements),
         "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
         "dropped": verdicts["disputed"] + verdicts["incomplete"],
         "grades": {
-            name: {grade: int((row == at).sum()) for at, grade in enumerate(GRADES)}
+            name: {grade: int((row == at).sum()) for at, grade in enumerate(labels)}
             for name, row in zip(judges, codes, strict=True)
         },
         "judge_pairs": {
@@ -46,8 +50,8 @@ def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
             }
             for i, j in combinations(range(len(judges)), 2)
         },
-        "fleiss_kappa_grades": _fleiss(whole),
-        "fleiss_kappa_sides": _fleiss(sides),
+        "fleiss_kappa_grades": _fleiss(whole, len(labels)),
+        "fleiss_kappa_sides": _fleiss(sides, 2),
         "krippendorff_alpha_ordinal": _alpha(codes),
     }
 
@@ -64,11 +68,11 @@ def _share(equal: NDArray[np.bool_]) -> float | None:
     return float(equal.mean()) if len(equal) else None
 
 
-def _fleiss(codes: NDArray[np.int64]) -> float | None:
+def _fleiss(codes: NDArray[np.int64], categories: int) -> float | None:
     if len(codes) < 2 or not codes.size:
         return None
     with np.errstate(all="ignore"):
-        return _defined(fleiss_kappa(aggregate_raters(codes.T, n_cat=len(GRADES))[0]))
+        return _defined(fleiss_kappa(aggregate_raters(codes.T, n_cat=categories)[0]))
 
 
 def _alpha(codes: NDArray[np.int64]) -> float | None:

@@ -1,4 +1,4 @@
-"""Training triples: the first candidates of each query, graded by one language model."""
+"""Training triples: the first candidates of each query, labelled by one language model."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from evaluation.beir import document_texts, read_documents, read_queries
 def annotate(config: AnnotationConfig) -> dict[str, Any]:
     """Writes triples.jsonl: `query`, `positives`, `negatives`, in the order of the pool's ranks.
 
-    Positives are graded S or A. A text that several documents share is written once, as a positive
-    if one of the documents is positive, because training needs disjoint lists. Queries without a
-    positive or without a negative are omitted and counted.
+    Positives are graded S or A, or classified as positive. A text that several documents share is
+    written once, as a positive if one of the documents is positive, because training needs disjoint
+    lists. Queries without a positive or without a negative are omitted and counted.
 
     Returns:
         The statistics, as written to statistics.json.
@@ -44,7 +44,7 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
                 most = negatives[: config.max_negatives]
                 triples.append({"query": text, "positives": list(positives), "negatives": most})
         write_jsonl(folder / "triples.jsonl", triples)
-        labels = agreement(list(judged.judgements.values()))
+        labels = agreement(list(judged.judgements.values()), config.method)
         statistics = {
             "queries": len(queries),
             "triples": len(triples),

@@ -2,19 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 from core.files import write_text
 from core.records import write_json, write_jsonl
 from core.types import Document
 from curation.agreement import agreement, summary
 from curation.cleaning import clean_inputs
-from curation.common import markdown_table, output_folder, sample_queries, shuffled
-from curation.config import BenchmarkConfig, Rerank
+from curation.common import (
+    markdown_table,
+    output_folder,
+    sample_queries,
+    shuffled,
+    split_queries,
+)
+from curation.config import TRAIN, BenchmarkConfig, Rerank
 from curation.judging import Judged, judge_candidates
-from evaluation.beir import document_texts, read_documents, read_queries, write_beir, write_queries
+from evaluation.beir import (
+    Qrels,
+    document_texts,
+    read_documents,
+    read_queries,
+    write_beir,
+    write_documents,
+    write_queries,
+)
+from evaluation.metrics import EXCLUDED
 
-STATISTICS = "statistics.json"
+STATISTICS, CORPUS = "statistics.json", "corpus.jsonl"
 
 
 def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
@@ -26,34 +41,82 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     with output_folder(config.output) as folder:
         (folder / STATISTICS).unlink(missing_ok=True)
         documents, queries, counts = clean_inputs(raw_documents, raw_queries, config.cleaning)
-        queries = sample_queries(queries, config.query_limit, config.seed)
+        sample = sample_queries(queries, config.query_limit, config.seed)
+        splits = split_queries(sample, config.splits, config.seed)
+        queries = {id_: queries[id_] for ids in splits.values() for id_ in ids}
         write_queries(folder / "queries.jsonl", queries)
+        write_documents(folder / CORPUS, documents)
         judged = judge_candidates(config, documents, queries)
-        positives = {query: judged.of(query, "positive") for query in queries}
-        write_beir(
-            folder / "retrieval",
-            config.split,
-            documents,
-            {query: text for query, text in queries.items() if positives[query]},
-            {query: dict.fromkeys(sorted(ids), 1) for query, ids in positives.items() if ids},
-        )
-        rerank = rerank_set(judged, queries, documents, config.rerank, config.seed)
+        qrels, removed = refined(judged, splits, config.disputed)
+        left = [document for document in documents if document.id not in removed]
+        answered = set().union(*qrels.values())
+        texts = {query: text for query, text in queries.items() if query in answered}
         (folder / "rerank").mkdir(exist_ok=True)
-        write_jsonl(folder / "rerank" / f"{config.split}.jsonl", rerank)
-
-        statistics = agreement(list(judged.judgements.values())) | {
+        statistics = agreement(list(judged.judgements.values()), config.method) | {
             "cleaning": counts,
-            "retrieval": _counts([len(ids) for ids in positives.values() if ids]),
-            "rerank": _counts([len(row["positives"]) for row in rerank]),
             "pool": _counts([len(pool) for pool in judged.pools.values()]),
+            "corpus": {"documents": len(left), "removed": len(removed)},
+            "splits": {},
         }
+        for split, ids in splits.items():
+            write_beir(folder / "retrieval", split, left, texts, qrels[split])
+            of_split = {query: queries[query] for query in ids}
+            rerank = rerank_set(judged, of_split, documents, config.rerank, config.seed)
+            write_jsonl(folder / "rerank" / f"{split}.jsonl", rerank)
+            grades = [list(grades.values()) for grades in qrels[split].values()]
+            statistics["splits"][split] = {
+                "judged": len(ids),
+                "retrieval": _counts([found.count(1) for found in grades]),
+                "excluded_pairs": sum(found.count(EXCLUDED) for found in grades),
+                "rerank": _counts([len(row["positives"]) for row in rerank]),
+            }
         main = summary(statistics) | {
-            "queries with a positive": statistics["retrieval"]["queries"],
-            "queries of the rerank set": statistics["rerank"]["queries"],
+            f"{split}: queries of the {name} set": found[name]["queries"]
+            for split, found in statistics["splits"].items()
+            for name in ("retrieval", "rerank")
         }
+        main["documents removed from the corpus"] = len(removed)
         write_text(folder / "statistics.md", markdown_table(("", ""), main.items()))
         write_json(folder / STATISTICS, statistics)
     return statistics
+
+
+def refined(
+    judged: Judged,
+    splits: Mapping[str, Sequence[str]],
+    disputed: Literal["exclude", "drop", "keep"],
+) -> tuple[dict[str, Qrels], set[str]]:
+    """Returns the judgements of each split, and the documents that leave the corpus.
+
+    A pair without agreement is neither relevant nor not relevant: it must not be scored. For the
+    queries of all splits but `train`, `disputed` says how:
+
+    - `exclude`: the document leaves the corpus if it is positive for no query; otherwise the pair
+      gets the grade -1, which scorers exclude from the hits of this query alone;
+    - `drop`: the document leaves the corpus, even if it is positive for other queries;
+    - `keep`: it stays, and counts as not relevant.
+
+    Positives have the grade 1. Queries without one are omitted.
+    """
+    positives = {query: judged.of(query, "positive") for ids in splits.values() for query in ids}
+    unsettled = {
+        query: judged.of(query, "disputed") + judged.of(query, "incomplete")
+        for split, ids in splits.items()
+        for query in ids
+        if split != TRAIN and disputed != "keep"
+    }
+    removed = set().union(*unsettled.values())
+    if disputed == "exclude":
+        removed -= set().union(*positives.values())
+    qrels: dict[str, Qrels] = {split: {} for split in splits}
+    for split, ids in splits.items():
+        for query in ids:
+            grades = dict.fromkeys(positives[query], 1)
+            grades |= dict.fromkeys(unsettled.get(query, ()), EXCLUDED)
+            left = {id_: grades[id_] for id_ in sorted(grades) if id_ not in removed}
+            if 1 in left.values():
+                qrels[split][query] = left
+    return qrels, removed
 
 
 def _counts(sizes: Sequence[int]) -> dict[str, float]:

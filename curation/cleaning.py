@@ -5,8 +5,9 @@ import html
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 from core.text import normalize_text
 from core.types import Document
@@ -15,8 +16,8 @@ from curation.config import Cleaning
 with contextlib.redirect_stdout(io.StringIO()):  # jionlp prints a greeting
     import jionlp
 
-# A tag begins with a letter: "WBC<4.0" and ">10" are values.
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+# A tag begins with a letter: "WBC<4.0" and ">10" are values. The tokens of `anonymize` are kept.
+_TAG = re.compile(r"</?(?!(?:url|email|id|tel|qq|wechat|name)>)[a-zA-Z][^<>]*>")
 # Tags that were escaped, as in "&lt;p&gt;". Known names only: "ALT<AST，TBIL>17" has no tag.
 _ESCAPED_TAG = re.compile(
     r"</?(?:a|b|br|div|em|font|h[1-6]|hr|i|img|li|ol|p|span|strong|table|tbody|td|th|tr|u|ul)"
@@ -56,6 +57,8 @@ def anonymize(text: str) -> str:
 def clean(text: str, *, anonymous: bool) -> str:
     """Returns `text` normalised, without HTML, with half-width digits and letters.
 
+    Cleaning a cleaned text again changes nothing.
+
     Args:
         text: Any text.
         anonymous: Whether personal data are replaced, see `anonymize`.
@@ -65,61 +68,75 @@ def clean(text: str, *, anonymous: bool) -> str:
     return anonymize(text) if anonymous else text
 
 
-def clean_queries(
-    queries: Mapping[str, str], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[dict[str, str], Counter[str]]:
-    """Cleans queries and drops those that are too short, too long or duplicates.
+class Cleaner:
+    """Cleans texts one after the other and drops those that are too short, too long or duplicates.
+
+    16 bytes of each kept text are held in memory.
 
     Args:
-        queries: Texts by id.
         chars: The least and the greatest number of characters.
         anonymous: Whether personal data are replaced, see `anonymize`.
 
-    Returns:
-        The queries that are kept, and counts: `kept`, `too_short`, `too_long`, `duplicate`, and
-        `anonymized`, those among the kept ones in which personal data were replaced.
+    Attributes:
+        counts: `kept`, `too_short`, `too_long`, `duplicate`, and `anonymized`, those among the kept
+            ones in which personal data were replaced.
     """
-    shortest, longest = chars
-    kept: dict[str, str] = {}
-    seen: set[str] = set()
-    counts = Counter({"kept": 0, "too_short": 0, "too_long": 0, "duplicate": 0, "anonymized": 0})
-    for id_, raw in queries.items():
+
+    def __init__(self, chars: tuple[int, int], *, anonymous: bool) -> None:
+        self._chars = chars
+        self.anonymous = anonymous
+        self._seen: set[bytes] = set()
+        names = ("kept", "too_short", "too_long", "duplicate", "anonymized")
+        self.counts = Counter(dict.fromkeys(names, 0))
+
+    def __call__(self, raw: str) -> str | None:
+        """Returns the cleaned text, or None if it is dropped."""
+        shortest, longest = self._chars
         plain = clean(raw, anonymous=False)
-        text = anonymize(plain) if anonymous else plain
+        text = anonymize(plain) if self.anonymous else plain
+        digest = blake2b(text.encode(), digest_size=16).digest()
         if len(text) < shortest:
-            counts["too_short"] += 1
+            self.counts["too_short"] += 1
         elif len(text) > longest:
-            counts["too_long"] += 1
-        elif text in seen:
-            counts["duplicate"] += 1
+            self.counts["too_long"] += 1
+        elif digest in self._seen:
+            self.counts["duplicate"] += 1
         else:
-            seen.add(text)
-            kept[id_] = text
-            counts["kept"] += 1
-            counts["anonymized"] += text != plain
-    return kept, counts
+            self._seen.add(digest)
+            self.counts["kept"] += 1
+            self.counts["anonymized"] += text != plain
+            return text
+        return None
 
 
-def clean_documents(
-    documents: Sequence[Document], chars: tuple[int, int], *, anonymous: bool
-) -> tuple[list[Document], Counter[str]]:
-    """Cleans documents as `clean_queries` cleans queries; length and equality ignore the title."""
-    kept, counts = clean_queries({d.id: d.text for d in documents}, chars, anonymous=anonymous)
-    return [
-        replace(d, title=clean(d.title, anonymous=anonymous), text=kept[d.id])
-        for d in documents
-        if d.id in kept
-    ], counts
+def clean_queries(queries: Mapping[str, str], cleaner: Cleaner) -> dict[str, str]:
+    """Returns the queries that are kept, by id."""
+    cleaned = ((id_, cleaner(text)) for id_, text in queries.items())
+    return {id_: text for id_, text in cleaned if text is not None}
+
+
+def clean_documents(documents: Iterable[Document], cleaner: Cleaner) -> Iterator[Document]:
+    """Yields the documents that are kept; length and equality ignore the title."""
+    for document in documents:
+        if (text := cleaner(document.text)) is not None:
+            title = clean(document.title, anonymous=cleaner.anonymous)
+            yield replace(document, title=title, text=text)
 
 
 def clean_inputs(
     documents: Sequence[Document], queries: Mapping[str, str], options: Cleaning
 ) -> tuple[list[Document], dict[str, str], dict[str, dict[str, int]]]:
     """Cleans what a command reads; returns documents, queries, and the counts of both."""
+    of_queries, of_documents = cleaners(options)
+    kept = list(clean_documents(documents, of_documents)), clean_queries(queries, of_queries)
+    counts = {"documents": dict(of_documents.counts), "queries": dict(of_queries.counts)}
+    return *kept, counts
+
+
+def cleaners(options: Cleaning) -> tuple[Cleaner, Cleaner]:
+    """Returns the cleaners of queries and of documents."""
     anonymous = options.anonymize
-    kept_documents, document_counts = clean_documents(
-        documents, options.document_chars, anonymous=anonymous
+    return (
+        Cleaner(options.query_chars, anonymous=anonymous),
+        Cleaner(options.document_chars, anonymous=anonymous),
     )
-    kept_queries, query_counts = clean_queries(queries, options.query_chars, anonymous=anonymous)
-    counts = {"documents": dict(document_counts), "queries": dict(query_counts)}
-    return kept_documents, kept_queries, counts

@@ -1,7 +1,7 @@
 """The commands that a YAML file configures: run by name, with the costs of their calls."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,34 @@ from curation.annotation import annotate
 from curation.audit import audit
 from curation.benchmark import build_benchmark
 from curation.common import COST
+from curation.config_file import load_config
+from curation.mixing import mix
 from curation.sts import write_sts
 
 # The fields of cost.json that a command reports.
 _COSTS = ("calls", "reused", "invalid", "prompt_tokens", "answer_tokens", "price")
 
 
-def run_command(name: str, path: Path) -> dict[str, object]:
-    """Runs build-benchmark, audit, annotate or sts with a YAML file.
+def run_command(
+    name: str,
+    path: Path,
+    *,
+    data: Path | None = None,
+    prompts: Path | None = None,
+    changes: Sequence[str] = (),
+) -> dict[str, object]:
+    """Runs build-benchmark, audit, annotate, sts or mix with a YAML file.
 
     Args:
         name: The command.
         path: Its YAML file; docs/make-a-benchmark.md lists the keys.
+        data: Replaces the key `data` of the file.
+        prompts: Replaces its key `prompts`.
+        changes: Changes of other keys, `KEY=VALUE`.
 
     Returns:
         The main statistics; `cost_calls`, `cost_price` and so on, the costs of all runs in the
-        output folder; and `output`, that folder.
+        output folder, of commands that call language models; and `output`, that folder.
 
     Raises:
         CareError: If the file is wrong or the command fails.
@@ -36,11 +48,15 @@ def run_command(name: str, path: Path) -> dict[str, object]:
         "audit": (configs.AuditConfig, audit),
         "annotate": (configs.AnnotationConfig, annotate),
         "sts": (configs.StsConfig, write_sts),
+        "mix": (configs.MixConfig, mix),
     }
     kind, run = commands[name]
-    config = configs.load_config(path, kind)
+    if prompts:
+        changes = [*changes, f"prompts={json.dumps(str(prompts.absolute()))}"]
+    config = load_config(path, kind, data=data, changes=changes)
     statistics = run(config)
     statistics.pop("agreement", None)
-    costs = json.loads((config.output / COST).read_text("utf-8"))["all"]
-    statistics |= {f"cost_{cost}": costs[cost] for cost in _COSTS}
+    if isinstance(config, configs.Command):
+        costs = json.loads((config.output / COST).read_text("utf-8"))["all"]
+        statistics |= {f"cost_{cost}": costs[cost] for cost in _COSTS}
     return statistics | {"output": str(config.output.resolve())}

@@ -56,6 +56,21 @@ def sample_queries(queries: Mapping[str, str], limit: int | None, seed: int) -> 
     return {id_: text for id_, text in queries.items() if id_ in chosen}
 
 
+def split_queries(
+    queries: Mapping[str, str], splits: Mapping[str, int | None], seed: int
+) -> dict[str, list[str]]:
+    """Returns disjoint random samples of the ids of queries, by split, in the given order.
+
+    Splits are filled one after the other; None takes all queries that are left.
+    """
+    left = shuffled(queries, seed, "split")
+    chosen = {}
+    for split, count in splits.items():
+        taken, left = (left, []) if count is None else (left[:count], left[count:])
+        chosen[split] = [id_ for id_ in queries if id_ in set(taken)]
+    return chosen
+
+
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Returns a Markdown table; floats have three decimals."""
     lines = [header, ["---"] * len(header), *rows]

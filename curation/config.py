@@ -2,25 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from core.encoders import FrozenModel
-from core.errors import CareError
-from core.records import read_text
 
 Language = Literal["zh", "en"]
 _Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
-_CODES = {"extra_forbidden": "unknown_key", "missing": "missing_key"}
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -105,7 +94,17 @@ class RunRetriever(FrozenModel):
     path: _Path
 
 
-Retriever = Annotated[Bm25Retriever | PairRetriever | RunRetriever, Field(discriminator="kind")]
+class ServiceRetriever(FrozenModel):
+    """A running search service with an index of the same documents."""
+
+    kind: Literal["service"]
+    name: _Name
+    url: str = Field(pattern=r"^https?://\S+$")
+
+
+Retriever = Annotated[
+    Bm25Retriever | PairRetriever | RunRetriever | ServiceRetriever, Field(discriminator="kind")
+]
 
 
 class Command(FrozenModel):
@@ -114,16 +113,27 @@ class Command(FrozenModel):
     output: _Path  # a folder; `cache/` in it makes the command resumable
     seed: int = 0  # of sampling
     language: Language = "zh"  # of the prompts
+    prompts: _Path | None = None  # YAML file of prompts that replace those of curation/prompts.yaml
     attempts: int = Field(3, ge=1)  # at a valid answer to a question
     budget: Budget = Budget()
 
 
 class JudgingOptions(FrozenModel):
-    """How passages are presented to judges."""
+    """What judges are asked, and how passages are presented to them."""
 
     language: Language = "zh"  # of the prompt
-    passages_per_call: int = Field(10, ge=1, le=100)
+    prompts: _Path | None = None
+    # `grade`: a grade of S, A, B, C, D for each passage. `classify`: positive or negative ones.
+    method: Literal["grade", "classify"] = "grade"
+    passages_per_call: int = Field(10, ge=1, le=100)  # 100 by default for `classify`
     passage_chars: int = Field(1500, ge=1)  # longer passages are truncated
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_take_one_call(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("method") == "classify":
+            return {"passages_per_call": 100} | data
+        return data
 
 
 class JudgingCommand(Command, JudgingOptions):
@@ -133,8 +143,12 @@ class JudgingCommand(Command, JudgingOptions):
     queries: _Path  # JSONL with `_id` and `text`
     retrievers: list[Retriever] = Field(min_length=1)
     judges: list[Endpoint] = Field(min_length=1)
-    depth: int = Field(50, ge=1)  # hits of each retriever that are judged
+    depth: int = Field(50, ge=1)  # hits of each retriever
+    # Documents of a query that are judged: the `depth` best of all retrievers by reciprocal rank
+    # fusion, or all of them.
+    pool: Literal["fused", "union"] = "fused"
     query_limit: int | None = Field(None, ge=1)  # size of a sample; None for all queries
+    vectors: _Path | None = None  # folder of cached vectors; None for `cache/vectors` of the output
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -152,10 +166,17 @@ class Rerank(FrozenModel):
     negatives: int = Field(20, ge=1)
 
 
+# Numbers of questions by split, disjoint; None takes the rest. The split `train` is for training.
+Splits = Annotated[dict[_Name, Annotated[int, Field(ge=1)] | None], Field(min_length=1)]
+TRAIN = "train"
+
+
 class BenchmarkConfig(JudgingCommand):
     """`build-benchmark`: see docs/make-a-benchmark.md."""
 
-    split: _Name = "test"
+    splits: Splits = Field(default={"test": None})
+    # What becomes of pairs on which judges differ, see `curation.benchmark.refined`.
+    disputed: Literal["exclude", "drop", "keep"] = "exclude"
     cleaning: Cleaning = Cleaning()
     depth: int = Field(500, ge=1)
     rerank: Rerank = Rerank()
@@ -175,59 +196,72 @@ class AnnotationConfig(JudgingCommand):
     max_negatives: int | None = Field(None, ge=1)  # of each query; None for all
 
 
+class StsSplit(FrozenModel):
+    """The questions of a split of `sts`."""
+
+    questions: _Path  # JSONL with `_id` and `text`
+    limit: int | None = Field(None, ge=1)  # size of a sample; None for all questions
+
+
 class StsConfig(Command):
     """`sts`: see docs/make-a-benchmark.md."""
 
-    questions: _Path  # JSONL with `_id` and `text`
+    splits: dict[_Name, StsSplit] = Field(min_length=1)
     synonyms: _Path  # TSV: a term, and one or more synonyms
     writer: Endpoint  # writes the rewrites
-    limit: int | None = Field(None, ge=1)  # size of a sample; None for all questions
-    length_change: float = Field(
-        0.3, gt=0, lt=1
-    )  # greatest change of length by a rewrite, as a fraction
+    # Greatest change of length by a rewrite, as a fraction.
+    length_change: float = Field(0.3, gt=0, lt=1)
+    # Rewrites of each question that are written, one at random or all three; the split `train`
+    # always has all, because a training triple needs both labels.
+    rewrites: Literal["one", "all"] = "one"
 
 
-Config = TypeVar("Config", bound=Command)
+class _MixSource(FrozenModel):
+    name: _Name  # in the report
+    path: _Path
+    limit: int | None = Field(None, ge=1)  # size of a random sample; None for all
 
 
-def load_config(path: Path, kind: type[Config]) -> Config:
-    """Reads a YAML file; its paths are relative to it. A CareError names the invalid key."""
-    text = read_text(path)
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise CareError.at(path, f"is not valid YAML: {reason}", "not_yaml") from error
-    if root is None or not isinstance(data, dict):
-        raise CareError.at(path, "has no keys: it must be a mapping", "no_keys")
-    try:
-        return kind.model_validate(data, context=path.parent)
-    except ValidationError as error:
-        first = error.errors()[0]
-        line, key = _locate(root, first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        reason = f"line {line}: {key}: {reason}" if key else f"is invalid: {reason}"
-        code = _CODES.get(first["type"], "bad_value")
-        raise CareError.at(path, reason, code, line=line if key else None, key=key) from error
+class TriplesSource(_MixSource):
+    """JSONL with `query`, `positives` and `negatives`: triples, or a reranking set."""
+
+    kind: Literal["triples"]
 
 
-def _locate(node: yaml.Node, location: tuple[int | str, ...]) -> tuple[int, str]:
-    """Returns the line and the dotted name of a key; the line of its parent if it is missing."""
-    line, names = node.start_mark.line + 1, []
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            found = [pair for pair in node.value if pair[0].value == str(part)]
-            if not found:
-                if any(part == value.value for _, value in node.value):
-                    continue  # pydantic adds the tag of a union to the location
-                names.append(str(part))
-                break
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            break
-        names.append(str(part))
-    return line, ".".join(names)
+class StsSource(_MixSource):
+    """JSONL with `text1`, `text2` and `label`: the output of `sts`."""
+
+    kind: Literal["sts"]
+
+
+class BeirSplit(FrozenModel):
+    """A split of a BEIR folder."""
+
+    path: _Path
+    split: _Name
+
+
+class BeirSource(_MixSource, BeirSplit):
+    """The judgements of a split of a BEIR folder."""
+
+    kind: Literal["beir"]
+
+
+Source = Annotated[TriplesSource | StsSource | BeirSource, Field(discriminator="kind")]
+
+
+class MixConfig(FrozenModel):
+    """`mix`: see docs/make-a-benchmark.md."""
+
+    output: _Path  # the data folder of recipes
+    seed: int = 0
+    sources: list[Source] = Field(min_length=1)
+    dev: BeirSplit | None = None  # becomes the split dev of the folder dev/
+    held_out: list[BeirSplit] = Field(default_factory=list)  # whose queries are dropped
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [source.name for source in self.sources]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two sources have the name '{min(repeated)}'")
+        return self

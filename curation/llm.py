@@ -52,7 +52,7 @@ class Question(Generic[Answer]):
     """A question and the schema of its answer."""
 
     id: str  # in the file of invalid answers
-    system: str
+    system: str  # no system message if empty
     user: str
     again: str  # the message after an invalid answer; `{complaint}` is replaced by the error
     answer: type[Answer]
@@ -204,9 +204,9 @@ class _Session:
             self.progress.update()
 
     async def _answer(self, question: Question[Answer]) -> Answer | None:
+        contents = (("system", question.system), ("user", question.user))
         asked: list[Message] = [
-            {"role": "system", "content": question.system},
-            {"role": "user", "content": question.user},
+            {"role": role, "content": content} for role, content in contents if content
         ]
         messages, tried = asked, []
         for _ in range(self.account.attempts):
@@ -221,7 +221,7 @@ class _Session:
             messages = [
                 *asked,
                 {"role": "assistant", "content": outcome.text[:_QUOTED_CHARS]},
-                {"role": "user", "content": question.again.format(complaint=complaint)},
+                {"role": "user", "content": question.again.replace("{complaint}", complaint)},
             ]
         self.account.invalid.append(InvalidAnswer(self.endpoint.name, question.id, tried))
         return None

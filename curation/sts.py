@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field, create_model
 
 from core.encoders import FrozenModel
 from core.errors import CareError
 from core.records import read_text, record_error, write_json, write_jsonl, write_tsv
 from core.text import normalize_text
-from curation import prompts
 from curation.common import language_models, output_folder, sample_queries, shuffled
-from curation.config import StsConfig
+from curation.config import TRAIN, StsConfig, StsSplit
 from curation.llm import Question
+from curation.prompts import Prompt, Prompts
 from evaluation.beir import read_queries
 
 
@@ -80,64 +83,118 @@ def find_term(question: str, synonyms: Mapping[str, Sequence[str]]) -> str | Non
 
 
 def write_sts(config: StsConfig) -> dict[str, Any]:
-    """Writes sts.jsonl and sts.tsv: `text1`, `text2`, `label`; returns the statistics."""
+    """Writes SPLIT.jsonl and SPLIT.tsv, `text1`, `text2`, `label`; returns the statistics.
+
+    A question belongs to the first split that has it. Of each question one rewrite is written,
+    chosen at random, or all three, see `StsConfig.rewrites`.
+    """
     synonyms = read_synonyms(config.synonyms)
-    every = {id_: normalize_text(text) for id_, text in read_queries(config.questions).items()}
-    terms = {id_: term for id_, text in every.items() if (term := find_term(text, synonyms))}
-    questions = sample_queries({id_: every[id_] for id_ in terms}, config.limit, config.seed)
-    if not questions:
-        reason = f"has no question that contains a term of {config.synonyms}"
-        raise CareError.at(config.questions, reason, "no_term")
-    chosen = {id_: shuffled(synonyms[terms[id_]], config.seed, id_)[0] for id_ in questions}
-    with output_folder(config.output) as folder:
-        asked = [
-            partial(_question, config, id_, text, terms[id_], chosen[id_])
-            for id_, text in questions.items()
-        ]
-        writer = config.writer.name
-        with language_models(config, [config.writer]) as models:
-            answers = models.ask({writer: asked}, "rewrite")[writer]
-        rows = [
-            {
-                "text1": text,
-                "text2": normalize_text(getattr(answer, kind)),
-                "label": int(kind == "same_with_synonym"),
-                "kind": kind,
-                "question-id": id_,
-                "term": terms[id_],
-                "synonym": chosen[id_],
+    seen: set[str] = set()
+    chosen = {name: _choose(config, split, synonyms, seen) for name, split in config.splits.items()}
+    writer, prompts = config.writer.name, Prompts(config.prompts, config.language)
+    statistics: dict[str, Any] = {}
+    with (
+        output_folder(config.output) as folder,
+        language_models(config, [config.writer]) as models,
+    ):
+        for name, asked in chosen.items():
+            questions = [partial(_question, config, prompts, item) for item in asked]
+            answers = models.ask({writer: questions}, f"rewrite {name}")[writer]
+            kinds = partial(_kinds, config, name)
+            rows = [
+                {
+                    "text1": item.text,
+                    "text2": normalize_text(getattr(answer, kind)),
+                    "label": int(kind == "same_with_synonym"),
+                    "kind": kind,
+                    "question-id": item.id,
+                    "term": item.term,
+                    "synonym": item.synonym,
+                }
+                for item, answer in zip(asked, answers, strict=True)
+                if answer
+                for kind in kinds(item.id)
+            ]
+            columns = ("text1", "text2", "label")
+            table = [columns, *([row[c] for c in columns] for row in rows)]
+            write_tsv(folder / f"{name}.tsv", table)
+            write_jsonl(folder / f"{name}.jsonl", rows)
+            statistics[name] = {
+                "asked": len(asked),
+                "invalid": sum(answer is None for answer in answers),
+                "pairs": len(rows),
             }
-            for (id_, text), answer in zip(questions.items(), answers, strict=True)
-            if answer
-            for kind in KINDS
-        ]
-        columns = ("text1", "text2", "label")
-        write_tsv(folder / "sts.tsv", [columns, *([row[c] for c in columns] for row in rows)])
-        write_jsonl(folder / "sts.jsonl", rows)
-        statistics = {
-            "questions": len(every),
-            "with_a_term": len(terms),
-            "asked": len(questions),
-            "invalid": sum(answer is None for answer in answers),
-            "pairs": len(rows),
-        }
         write_json(folder / "statistics.json", statistics)
     return statistics
 
 
-def _question(
-    config: StsConfig, id_: str, text: str, term: str, synonym: str
-) -> Question[Rewrites]:
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A question with a term of the dictionary, and the synonym that replaces it."""
+
+    id: str
+    text: str
+    term: str
+    synonym: str
+
+
+def _choose(
+    config: StsConfig, split: StsSplit, synonyms: Mapping[str, Sequence[str]], seen: set[str]
+) -> list[_Item]:
+    """Returns the questions of a split that have a term and are not in `seen`; adds them to it."""
+    every = {id_: normalize_text(text) for id_, text in read_queries(split.questions).items()}
+    terms = {
+        id_: term
+        for id_, text in every.items()
+        if text not in seen and (term := find_term(text, synonyms))
+    }
+    sample = sample_queries({id_: every[id_] for id_ in terms}, split.limit, config.seed)
+    if not sample:
+        reason = f"has no question that contains a term of {config.synonyms}"
+        raise CareError.at(split.questions, reason, "no_term")
+    seen.update(sample.values())
+    return [
+        _Item(id_, text, terms[id_], shuffled(synonyms[terms[id_]], config.seed, id_)[0])
+        for id_, text in sample.items()
+    ]
+
+
+def _kinds(config: StsConfig, split: str, id_: str) -> Sequence[str]:
+    """Returns the rewrites of a question that are written."""
+    if config.rewrites == "all" or split == TRAIN:
+        return KINDS
+    return shuffled(KINDS, config.seed, "rewrite", id_)[:1]
+
+
+def _question(config: StsConfig, prompts: Prompts, item: _Item) -> Question[Rewrites]:
     # The whole numbers of characters within the allowed change of length.
-    shortest = math.ceil(len(text) * (1 - config.length_change))
-    longest = math.floor(len(text) * (1 + config.length_change))
-    chars = shortest, longest
-    system = prompts.prompt("rewrite", config.language)
-    return Question(
-        id=id_,
-        system=system.format(shortest=shortest, longest=longest),
-        user=prompts.question(question=text, term=term, synonym=synonym),
-        again=prompts.prompt("again", config.language),
-        answer=Rewrites,
-        check=partial(check_rewrites, question=text, term=term, synonym=synonym, chars=chars),
+    shortest = math.ceil(len(item.text) * (1 - config.length_change))
+    longest = math.floor(len(item.text) * (1 + config.length_change))
+    prompt = prompts.get("rewrite")
+    system, user = prompt.messages(
+        {"question": item.text, "term": item.term, "synonym": item.synonym},
+        query=item.text,
+        term=item.term,
+        synonym=item.synonym,
+        replaced=item.text.replace(item.term, item.synonym),
+        shortest=shortest,
+        longest=longest,
     )
+    check = partial(
+        check_rewrites,
+        question=item.text,
+        term=item.term,
+        synonym=item.synonym,
+        chars=(shortest, longest),
+    )
+    return Question(item.id, system, user, prompts.again, _answer(prompt), check)
+
+
+def _answer(prompt: Prompt) -> type[Rewrites]:
+    """Returns the schema of an answer, whose fields have the names of the prompt."""
+    if not prompt.keys:
+        return Rewrites
+    fields: dict[str, Any] = {
+        kind: (str, Field(alias=prompt.keys.get(kind, kind))) for kind in KINDS
+    }
+    return create_model("Rewrites", __base__=Rewrites, **fields)

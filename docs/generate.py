@@ -1,7 +1,7 @@
 """Writes the documents that are generated from the code: `make docs`.
 
 openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API; besides,
-the table of limits in SECURITY.md.
+the table of limits in SECURITY.md, and reproduction.md from the scores of the ablations.
 """
 
 import html
@@ -24,8 +24,11 @@ import care  # noqa: E402
 from care.cli.main import app  # noqa: E402
 from service.app import openapi_document  # noqa: E402
 from service.settings import Settings  # noqa: E402
+from training.experiments import tables as experiments  # noqa: E402
 
 SECURITY = DOCS.parent / "SECURITY.md"
+ABLATIONS = DOCS.parent / "training" / "recipes" / "ablations"
+SCORES = DOCS.parent / "training" / "results" / "ablations" / "scores.json"
 _MARKED = re.compile(r"(<!-- limits:.*? -->\n).*?(<!-- end of limits -->)", re.DOTALL)
 # Settings that bound what a request, a client or the service may use.
 _LIMIT = r"^max_|timeout|^queue_|^rate_|_entries$|^keep_alive_|^drain_"
@@ -80,6 +83,42 @@ all other packages are internal.
 Errors are `care.CareError` and its subclasses, with `code` and `fields` ([errors.md](errors.md)).
 
 """
+_REPRODUCTION = """# Reproduction of the paper
+
+The tables of the CARE paper (arXiv 2604.10937, first edition) beside the scores of this
+repository's recipes. The paper trains encoders of 0.3, 4 and 8 billion parameters on 32 GPUs; these
+recipes train encoders of up to twelve small layers on a processor. So the scores differ: what is
+compared is the difference of two rows, in the paper and here.
+
+<!-- needs: hours -->
+```sh
+make ablations DATA=data/medical-qa-zh    # runs or resumes all recipes, then writes the report
+care ablations --data data/medical-qa-zh --only care,kale --seeds 1
+care ablations --data data/medical-qa-zh --report
+cp builds/ablations/scores.json builds/ablations/scores.png training/results/ablations/
+make docs
+```
+
+Each row is a recipe in [training/recipes/ablations](../training/recipes/ablations), run with
+`care ablations --only NAME`. [tables.toml](../training/recipes/ablations/tables.toml) has the names
+and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours.
+[train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
+
+Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds.
+The difference of a row is the table's reference minus the row, with its 95 % interval by paired
+bootstrap over questions:
+
+| result | the interval |
+|---|---|
+| reproduces | excludes 0, on the side of the paper |
+| contradicts | excludes 0, on the other side |
+| equal within ±1 point | includes 0, and lies within ±1 point |
+| undecided | is wider; as many questions as named would decide a difference of this size |
+
+"""
+_OTHERS = """## Other results of the paper
+
+"""
 
 
 def generated() -> Mapping[Path, str]:
@@ -91,11 +130,19 @@ def generated() -> Mapping[Path, str]:
         reference / "cli.md": _page(_CLI, commands()),
         reference / "http.md": _page(_HTTP, "\n".join(http(openapi_document()))),
         reference / "python.md": _page(_PYTHON, "\n".join(python())),
+        DOCS / "reproduction.md": _page(_REPRODUCTION, reproduction()),
         SECURITY: _MARKED.sub(
             lambda match: f"{match[1]}\n{settings_table(_LIMIT)}\n\n{match[2]}",
             SECURITY.read_text("utf-8"),
         ),
     }
+
+
+def reproduction() -> str:
+    """Returns the paper's tables beside the committed scores."""
+    tables = experiments.read_tables(ABLATIONS)
+    summary = json.loads(SCORES.read_text("utf-8"))
+    return f"{experiments.render(tables, summary)}\n{_OTHERS}{experiments.render_others(tables)}"
 
 
 def settings_table(names: str = "") -> str:

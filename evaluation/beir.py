@@ -53,14 +53,17 @@ def beir_paths(folder: Path, split: str) -> BeirPaths:
 
 def read_documents(path: Path) -> list[Document]:
     """Reads a corpus; a duplicate id is an error."""
-    documents = []
+    return list(iterate_documents(path))
+
+
+def iterate_documents(path: Path) -> Iterator[Document]:
+    """Yields the documents of a corpus; a duplicate id is an error."""
     for number, id_, record in _records(path):
         title = string(path, number, {"title": record.get("title") or ""}, "title")
         metadata = record.get("metadata") or {}
         if not isinstance(metadata, dict):
             raise field_error(path, number, "metadata", "is not an object")
-        documents.append(Document(id_, string(path, number, record, "text"), title, metadata))
-    return documents
+        yield Document(id_, string(path, number, record, "text"), title, metadata)
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -143,15 +146,20 @@ def write_beir(
     qrels_path = folder / "qrels" / f"{split}.tsv"
     paths = BeirPaths(folder / "corpus.jsonl", folder / "queries.jsonl", qrels_path)
     paths.qrels.parent.mkdir(parents=True, exist_ok=True)
-    records = (
-        {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
-        for d in documents
-    )
-    write_jsonl(paths.corpus, records)
+    write_documents(paths.corpus, documents)
     write_queries(paths.queries, queries)
     rows = [(query, id_, score) for query, grades in qrels.items() for id_, score in grades.items()]
     write_tsv(paths.qrels, [("query-id", "corpus-id", "score"), *rows])
     return paths
+
+
+def write_documents(path: Path, documents: Iterable[Document]) -> None:
+    """Writes a corpus."""
+    records = (
+        {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
+        for d in documents
+    )
+    write_jsonl(path, records)
 
 
 def write_queries(path: Path, queries: Mapping[str, str]) -> None:

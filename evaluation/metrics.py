@@ -20,9 +20,13 @@ MAP = AP
 MAP_10 = AP @ 10
 NDCG_10 = nDCG @ 10
 
+# The grade of a document that is removed from the hits of its query before they are measured.
+EXCLUDED = -1
+
 
 def score(qrels: Qrels, run: Run) -> dict[str, float]:
     """Returns the mean of each of `MEASURES` over all judged queries; see `score_queries`."""
+    run = without_excluded(qrels, run)
     first_ten = {query: dict(ranked(scores)[:10]) for query, scores in run.items()}
     means = {}
     for name, measure in MEASURES.items():
@@ -34,15 +38,33 @@ def score(qrels: Qrels, run: Run) -> dict[str, float]:
 def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
     """Returns a measure of each judged query, in the order of the qrels, as trec_eval computes it.
 
-    nDCG takes graded gains; a document is relevant from grade 1. Ties in a run are broken by
-    descending document id. Every judged query counts: a query without hits or without a relevant
-    document scores 0.
+    nDCG takes graded gains; a document is relevant from grade 1. Documents of the grade `EXCLUDED`
+    are removed from the hits of their query. Ties in a run are broken by descending document id.
+    Every judged query counts: a query without hits or without a relevant document scores 0.
     """
     values = dict.fromkeys(qrels, 0.0)
-    for metric in ir_measures.iter_calc([measure], qrels, run):
+    judged = {
+        query: {id_: grade for id_, grade in grades.items() if grade >= 0}
+        for query, grades in qrels.items()
+    }
+    for metric in ir_measures.iter_calc([measure], judged, without_excluded(qrels, run)):
         if metric.query_id in values:
             values[metric.query_id] = metric.value
     return values
+
+
+def without_excluded(qrels: Qrels, run: Run) -> Run:
+    """Returns a run without the documents of the grade `EXCLUDED`."""
+    excluded = {
+        query: {id_ for id_, grade in grades.items() if grade < 0}
+        for query, grades in qrels.items()
+    }
+    if not any(excluded.values()):
+        return run
+    return {
+        query: {id_: s for id_, s in scores.items() if id_ not in excluded.get(query, ())}
+        for query, scores in run.items()
+    }
 
 
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:

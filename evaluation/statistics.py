@@ -4,8 +4,10 @@ Resampling is seeded: equal scores give equal intervals and p-values. Empty list
 different lengths are a ValueError.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +34,42 @@ class Difference(Interval):
     """The difference of two systems on the same items, first minus second; p is two-sided."""
 
     p: float
+
+
+Verdict = Literal["higher", "lower", "equal", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the interval of a difference says.
+
+    Attributes:
+        verdict: `higher` or `lower` if the interval is above or below 0; else `equal` if it is
+            within the margin around 0; else `undecided`.
+        needed: For an undecided difference, the number of items with which the interval would be
+            narrow enough for one of the other verdicts, if the observed difference is the true one.
+    """
+
+    verdict: Verdict
+    needed: int | None = None
+
+
+def decide(difference: Interval, items: int, margin: float) -> Decision:
+    """Decides a difference of means over `items` items by its interval.
+
+    Differences up to `margin` count as equal. The width of an interval is proportional to
+    1 / √items, so the number of items that an undecided difference needs follows from its width.
+    """
+    if difference.low > 0:
+        return Decision("higher")
+    if difference.high < 0:
+        return Decision("lower")
+    if max(-difference.low, difference.high) <= margin:
+        return Decision("equal")
+    width = (difference.high - difference.low) / 2
+    observed = abs(difference.value)
+    narrow_enough = max(observed, margin - observed)
+    return Decision("undecided", math.ceil(items * (width / narrow_enough) ** 2))
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

@@ -3,9 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from threading import Condition, Lock, Thread
 from typing import Any
 
 from core.encoders import QueryEncoder
@@ -71,9 +70,12 @@ class Batcher:
         # another thread could take younger jobs meanwhile and put them back before older ones.
         self._forming = Lock()
         self._closed = False
-        self._threads = ThreadPoolExecutor(workers, "encode", limit_threads)
-        for _ in range(workers):
-            self._threads.submit(self._work)
+        # As daemons they do not keep a process alive that ends without `close`.
+        self._threads = [
+            Thread(target=self._work, name=f"encode_{i}", daemon=True) for i in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
         """Adds jobs to the queue: at its end or, if `first`, at its start."""
@@ -89,9 +91,11 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._threads.shutdown()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
+        limit_threads()
         while self._work_once():
             pass
 

@@ -72,7 +72,9 @@ def checkpoint_spec(folder: Path, pooling: Pooling = "last_token", **changes: An
     return EncoderSpec.model_validate(facts | changes)
 
 
-def _write_qwen_tokenizer(folder: Path, *, ends_texts: bool) -> int:
+def _write_qwen_tokenizer(
+    folder: Path, *, ends_texts: bool, texts: Sequence[str] = TEXTS, size: int = 400
+) -> int:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,12 +85,12 @@ def _write_qwen_tokenizer(folder: Path, *, ends_texts: bool) -> int:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=size,
         special_tokens=["<|endoftext|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     byte_level = processors.ByteLevel(trim_offsets=False)
     end = processors.TemplateProcessing(
         single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)]
@@ -104,30 +106,40 @@ def _write_qwen_tokenizer(folder: Path, *, ends_texts: bool) -> int:
     return tokenizer.get_vocab_size()
 
 
-def write_qwen3(folder: Path, *, ends_texts: bool = True) -> Path:
+def write_qwen3(
+    folder: Path,
+    *,
+    ends_texts: bool = True,
+    texts: Sequence[str] = TEXTS,
+    tokens: int = 400,
+    **shape: Any,
+) -> Path:
     """Writes a decoder like Qwen3-Embedding, whose tokenizer appends <|endoftext|> to each text.
 
     Args:
         folder: Folder to write.
         ends_texts: False for a tokenizer like that of the Qwen3 chat models, which appends nothing.
+        texts: Texts that the tokenizer is trained on.
+        tokens: Size of its vocabulary.
+        shape: Entries of the configuration.
     """
-    vocabulary = _write_qwen_tokenizer(folder, ends_texts=ends_texts)
+    vocabulary = _write_qwen_tokenizer(folder, ends_texts=ends_texts, texts=texts, size=tokens)
     torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=128,
+    default = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 2 * WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 128,
         # Large weights give different texts clearly different vectors.
-        initializer_range=0.5,
-        eos_token_id=0,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(folder)
+        "initializer_range": 0.5,
+        "eos_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+    config = Qwen3Config(vocab_size=vocabulary, **(default | shape))
+    Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -159,9 +171,9 @@ def write_gte_qwen2(folder: Path) -> Path:
     return folder
 
 
-def _write_xlmr_tokenizer(folder: Path) -> int:
+def _write_xlmr_tokenizer(folder: Path, texts: Sequence[str] = (*TEXTS, LONG)) -> int:
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    characters = sorted(set("".join([*TEXTS, LONG])) - {" "})
+    characters = sorted(set("".join(texts)) - {" "})
     pieces = [*special, "▁", *characters, "高血压", "患者", "<mask>"]
     vocabulary = [(piece, 0.0 if piece in special else -float(i)) for i, piece in enumerate(pieces)]
     XLMRobertaTokenizer(vocab=vocabulary).save_pretrained(folder)
@@ -203,20 +215,23 @@ def write_gte(folder: Path) -> Path:
     return _write_new(folder, model, heads, rope_theta=NTK["theta"], rope_scaling=scaling)
 
 
-def write_gte_mlm(folder: Path) -> Path:
-    """Writes an encoder like gte-multilingual-mlm-base: type "new" with a head for tokens."""
-    shape = _gte_shape(folder)
-    size = shape.vocab_size
+def write_gte_mlm(folder: Path, *, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any) -> Path:
+    """Writes an encoder like gte-multilingual-mlm-base: type "new" with a head for tokens.
+
+    Its tokenizer has the characters of `texts`; `shape` are entries of the configuration.
+    """
+    config = _gte_shape(folder, texts, **shape)
+    width = config.hidden_size
     heads = {
-        "lm_head.dense.weight": torch.ones(WIDTH, WIDTH),
-        "lm_head.dense.bias": torch.ones(WIDTH),
-        "lm_head.norm.weight": torch.ones(WIDTH),
-        "lm_head.norm.bias": torch.ones(WIDTH),
-        "lm_head.decoder.bias": torch.ones(size),
+        "lm_head.dense.weight": torch.ones(width, width),
+        "lm_head.dense.bias": torch.ones(width),
+        "lm_head.norm.weight": torch.ones(width),
+        "lm_head.norm.bias": torch.ones(width),
+        "lm_head.decoder.bias": torch.ones(config.vocab_size),
     }
     return _write_new(
         folder,
-        GteModel(shape),
+        GteModel(config),
         heads,
         architectures=["NewForMaskedLM"],
         rope_theta=160000,
@@ -224,17 +239,17 @@ def write_gte_mlm(folder: Path) -> Path:
     )
 
 
-def _gte_shape(folder: Path) -> GteConfig:
+def _gte_shape(folder: Path, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any) -> GteConfig:
     torch.manual_seed(0)
-    return GteConfig(
-        vocab_size=_write_xlmr_tokenizer(folder),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
+    default = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 2 * WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+    }
+    return GteConfig(vocab_size=_write_xlmr_tokenizer(folder, texts), **(default | shape))
 
 
 def _write_new(

@@ -1,8 +1,9 @@
-"""Pytest plugin: skips files by their markers, and prints the time of each suite.
+"""Pytest plugin: skips files by their markers, prints the time of each suite, ends a hung exit.
 
 Loaded by `-p tests.suites` (pyproject.toml).
 """
 
+import faulthandler
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 _FILE_MARKERS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*$)", re.MULTILINE)
 _MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
 _EXCLUDED = re.compile(r"\bnot (\w+)")
+_SECONDS_TO_END = 120
 
 
 def suite_of(test: str) -> str:
@@ -68,3 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugin in the main process, to which workers of pytest-xdist report."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteTimes(), "suite-times")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Fails a process that does not end after its tests, and prints where its threads wait."""
+    if not hasattr(config, "workerinput"):
+        faulthandler.dump_traceback_later(_SECONDS_TO_END, exit=True)

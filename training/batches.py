@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from core.encoders import Role
+from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from training.data import Example, Text
+from training.corpus import Corpus
 from training.encoder import Tokens
+from training.rows import blocks
 from training.vectors import TeacherVectors
 
 # Batches per group: texts are shuffled into groups and sorted by length within a group.
@@ -26,7 +29,7 @@ class BatchPlan(Dataset[Any]):
     """Batch sampler of all epochs; each batch is a list of (epoch, example).
 
     The batches depend on the arguments alone, so a resumed run skips the batches that it has
-    already seen. The incomplete last batch of an epoch is dropped. With `lengths`, int64
+    already seen. The incomplete last batch of an epoch is dropped. With `lengths`, integers
     [count], the tokens of each example, a batch holds examples of similar length. A data loader
     uses the same object as dataset: its items are the (epoch, example) pairs themselves.
     """
@@ -34,7 +37,12 @@ class BatchPlan(Dataset[Any]):
     drop_last = True
 
     def __init__(
-        self, count: int, epochs: int, batch_size: int, seed: int, lengths: RowArray | None = None
+        self,
+        count: int,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        lengths: NDArray[Any] | None = None,
     ) -> None:
         self.batch_size = min(batch_size, count)
         self._count, self._epochs, self._seed = count, epochs, seed
@@ -52,45 +60,12 @@ class BatchPlan(Dataset[Any]):
             order = generator.permutation(self._count)
             order = order[: len(order) // self.batch_size * self.batch_size]
             if self._lengths is not None:
-                size = _GROUP * self.batch_size
-                groups = (order[start : start + size] for start in range(0, len(order), size))
-                order = np.concatenate(
-                    [group[np.argsort(self._lengths[group], kind="stable")] for group in groups]
-                )
+                for rows in blocks(len(order), _GROUP * self.batch_size):
+                    group = order[rows]
+                    order[rows] = group[np.argsort(self._lengths[group], kind="stable")]
             batches = order.reshape(-1, self.batch_size)
-            for rows in batches[generator.permutation(len(batches))]:
-                yield [(epoch, int(row)) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
-
-    Attributes:
-        queries: One query for each example.
-        documents: The distinct documents of all examples.
-        positives: For each query, rows of its positives in `documents`.
-        negatives: For each query, rows of its hard negatives in `documents`.
-        pairs: (query row, document row) of every positive.
-    """
-
-    queries: list[str]
-    documents: list[str]
-    positives: list[list[int]]
-    negatives: list[list[int]]
-    pairs: list[Item]
-
-    @classmethod
-    def of(cls, examples: Sequence[Example]) -> "Corpus":
-        """Builds the rows of examples, with one pair for each positive."""
-        texts = (text for example in examples for text in (*example.positives, *example.negatives))
-        documents = list(dict.fromkeys(texts))
-        row_of = {text: row for row, text in enumerate(documents)}
-        positives = [[row_of[text] for text in example.positives] for example in examples]
-        negatives = [[row_of[text] for text in example.negatives] for example in examples]
-        pairs = [(query, row) for query, rows in enumerate(positives) for row in rows]
-        queries = [example.query for example in examples]
-        return cls(queries, documents, positives, negatives, pairs)
+            for number in generator.permutation(len(batches)):
+                yield [(epoch, row) for row in batches[number].tolist()]
 
 
 @dataclass
@@ -108,7 +83,7 @@ class PairCollator:
     """
 
     corpus: Corpus
-    texts: Mapping[Role, Tokens | FloatArray]
+    texts: Mapping[Role, Tokens | ShardedVectors | FloatArray]
     negatives: int
     seed: int
     teacher: TeacherVectors | None = None
@@ -116,9 +91,8 @@ class PairCollator:
 
     def __post_init__(self) -> None:
         if self.teacher is not None:
-            queries, documents = self.corpus.queries, self.corpus.documents
-            self._teacher_queries = self.teacher.rows([Text("query", q) for q in queries])
-            self._teacher_documents = self.teacher.rows([Text("document", d) for d in documents])
+            self._teacher_queries = self.teacher.rows(self.corpus.query_keys)
+            self._teacher_documents = self.teacher.rows(self.corpus.document_keys)
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the batch of (epoch, pair) items: n queries and m distinct documents.
@@ -129,8 +103,9 @@ class PairCollator:
         positive. With a teacher there are `teacher_queries` and `teacher_documents`.
         """
         corpus = self.corpus
-        pairs = [corpus.pairs[pair] for _, pair in items]
-        queries, targets = [query for query, _ in pairs], [document for _, document in pairs]
+        pairs = np.array([pair for _, pair in items])
+        queries = corpus.positives.row_of(pairs).tolist()
+        targets = corpus.positives.values[pairs].tolist()
         distinct = dict.fromkeys(targets)
         for (epoch, _), query in zip(items, queries, strict=True):
             distinct |= dict.fromkeys(self._sample_negatives(epoch, query))
@@ -138,7 +113,8 @@ class PairCollator:
             distinct |= dict.fromkeys(range(len(corpus.documents)))
         documents = list(distinct)
         column_of = {document: column for column, document in enumerate(documents)}
-        columns = zip_longest(*(corpus.positives[query] for query in queries), fillvalue=-1)
+        known = (corpus.positives[query].tolist() for query in queries)
+        columns = zip_longest(*known, fillvalue=-1)
         batch = {
             **_model_inputs("query", self.texts["query"], queries),
             **_model_inputs("document", self.texts["document"], documents),
@@ -153,7 +129,7 @@ class PairCollator:
         return batch
 
     def _sample_negatives(self, epoch: int, query: int) -> list[int]:
-        negatives = self.corpus.negatives[query]
+        negatives: list[int] = self.corpus.negatives[query].tolist()
         if len(negatives) <= self.negatives:
             return negatives
         generator = np.random.default_rng([self.seed, epoch, query])
@@ -174,8 +150,11 @@ def align_batch(
     return _model_inputs("query", tokens, texts) | {"teacher": vectors}
 
 
-def _model_inputs(role: Role, texts: Tokens | FloatArray, rows: list[int]) -> Batch:
+def _model_inputs(
+    role: Role, texts: Tokens | ShardedVectors | FloatArray, rows: list[int]
+) -> Batch:
     if isinstance(texts, Tokens):
         ids, mask = texts.padded(rows)
         return {f"{role}_ids": ids, f"{role}_mask": mask}
-    return {f"{role}_vectors": torch.from_numpy(texts[rows])}
+    found = texts[rows] if isinstance(texts, np.ndarray) else texts.take(np.array(rows))
+    return {f"{role}_vectors": torch.from_numpy(found)}

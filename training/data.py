@@ -5,6 +5,7 @@ and a TrainingError if no data remain.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,28 +27,12 @@ from evaluation.beir import (
     read_queries,
 )
 from evaluation.dense import dense_run
+from training.corpus import Corpus, Example, Text
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
 # Files of mined triples, by the name of the stage that wrote them.
 Mined = Mapping[str, Path]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A query with its relevant documents (positives) and hard negatives."""
-
-    query: str
-    positives: tuple[str, ...]
-    negatives: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text and the role it is encoded in, query or document."""
-
-    role: Role
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,66 +74,79 @@ def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
 def read_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Example], int]:
-    """Reads examples and merges those with equal queries.
+    """Returns the examples of a few data, those with equal queries merged.
 
     Also returns the number of examples that were dropped because their query is held out.
     """
-    merged: dict[str, tuple[list[str], list[str]]] = {}
-    dropped = 0
-    for entry in entries:
-        for example in islice(_examples(entry, mined), entry.limit):
-            if example.query in held_out:
-                dropped += 1
-                continue
-            positives, negatives = merged.setdefault(example.query, ([], []))
-            positives.extend(example.positives)
-            negatives.extend(example.negatives)
-    examples = []
-    for query, (positives, negatives) in merged.items():
-        known = dict.fromkeys(positives)
-        others = dict.fromkeys(text for text in negatives if text not in known)
-        examples.append(Example(query, tuple(known), tuple(others)))
-    if not examples:
-        raise _no_data_error("example", entries)
-    return examples, dropped
+    counts = Counter[str]()
+    corpus = Corpus.of(stream_examples(entries, held_out, mined, counts))
+    return list(corpus.examples()), counts["held_out"]
 
 
 def read_texts(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Text], int]:
-    """Reads texts in the order of the entries, without repetitions within a role.
+    """Returns the texts of a few data, without repetitions within a role.
+
+    Also returns the number of dropped texts.
+    """
+    counts = Counter[str]()
+    texts = dict.fromkeys(stream_texts(entries, held_out, mined, counts))
+    return list(texts), counts["held_out"]
+
+
+def stream_examples(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined, counts: Counter[str]
+) -> Iterator[Example]:
+    """Yields the examples of entries whose query is not held out.
+
+    `counts["held_out"]` counts the others.
+    """
+    found = False
+    for entry in entries:
+        for example in islice(_examples(entry, mined), entry.limit):
+            if example.query in held_out:
+                counts["held_out"] += 1
+                continue
+            found = True
+            yield example
+    if not found:
+        raise _no_data_error("example", entries)
+
+
+def stream_texts(
+    entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined, counts: Counter[str]
+) -> Iterator[Text]:
+    """Yields the texts of entries in order, with repetitions.
 
     A record that contains a held-out query is dropped with all its texts, because the other
-    texts may be paraphrases of the query. Also returns the number of dropped texts.
+    texts may be paraphrases of the query. `counts["held_out"]` counts the dropped texts.
     """
-    texts: dict[Text, None] = {}
-    dropped = 0
+    found = False
     for entry in entries:
         remaining = entry.limit
         for record in _texts(entry, mined):
             if any(text.text in held_out for text in record):
-                dropped += len(record)
+                counts["held_out"] += len(record)
                 continue
             for text in record[:remaining]:
+                found = True
                 cut = first_sentence(text.text) if entry.cut == "sentence" else text.text
-                texts[Text(text.role, cut)] = None
+                yield Text(text.role, cut)
             if remaining is not None and (remaining := remaining - len(record)) <= 0:
                 break
-    if not texts:
+    if not found:
         raise _no_data_error("text", entries)
-    return list(texts), dropped
 
 
-def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> list[str]:
-    """Returns the distinct documents of entries, from which hard negatives are mined."""
-    documents: dict[str, None] = {}
+def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> Iterator[str]:
+    """Yields the documents of entries, from which hard negatives are mined, with repetitions."""
     for entry in entries:
         if entry.beir is not None:
-            documents |= dict.fromkeys(_read_beir(entry).documents.values())
+            yield from _read_beir(entry).documents.values()
         else:
             for example in _examples(entry, mined):
-                documents |= dict.fromkeys((*example.positives, *example.negatives))
-    return list(documents)
+                yield from (*example.positives, *example.negatives)
 
 
 def read_dev(dev: Dev) -> DevSet:
@@ -208,8 +206,10 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
     if entry.texts is not None:
         path = Path(entry.texts)
         for number, record in read_jsonl(path):
-            fields = entry.fields or ["text"]
-            read = [_text(path, number, record.get(field), field) for field in fields]
+            # A document is its title and text, as at indexing.
+            whole = {"text": record if entry.role == "document" else record.get("text")}
+            fields = {name: record.get(name) for name in entry.fields} or whole
+            read = [_text(path, number, value, name) for name, value in fields.items()]
             if in_part(read[0], entry.part):
                 yield [Text(entry.role, text) for text in read]
         return

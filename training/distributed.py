@@ -1,7 +1,10 @@
 """Distributed training: the processes that torchrun or accelerate started, or a single one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -9,12 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_gather
 from torch.distributed.tensor import DTensor
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-# How long processes wait for one that mines, measures or writes alone. A process that dies is
-# found at once: torchrun then ends the others.
+T = TypeVar("T")
+# How long processes wait for one that measures or writes alone. A process that dies is found at
+# once: torchrun then ends the others.
 TIMEOUT = timedelta(hours=24)
 
 
@@ -27,6 +32,48 @@ def processes() -> "PartialState":
 
     # Without `cpu`, accelerate does not initialise the process group on machines without a GPU.
     return PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)
+
+
+@cache
+def _patient_group() -> Any:
+    # Gloo notices a process that died; the time-out is for one that works.
+    return distributed.new_group(backend="gloo", timeout=timedelta(days=365))
+
+
+def wait_for_all() -> None:
+    """Waits until all processes call this function, however long one of them works.
+
+    Barriers of `processes()` end with an error after the time-out of the process group, which
+    finds processes that hang in a step of training.
+    """
+    if distributed.is_initialized():
+        distributed.barrier(_patient_group())
+
+
+def from_main_process(value: T) -> T:
+    """Returns the main process's value in all processes, which wait for it as in `wait_for_all`."""
+    if not distributed.is_initialized():
+        return value
+    values = [value]
+    distributed.broadcast_object_list(values, group=_patient_group())
+    return values[0]
+
+
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """Runs the block in the main process, then in the others, which wait as in `wait_for_all`."""
+    main = processes().is_main_process
+    if not main:
+        wait_for_all()
+    yield
+    if main:
+        wait_for_all()
+
+
+def progress(total: int | None, label: str, unit: str) -> "tqdm[Any]":
+    """Returns a progress bar with rate and time left, shown by the main process after 2 s."""
+    shown = processes().is_main_process
+    return tqdm(total=total, desc=label, unit=unit, disable=not shown, delay=2, leave=False)
 
 
 def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:

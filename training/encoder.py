@@ -1,13 +1,14 @@
 """Trainable encoders: a transformers checkpoint, pooling and an optional linear projection."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
@@ -22,11 +23,15 @@ from models.encoders.checkpoints import checkpoint_tokenizer
 from models.encoders.configuration import read_configuration
 from models.encoders.modules import read_modules, write_modules
 from models.encoders.tokenizer import TextTokenizer
-from training.distributed import gather, processes, shard, whole_state
+from training.distributed import gather, processes, progress, shard, whole_state
 from training.errors import TrainingError
+from training.files import checksum
 from training.losses import l2_normalize
+from training.rows import Rows, RowsWriter, blocks, offsets_of
 from training.schema import EncoderInit, Precision
 
+# Texts that are tokenized at a time.
+_TOKENIZED = 1_024
 PROJECTION = "1_Dense"
 _POOLING_MODES = {"cls": "cls", "mean": "mean", "last_token": "lasttoken"}
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -91,25 +96,8 @@ class EncoderCheckpoint(BaseModel):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Token ids of n texts, concatenated.
-
-    Attributes:
-        ids: int32 [tokens].
-        offsets: int64 [n + 1]; text i is `ids[offsets[i]:offsets[i + 1]]`.
-    """
-
-    ids: np.ndarray[Any, np.dtype[np.int32]]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Number of tokens of each text, int64 [n]."""
-        return np.diff(self.offsets)
+class Tokens(Rows):
+    """Token ids of texts: `values`, int32 [tokens], and `offsets`."""
 
     def padded(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns ids and mask, int64 [rows, longest], of some texts, padded on the right."""
@@ -117,7 +105,7 @@ class Tokens:
         first, end = self.offsets[numbers], self.offsets[numbers + 1]
         positions = first[:, None] + np.arange((end - first).max())
         mask = positions < end[:, None]
-        ids = np.where(mask, self.ids.take(positions, mode="clip"), 0)
+        ids = np.where(mask, self.values.take(positions, mode="clip"), 0)
         return torch.from_numpy(ids).long(), torch.from_numpy(mask).long()
 
 
@@ -257,21 +245,51 @@ class Encoder(nn.Module):
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts with a prompt, truncated to the encoder's length, as at serving."""
+    parts = list(_tokenized(checkpoint, prompt, texts))
+    lengths = [length for _, part in parts for length in part]
+    values = np.concatenate([part for part, _ in parts])
+    return Tokens(values, offsets_of(np.array(lengths)))
+
+
+def write_tokens(
+    folder: Path, name: str, checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]
+) -> None:
+    """Writes the token ids of texts, as of `tokenize`, to the files of `Rows`."""
+    with RowsWriter(folder, name) as writer, progress(len(texts), "tokens", "text") as bar:
+        for values, lengths in _tokenized(checkpoint, prompt, texts):
+            writer.extend(values, lengths)
+            bar.update(len(lengths))
+
+
+def _tokenized(
+    checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]
+) -> Iterator[tuple[NDArray[np.int32], list[int]]]:
+    """Yields the token ids of blocks of texts, and the number of each text's."""
     tokenizer = _tokenizer(checkpoint, prompt)
-    batches = (tokenizer(texts[start : start + 1024]) for start in range(0, len(texts), 1024))
-    rows = [np.array(tokens.ids, dtype=np.int32) for batch in batches for tokens in batch]
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return Tokens(np.concatenate(rows), offsets)
+    for rows in blocks(len(texts), _TOKENIZED):
+        found = tokenizer(texts[rows])
+        ids = chain.from_iterable(tokens.ids for tokens in found)
+        yield np.fromiter(ids, np.int32), [len(tokens) for tokens in found]
+
+
+def tokenizer_key(checkpoint: EncoderCheckpoint, prompt: str) -> str:
+    """Returns a checksum of everything that the token ids of a text depend on."""
+    tokenizer = _tokenizer(checkpoint, prompt).standalone().to_str()
+    return checksum([tokenizer, prompt, checkpoint.init.max_length])
 
 
 @torch.no_grad()
 def encode(
-    encoder: Encoder, tokens: Tokens, *, batch: int, precision: Precision = "fp32", label: str = ""
+    encoder: Encoder,
+    tokens: Tokens,
+    *,
+    batch: int,
+    precision: Precision = "fp32",
+    bar: "tqdm[Any] | None" = None,
 ) -> FloatArray:
     """Returns vectors, float32 [n, dimension] of unit norm, computed in evaluation mode.
 
-    Batches hold texts of similar length. `label` names the progress bar; "" shows none.
+    Batches hold texts of similar length. `bar` shows the progress.
     """
     was_training = encoder.training
     encoder.eval()
@@ -279,15 +297,14 @@ def encode(
     dimension = encoder.checkpoint.dimension
     vectors = np.empty((len(tokens), dimension), dtype=np.float32)
     order = np.argsort(tokens.lengths, kind="stable")
-    bar = tqdm(total=len(tokens), desc=label, unit="text", disable=not label, leave=False)
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         ids, mask = tokens.padded(rows.tolist())
         with torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES):
             raw = encoder(ids.to(device), mask.to(device))
         vectors[rows] = l2_normalize(raw, dimension).cpu().numpy()
-        bar.update(len(rows))
-    bar.close()
+        if bar is not None:
+            bar.update(len(rows))
     encoder.train(was_training)
     return vectors
 

@@ -122,7 +122,9 @@ class RetroMaeCollator:
         # Masks at least one token of each text: the loss of a batch without masks is undefined.
         for row in np.flatnonzero(text.any(axis=1) & ~masked.any(axis=1)):
             masked[row, random.choice(np.flatnonzero(text[row]))] = True
-        visible = random.random((rows, length, length)) >= self._decoder_mask
+        visible = np.empty((rows, length, length), dtype=bool)
+        for number in range(rows):
+            visible[number] = random.random((length, length)) >= self._decoder_mask
         visible &= mask.numpy().astype(bool)[:, None, :]
         visible[:, np.arange(length), np.arange(length)] = False
         visible[:, :, 0] = True

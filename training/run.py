@@ -8,6 +8,7 @@ OUT/stages/<name>-<key>/     a finished stage; the key is a checksum of all its 
     query/, document/        the trained encoders
     pair.toml                the trained pair
 OUT/stages/.<name>-<key>.partial/   an unfinished stage with its checkpoints
+OUT/data/…                   texts and token ids of stages, shared by stages and runs
 OUT/vectors/…                cached vectors of frozen encoders, shared by stages and runs
 OUT/runs/<recipe>-seed<n>/   the last pair, the resolved recipe, and the metrics of each stage
 """
@@ -23,7 +24,7 @@ from transformers import set_seed
 from core.files import publish
 from core.locks import exclusive
 from training.data import read_dev
-from training.distributed import processes
+from training.distributed import from_main_process, main_process_first, processes, wait_for_all
 from training.encoder import EncoderCheckpoint
 from training.files import RESULT, checksum, read_json, writing
 from training.init import prepare
@@ -52,9 +53,9 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
         for stage in recipe.stages:
             stage.check(planned, recipe.encoders.keys())
             stage.publish(planned, Path())
-        context = Context(seed, out / "vectors", recipe.dev)
+        context = Context(seed, out, recipe.dev)
         # The main process makes the initial checkpoints that all processes read.
-        with processes().main_process_first():
+        with main_process_first():
             (out / "stages").mkdir(parents=True, exist_ok=True)
             for side, init in recipe.encoders.items():
                 context.encoders[side] = prepare(init, side, out / "init")
@@ -70,7 +71,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
         folder = out / "runs" / f"{recipe.name}-seed{seed}"
         if processes().is_main_process:
             write_run(recipe, seed, context.folders, folder)
-        processes().wait_for_everyone()
+        wait_for_all()
         return folder
 
 
@@ -86,10 +87,8 @@ def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report:
     key = checksum(inputs)
     folder = out / "stages" / f"{stage.label}-{key[:12]}"
     partial = folder.with_name(f".{folder.name}.partial")
-    reused = (folder / RESULT).is_file()
+    reused = from_main_process((folder / RESULT).is_file())
     state = processes()
-    # All processes must decide before one starts, which might finish the stage in the meantime.
-    state.wait_for_everyone()
     report(f"{stage.label}: {'reused ' if reused else ''}{folder}")
     if reused:
         return folder
@@ -109,5 +108,5 @@ def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report:
                 shutil.rmtree(partial / CHECKPOINTS, ignore_errors=True)
                 (partial / ".lock").unlink()
                 publish(partial, folder)
-        state.wait_for_everyone()
+        wait_for_all()
     return folder

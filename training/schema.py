@@ -12,7 +12,8 @@ Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 # Names of stages are part of folder names.
 StageName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
-Layers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+# Without layers, an encoder consists of its embeddings.
+Layers = list[Annotated[int, Field(ge=0)]]
 
 
 class Settings(BaseModel):
@@ -78,7 +79,9 @@ class DataEntry(Settings):
     """One source of examples or texts; exactly one of the first five keys must be set."""
 
     triples: str | None = None  # JSONL with `query`, `positives`, `negatives`
-    texts: str | None = None  # JSONL; each of its `fields` is a text
+    # JSONL; each of its `fields` is a text. By default queries are the field `text`, and documents
+    # the title with the text.
+    texts: str | None = None
     beir: str | None = None  # a folder in BEIR's layout
     mined: str | None = None  # the name of an earlier stage of kind `mine`
     pairs: str | None = None  # JSONL; the first field is the query, the second its document

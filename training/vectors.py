@@ -6,19 +6,29 @@ shard-*          shards of `core.shards`; an id consists of the text's role and 
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from core.encoders import Role
 from core.files import publish, write_text
-from core.shards import ShardedVectors, complete_shards, ids_path, vectors_path, write_shard
+from core.shards import (
+    ShardedVectors,
+    complete_shards,
+    ids_path,
+    incomplete_shards,
+    join_journals,
+    write_shard,
+)
 from core.types import FloatArray, RowArray
-from training.data import Text
-from training.distributed import processes
+from training.corpus import KeyArray, Text, key_of
+from training.distributed import from_main_process, processes, progress, wait_for_all
 from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
 from training.errors import TrainingError
+from training.rows import blocks
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"
@@ -54,33 +64,99 @@ def compute(
     batch: int,
     precision: Precision,
 ) -> None:
-    """Encodes texts into shards in `folder`; resumes after the last complete shard.
+    """Encodes texts into shards in `folder`; skips shards that are complete.
 
-    `shard` is the number of rows per shard, `batch` the number of texts encoded at a time.
+    All processes must call this function: each encodes every n-th shard. The files do not depend
+    on the number of processes. `shard` is the number of rows per shard, `batch` the number of
+    texts encoded at a time.
     """
-    encoder = Encoder(checkpoint, trainable=False).to(processes().device)
-    record = VectorsRecord(
-        encoder=checkpoint.key,
-        prompts=prompts,
-        dimension=checkpoint.dimension,
-        count=len(texts),
-        shard=shard,
-    )
-    write_text(folder / FILE_NAME, record.model_dump_json(indent=2) + "\n")
-    for number in range(len(complete_shards(folder)), -(-len(texts) // shard)):
-        rows = texts[number * shard : (number + 1) * shard]
-        vectors = np.empty((len(rows), checkpoint.dimension), dtype=np.float32)
-        total = 0
-        for role, prompt in prompts:
-            selected = [i for i, text in enumerate(rows) if text.role == role]
-            if selected:
-                tokens = tokenize(checkpoint, prompt, [rows[i].text for i in selected])
-                label = f"vectors, shard {number}"
-                found = encode(encoder, tokens, batch=batch, precision=precision, label=label)
-                vectors[selected] = found
-                total += len(tokens.ids)
-        ids = [text_id(text) for text in rows]
-        write_shard(folder, number, vectors, ids, tokens=total, truncated=0)
+    state = processes()
+    if state.is_main_process:
+        record = VectorsRecord(
+            encoder=checkpoint.key,
+            prompts=prompts,
+            dimension=checkpoint.dimension,
+            count=len(texts),
+            shard=shard,
+        )
+        write_text(folder / FILE_NAME, record.model_dump_json(indent=2) + "\n")
+        join_journals(folder)
+    wait_for_all()
+    shards = list(blocks(len(texts), shard))
+    mine = range(state.process_index, len(shards), state.num_processes)
+    if missing := incomplete_shards(folder, mine):
+        encoder = Encoder(checkpoint, trainable=False).to(state.device)
+        total = sum(shards[number].stop - shards[number].start for number in missing)
+        with progress(total, "vectors", "text") as bar:
+            for number in missing:
+                rows = texts[shards[number]]
+                settings: dict[str, Any] = {"batch": batch, "precision": precision, "bar": bar}
+                vectors, tokens = _encode(encoder, rows, prompts, **settings)
+                ids = [text.id for text in rows]
+                written = {"tokens": tokens, "truncated": 0, "process": state.process_index}
+                write_shard(folder, number, vectors, ids, **written)
+    wait_for_all()
+    if state.is_main_process:
+        join_journals(folder)
+    wait_for_all()
+
+
+def _encode(
+    encoder: Encoder, texts: Sequence[Text], prompts: Prompts, **settings: Any
+) -> tuple[FloatArray, int]:
+    """Returns the vectors of texts, float32 [texts, dimension], and the number of tokens."""
+    checkpoint = encoder.checkpoint
+    vectors = np.empty((len(texts), checkpoint.dimension), dtype=np.float32)
+    total = 0
+    for role, prompt in prompts:
+        selected = [i for i, text in enumerate(texts) if text.role == role]
+        if selected:
+            tokens = tokenize(checkpoint, prompt, [texts[i].text for i in selected])
+            vectors[selected] = encode(encoder, tokens, **settings)
+            total += len(tokens.values)
+    return vectors, total
+
+
+@dataclass(frozen=True, slots=True)
+class _InRole(Sequence[Text]):
+    """Texts that are encoded in the same role."""
+
+    role: Role
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return [Text(self.role, text) for text in self.texts[rows]]
+
+
+def frozen_shards(
+    cache: Path,
+    checkpoint: EncoderCheckpoint,
+    role: Role,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    precision: Precision,
+) -> ShardedVectors:
+    """Returns the vectors of texts by a frozen encoder, of unit norm, cached in `cache`.
+
+    All processes must call this function.
+    """
+    digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
+    for text in texts:
+        digest.update(Text(role, text).id.encode())
+    folder = cache / digest.hexdigest()[:16]
+    if not from_main_process(folder.exists()):
+        partial = folder.with_name(f".{folder.name}.partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        prompts, rows = checkpoint.init.prompts, _InRole(role, texts)
+        compute(partial, checkpoint, rows, prompts, batch=batch, precision=precision)
+        if processes().is_main_process:
+            publish(partial, folder)
+        wait_for_all()
+    return ShardedVectors(folder, _SHARD_ROWS, np.arange(len(texts)))
 
 
 def frozen_vectors(
@@ -92,27 +168,9 @@ def frozen_vectors(
     batch: int = 32,
     precision: Precision,
 ) -> FloatArray:
-    """Returns the vectors of texts by a frozen encoder, cached in the folder `cache`.
-
-    They are float32 [texts, dimension] of unit norm, memory-mapped if there is only one shard.
-    """
-    rows = [Text(role, text) for text in texts]
-    digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
-    for row in rows:
-        digest.update(text_id(row).encode())
-    folder = cache / digest.hexdigest()[:16]
-    with processes().main_process_first():
-        if not folder.exists():
-            partial = folder.with_name(f".{folder.name}.partial")
-            partial.mkdir(parents=True, exist_ok=True)
-            prompts = checkpoint.init.prompts
-            compute(partial, checkpoint, rows, prompts, batch=batch, precision=precision)
-            publish(partial, folder)
-    if len(rows) <= _SHARD_ROWS:
-        vectors: FloatArray = np.load(vectors_path(folder, 0), mmap_mode="r")
-        return vectors
-    every = np.arange(len(rows))
-    return ShardedVectors(folder, _SHARD_ROWS, every).take(every)
+    """Returns the vectors of `frozen_shards` in memory, float32 [texts, dimension]."""
+    settings: dict[str, Any] = {"batch": batch, "precision": precision}
+    return frozen_shards(cache, checkpoint, role, texts, **settings).take(np.arange(len(texts)))
 
 
 class TeacherVectors(ShardedVectors):
@@ -152,23 +210,21 @@ class TeacherVectors(ShardedVectors):
         self.folder = folder
         super().__init__(folder, record.shard, np.arange(record.count))
         paths = (ids_path(folder, number) for number in range(len(shards)))
-        ids = (id_ for path in paths for id_ in path.read_text("utf-8").splitlines())
-        self._row_of = {id_: row for row, id_ in enumerate(ids)}
+        keys = (key_of(id_) for path in paths for id_ in path.read_text("utf-8").splitlines())
+        found = np.fromiter(keys, np.uint64, record.count)
+        self._order = np.argsort(found)
+        self._keys = found[self._order]
 
-    def rows(self, texts: Sequence[Text]) -> RowArray:
-        """Returns the row of each text's vector, int64 [texts].
+    def rows(self, keys: KeyArray) -> RowArray:
+        """Returns the row of each text's vector, int64 [texts], from the texts' keys.
 
         Raises:
             TrainingError: If a text has no vector.
         """
-        found = [self._row_of.get(text_id(text), -1) for text in texts]
-        if missing := found.count(-1):
-            reason = f"{missing} of {len(texts)} texts have no vector: add their data to the "
+        positions = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        if missing := int(np.count_nonzero(self._keys[positions] != keys)):
+            reason = f"{missing} of {len(keys)} texts have no vector: add their data to the "
             reason += "teacher stage"
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
-        return np.array(found, dtype=np.int64)
-
-
-def text_id(text: Text) -> str:
-    """Returns the id of a text: its role and a checksum."""
-    return f"{text.role}-{hashlib.blake2b(text.text.encode(), digest_size=16).hexdigest()}"
+        rows: RowArray = self._order[positions]
+        return rows

@@ -38,6 +38,12 @@ Hub = Annotated[
 Split = Annotated[
     str, typer.Option(metavar="SPLIT", help="Split of the retrieval data in a folder.")
 ]
+Instructions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="TOML file of instructions by task, for encoders that have one."
+    ),
+]
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of results.")]
 Cache = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of cached vectors.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Texts per batch of the encoder.")]
@@ -59,6 +65,7 @@ def run(
     ] = None,
     hub: Hub = None,
     split: Split = "test",
+    instructions: Instructions = None,
     cache: Cache = _DEFAULT_CACHE,
     batch_size: BatchSize = 32,
     json_: Json = False,
@@ -67,10 +74,12 @@ def run(
     _require()
     from evaluation.cmedteb.benchmark import TABLE, load_systems, run_benchmark
     from evaluation.cmedteb.results import read_scores
-    from evaluation.cmedteb.tasks import TASKS, find_tasks
+    from evaluation.cmedteb.tasks import TASKS, find_tasks, read_instructions
 
-    found = find_tasks(data, split, hub, tasks or [])
-    missing = [known.name for known in TASKS if known not in found]
+    own = read_instructions(instructions) if instructions else None
+    found = find_tasks(data, split, hub, tasks or [], own)
+    held = {known.name for known in found}
+    missing = [known.name for known in TASKS if known.name not in held]
     if missing and not tasks:
         note(f"{data} does not hold {', '.join(missing)}")
     table = run_benchmark(
@@ -130,16 +139,18 @@ def tradeoff(
     out: Out,
     hub: Hub = None,
     split: Split = "test",
+    instructions: Instructions = None,
     cache: Cache = _DEFAULT_CACHE,
     batch_size: BatchSize = 32,
 ) -> None:
     """Plot nDCG@10 against queries per second."""
     _require()
     from evaluation.cmedteb.benchmark import load_systems
-    from evaluation.cmedteb.tasks import find_tasks
+    from evaluation.cmedteb.tasks import find_tasks, read_instructions
     from evaluation.cmedteb.tradeoff import measure_tradeoff
 
-    tasks = find_tasks(data, split, hub, ["retrieval"])
+    own = read_instructions(instructions) if instructions else None
+    tasks = find_tasks(data, split, hub, ["retrieval"], own)
     table = measure_tradeoff(load_systems(systems, cache, batch_size=batch_size), tasks, out)
     typer.echo(table)
     typer.echo(f"wrote {out}/tradeoff.md, .json, .png and .svg")

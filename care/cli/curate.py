@@ -19,43 +19,121 @@ app = typer.Typer(
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Replaces ${data} in the file.", show_default="the key data"
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the file, as in judges.0.model=m. May be repeated.",
+    ),
+]
+
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="YAML file of prompts, instead of the default ones.",
+        show_default="the key prompts",
+    ),
+]
+
+
+@app.command()
+def clean(
+    queries: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL of questions: _id and text.")
+    ],
+    corpus: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="JSONL of documents: _id, text and perhaps title."),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="The data folder of recipes.")],
+    benchmark: Annotated[
+        int, typer.Option(min=0, help="Questions that are kept apart for a benchmark.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of these questions.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Clean and anonymise raw questions and documents, and pair them."""
+    _require()
+    from curation.clean_texts import clean_texts
+
+    result = clean_texts(queries, corpus, output, benchmark=benchmark, seed=seed)
+    _show(result, json_)
 
 
 @app.command("build-benchmark")
-def build_benchmark(config: Config, json_: Json = False) -> None:
+def build_benchmark(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Make a benchmark from a corpus and questions."""
-    _run("build-benchmark", config, json_)
+    _run("build-benchmark", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
-def audit(config: Config, json_: Json = False) -> None:
+def audit(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Judge an existing benchmark again."""
-    _run("audit", config, json_)
+    _run("audit", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
-def annotate(config: Config, json_: Json = False) -> None:
+def annotate(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Make training triples from queries and a corpus."""
-    _run("annotate", config, json_)
+    _run("annotate", config, json_, data=data, prompts=prompts, changes=changes or ())
 
 
 @app.command()
-def sts(config: Config, json_: Json = False) -> None:
+def sts(
+    config: Config,
+    data: Data = None,
+    prompts: PromptFile = None,
+    changes: Changes = None,
+    json_: Json = False,
+) -> None:
     """Make pairs of similar sentences from questions and synonyms."""
-    _run("sts", config, json_)
+    _run("sts", config, json_, data=data, prompts=prompts, changes=changes or ())
+
+
+@app.command()
+def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
+    """Mix annotated triples with the training splits of the tasks."""
+    _run("mix", config, json_, data=data, changes=changes or ())
 
 
 @app.command("expert-sample")
 def expert_sample(
     benchmark: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark.")
+        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark or audit.")
     ],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files to write.")],
     size: Annotated[int, typer.Option(min=1, help="Number of pairs.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Write a blind sample of a benchmark as a spreadsheet for an expert to label."""
+    """Write agreed pairs, or false negatives of an audit, as a spreadsheet for an expert."""
     _require()
     from curation.expert import expert_sample as write_sample
 
@@ -149,11 +227,11 @@ def _require() -> None:
     require("curation", "eval")
 
 
-def _run(command: str, config: Path, as_json: bool) -> None:
+def _run(command: str, config: Path, as_json: bool, **options: Any) -> None:
     _require()
     from curation.commands import run_command
 
-    _show(run_command(command, config), as_json)
+    _show(run_command(command, config, **options), as_json)
 
 
 def _show(result: Mapping[str, Any], as_json: bool) -> None:

@@ -64,22 +64,50 @@ def ablations(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of runs and tables.")] = (
         _DEFAULT_ABLATIONS
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0.")] = 3,
+    recipes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of recipes, with tables.toml for the report.",
+            show_default="those of the paper's tables",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Seeds of each recipe to run.", show_default="all"),
+    ] = None,
     only: Annotated[
         str,
         typer.Option(
             metavar="NAMES", help="Recipes to run, separated by commas.", show_default="all"
         ),
     ] = "",
+    train: Annotated[
+        bool, typer.Option("--train/--report", help="Run recipes, or report finished runs only.")
+    ] = True,
 ) -> None:
-    """Run the ablations and baselines of the CARE paper, and score them."""
+    """Run the ablations and baselines of the CARE paper, and score them.
+
+    An interrupted call resumes. Recipes share stages with equal inputs.
+    """
     require("train", "eval", make="ablations")
-    from training.experiments.ablations import run_ablations
+    from care.diversification import write_training_data
+    from training.experiments.ablations import RECIPES, run_ablations
     from training.run import silence_transformers_logging
 
     silence_transformers_logging()
     report = reporter(as_json=False)
-    table = run_ablations(data, out, seeds, only.split(",") if only else [], report)
+    names = only.split(",") if only else []
+    table = run_ablations(
+        data,
+        out,
+        names,
+        report,
+        recipes=recipes or RECIPES,
+        seeds=seeds,
+        train=train,
+        diversify=write_training_data,
+    )
     report(table.read_text(encoding="utf-8").rstrip())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from care.diagnosis.finding import Finding
+from care.diagnosis.packages import INSTALL_GPU_BUILDS
 from core.cpus import available_cpus
 from core.gpus import visible_gpus
 
@@ -108,7 +109,7 @@ def check_gpu() -> Finding:
     if absent := [name for name, can in usable.items() if not can]:
         advice = (
             "To encode (CARE_PROVIDER=cuda) and search (CARE_FAISS_DEVICE=cuda) on the GPU, "
-            "install the extra gpu: see docs/scale-out.md."
+            f"install the builds for GPUs: {INSTALL_GPU_BUILDS}."
         )
         return Finding("gpu", "warning", f"{listed}; not used by {' and '.join(absent)}", advice)
     return Finding("gpu", "ok", listed)

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.extras import missing
+from care.gpu_builds import LIBRARIES, Library
+from care.gpu_builds import installed as _installed
 
 # What the extras that users install are for.
 _EXTRAS = {
@@ -18,9 +20,11 @@ _EXTRAS = {
     "distributed": "Ray and Milvus",
     "openai": "--backend openai",
     "tracing": "traces of the service",
+    "vllm": "--backend vllm on GPUs",
 }
 _NEEDS_TORCH = ("train", "cmedteb")
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+INSTALL_GPU_BUILDS = "python -m care.gpu_builds (in a checkout: make gpu)"
 _PIN = re.compile(r"([\w.-]+)==([^\s;]+)")
 _NAME = re.compile(r"[\w.-]+")
 _SHOWN = 5
@@ -37,11 +41,14 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
         yield Finding("packages", "error", "care-retrieval is not installed", advice)
         return
     needed = [name[0] for line in listed if "extra ==" not in line and (name := _NAME.match(line))]
-    if absent := [name for name in needed if not _installed(name)]:
+    replaced = [library.cpu for library in LIBRARIES if library.gpu_version]
+    if absent := [name for name in needed if name not in replaced and not _installed(name)]:
         advice = "Install them: pip install care-retrieval."
         yield Finding("packages", "error", f"not installed: {', '.join(absent)}", advice)
     else:
         yield check_versions(constraints)
+    for library in LIBRARIES:
+        yield check_build(library)
     for extra, purpose in _EXTRAS.items():
         absent = missing(extra)
         if extra in _NEEDS_TORCH and find_spec("torch") is None:
@@ -53,6 +60,25 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", found, advice)
         else:
             yield Finding(f"extra {extra}", "ok", f"{purpose}: installed")
+
+
+def check_build(library: Library) -> Finding:
+    """Checks that a library is installed in one build, for processors or for GPUs."""
+    found = [name for name in (library.cpu, library.gpu) if _installed(name)]
+    listed = ", ".join(f"{name} {_installed(name)}" for name in found) or "not installed"
+    if not library.gpu_version and library.cpu_version:
+        return Finding("build", "ok", f"{listed}, for processors")
+    if library.replaced:
+        return Finding("build", "ok", f"{library.gpu} {library.gpu_version}, for GPUs")
+    advice = f"Install the build for GPUs alone, in a way that lasts: {INSTALL_GPU_BUILDS}."
+    if library.both:
+        return Finding(
+            "build", "error", f"{listed}: one has overwritten files of the other", advice
+        )
+    if library.gpu_version:
+        found_alone = f"{listed}: the next pip install may put {library.cpu} over it"
+        return Finding("build", "warning", found_alone, advice)
+    return Finding("build", "error", f"{listed}, but no {library.gpu}", advice)
 
 
 def check_versions(constraints: Path = _CONSTRAINTS) -> Finding:
@@ -73,10 +99,3 @@ def check_versions(constraints: Path = _CONSTRAINTS) -> Finding:
     more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
     advice = "Install the tested versions: pip install -c constraints.txt -e ."
     return Finding("packages", "warning", ", ".join(others[:_SHOWN]) + more, advice)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -6,14 +6,22 @@ A file that cannot be read, or an invalid line, is a DataError with the path and
 import hashlib
 import math
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from core.errors import CareError, DataError
-from core.records import duplicate_error, field_error, read_jsonl, record_error, record_id, string
+from core.records import (
+    duplicate_error,
+    field_error,
+    read_jsonl,
+    read_text,
+    record_error,
+    record_id,
+    string,
+)
 from core.text import document_text, normalize_text
 from evaluation.beir import (
     Qrels,
@@ -62,6 +70,27 @@ def task(name: str) -> Task:
     return known[name]
 
 
+def read_instructions(path: Path) -> dict[str, str]:
+    """Reads a TOML file with an instruction for some tasks, `NAME = "TEXT"`.
+
+    Raises:
+        CareError: If a key is not the name of a task, or its value is not a text.
+    """
+    try:
+        instructions = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise CareError.at(path, f"is not valid TOML: {error}", "not_toml") from error
+    names = [known.name for known in TASKS]
+    for name, text in instructions.items():
+        if name not in names:
+            reason = f"has an instruction for '{name}': the tasks are {', '.join(names)}"
+            raise CareError.at(path, reason, "unknown_task", task=name)
+        if not isinstance(text, str) or not text or "\n" in text:
+            reason = f"the instruction for '{name}' is not a text of one line"
+            raise CareError.at(path, reason, "bad_instruction", task=name)
+    return instructions
+
+
 @dataclass(frozen=True, slots=True)
 class RankingData:
     """Data of a retrieval or reranking task; all texts are normalised."""
@@ -86,7 +115,11 @@ TaskData = RankingData | PairData
 
 
 def find_tasks(
-    source: str, split: str, repository: str | None = None, names: Sequence[str] = ()
+    source: str,
+    split: str,
+    repository: str | None = None,
+    names: Sequence[str] = (),
+    instructions: Mapping[str, str] | None = None,
 ) -> dict[Task, Callable[[], TaskData]]:
     """Returns the tasks that a source holds, each with a function that reads its data once.
 
@@ -98,6 +131,7 @@ def find_tasks(
         repository: On the hub, the data sets OWNER/NAME-retrieval, -rerank and -sts, given as
             "OWNER/NAME". Without it only the tasks with a data set of their own are found.
         names: Names of the tasks to return, in this order; all that are found if empty.
+        instructions: Instructions by the names of tasks, which replace those of tasks.toml.
 
     Raises:
         CareError: If a name is not a task, or the source does not hold it.
@@ -109,7 +143,11 @@ def find_tasks(
             reason = f"does not hold the task '{known.name}': it holds "
             reason += ", ".join(other.name for other in found)
             raise CareError.at(source, reason, "missing_task", task=known.name)
-    return {known: found[known] for known in wanted} if wanted else found
+    own = instructions or {}
+    return {
+        replace(known, instruction=own.get(known.name, known.instruction)): found[known]
+        for known in wanted or found
+    }
 
 
 def _find(source: str, split: str, repository: str | None) -> dict[Task, Callable[[], TaskData]]:

@@ -26,6 +26,8 @@ BATCH_TOKENS = 16_384
 _SHORTEST = 16
 # A query of care-mini has 8 to 32 tokens; TensorRT optimises its kernels for this length.
 _TYPICAL_LENGTH = 32
+# ONNX Runtime 1.31 requires libnvinfer.so.10.
+_TENSORRT_LIBRARY = " 'tensorrt-cu13<11'"
 # Operators that dominate the time of an encoder; others may be placed on the processor.
 _PRODUCTS = ("MatMul", "Gemm", "Attention")
 
@@ -160,10 +162,10 @@ def _shape(rows: int, length: int) -> str:
 def check_available(options: ProviderOptions, available: Sequence[str], version: str) -> None:
     """Raises `ProviderError` if the installed ONNX Runtime does not include the provider."""
     if options.onnx_name not in available:
-        command = _install(options, version)
+        command = "python -m care.gpu_builds" + _TENSORRT_LIBRARY * (options.name == "tensorrt")
         raise ProviderError(
             f"the installed ONNX Runtime {version} does not include provider '{options.name}': "
-            f"run `pip uninstall -y onnxruntime`, then `{command}`",
+            f"install the builds for GPUs with `{command}` (in a checkout: `make gpu`)",
             code="provider_not_installed",
             provider=options.name,
             install=command,
@@ -218,5 +220,4 @@ def check_matrix_products(
 
 def _install(options: ProviderOptions, version: str) -> str:
     command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={version}'"
-    # ONNX Runtime 1.31 requires libnvinfer.so.10.
-    return f"{command} 'tensorrt-cu13<11'" if options.name == "tensorrt" else command
+    return command + _TENSORRT_LIBRARY * (options.name == "tensorrt")

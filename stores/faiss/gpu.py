@@ -46,7 +46,7 @@ def check_device(device: SearchDevice) -> None:
         fault = "finds no GPU" if hasattr(faiss, "StandardGpuResources") else "is faiss-cpu"
         raise ProviderError(
             f"CARE_FAISS_DEVICE is '{device}', but FAISS {faiss.__version__} {fault}: "
-            "install the extra gpu on a machine with a GPU, or set CARE_FAISS_DEVICE=cpu",
+            "install its build for GPUs (python -m care.gpu_builds), or set CARE_FAISS_DEVICE=cpu",
             code="faiss_without_gpu",
             device=device,
         )

@@ -1,11 +1,10 @@
 """Optional dependencies of commands."""
 
-from importlib.metadata import PackageNotFoundError, distribution
-
 import pytest
 
 from care import extras
 from care.cli.main import main
+from care.gpu_builds import installed
 from core.errors import CareError
 from tests.errors import error_code, raises
 
@@ -15,12 +14,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of packages that are not found."""
     names: set[str] = set()
 
-    def find(name: str) -> object:
-        if name in names:
-            raise PackageNotFoundError(name)
-        return distribution(name)
-
-    monkeypatch.setattr(extras, "distribution", find)
+    monkeypatch.setattr(extras, "installed", lambda name: name not in names and installed(name))
     return names
 
 

@@ -9,7 +9,8 @@ from tests.conftest import write_jsonl
 from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.endpoints import endpoint, read_question, scripted_server
 from tests.curation.judges import IDS, lines, run
-from training.data import Example, read_examples
+from training.corpus import Example
+from training.data import read_examples
 from training.schema import DataEntry
 
 

@@ -7,6 +7,7 @@ import pytest
 from core.errors import DataError
 from curation.audit import audit
 from curation.config import AuditConfig
+from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.judges import THREE, lines, run
 from tests.errors import raises
 
@@ -22,6 +23,12 @@ def test_an_audit_finds_both_kinds_of_errors(facts: dict[str, Any], data: Path) 
     assert rows["q1"]["false_negatives"] == ["d5"]
     assert rows["q2"]["false_negatives"] == []
     assert (statistics["false_positives"], statistics["false_negatives"]) == (1, 1)
+    names = "original_positives", "judged_positives", "false_positives", "false_negatives"
+    assert [statistics["means"][name] for name in names] == [1.5, 1.5, 0.5, 0.5]
+    # The paper counts in the pools alone; d3 is not in that of q1.
+    assert [statistics["means_of_pools"][name] for name in names] == [1, 1.5, 0, 0.5]
+    (found,) = lines(facts["output"] / "false-negatives.jsonl")
+    assert (found["query"], found["text"]) == (QUERIES["q1"], DOCUMENTS["d5"])
     with (facts["output"] / "audit.csv").open(encoding="utf-8-sig", newline="") as file:
         table = {row["query_id"]: row for row in csv.DictReader(file)}
     assert table["q1"]["false_negatives_count"] == "1"

@@ -7,7 +7,7 @@ import pytest
 from core.errors import CareError
 from core.types import Document
 from curation.audit import audit
-from curation.benchmark import build_benchmark, rerank_set
+from curation.benchmark import build_benchmark, refined, rerank_set
 from curation.budget import BudgetError, LanguageModelError
 from curation.config import AuditConfig, BenchmarkConfig, Rerank
 from curation.judging import Judged, Judgement
@@ -35,11 +35,13 @@ def test_a_benchmark_from_end_to_end(facts: dict[str, Any]) -> None:
     statistics, recorder = run(BenchmarkConfig, build_benchmark, facts, *THREE)
     out = facts["output"]
     assert read_qrels(out / "retrieval/qrels/test.tsv") == {"q1": {"d1": 1}, "q2": {"d4": 1}}
+    # d5 is disputed for q1.
+    refined = {id_: text for id_, text in DOCUMENTS.items() if id_ != "d5"}
     assert read_queries(out / "retrieval/queries.jsonl") == QUERIES
     # The tasks of CMedTEB read the files.
-    assert read_retrieval(out / "retrieval", "test").corpus == DOCUMENTS
+    assert read_retrieval(out / "retrieval", "test").corpus == refined
     assert list(read_reranking(out / "rerank/test.jsonl").queries) == ["q1"]
-    assert {row["_id"]: row["text"] for row in lines(out / "retrieval/corpus.jsonl")} == DOCUMENTS
+    assert {row["_id"]: row["text"] for row in lines(out / "corpus.jsonl")} == DOCUMENTS
     rerank = {row["_id"]: row for row in lines(out / "rerank/test.jsonl")}
     assert rerank["q1"]["query"] == QUERIES["q1"]
     assert rerank["q1"]["positives"] == [DOCUMENTS["d1"]]
@@ -76,6 +78,46 @@ def test_a_build_without_budget_writes_costs_and_no_statistics(facts: dict[str, 
     assert max(recorder.asked.values()) == 1
     costs = json.loads((out / "cost.json").read_text("utf-8"))
     assert costs["all"]["calls"] == len(recorder.bodies) + 2
+
+
+def test_disputed_pairs_are_not_scored() -> None:
+    # d1 is positive for q1 and disputed for q2, d2 is disputed for q1 and negative for q2.
+    grades = {
+        ("q1", "d1"): "SS",
+        ("q1", "d2"): "SB",
+        ("q2", "d1"): "AC",
+        ("q2", "d2"): "DD",
+        ("q2", "d3"): "SS",
+        ("q3", "d3"): "S?",
+        ("q3", "d4"): "SS",
+    }
+    judgements = {
+        key: Judgement(*key, {"one": first, "two": None if second == "?" else second})  # type: ignore[arg-type]
+        for key, (first, second) in grades.items()
+    }
+    pools: dict[str, list[str]] = {}
+    for query, document in grades:
+        pools.setdefault(query, []).append(document)
+    judged = Judged(pools, judgements)
+    splits = {"test": ["q1", "q2"], "train": ["q3"]}
+    test, train = {"q1": {"d1": 1}, "q2": {"d1": -1, "d3": 1}}, {"q3": {"d4": 1}}
+    assert refined(judged, splits, "exclude") == ({"test": test, "train": train}, {"d2"})
+    test = {"q2": {"d3": 1}}
+    assert refined(judged, splits, "drop") == ({"test": test, "train": train}, {"d1", "d2"})
+    test = {"q1": {"d1": 1}, "q2": {"d3": 1}}
+    assert refined(judged, splits, "keep") == ({"test": test, "train": train}, set())
+
+
+def test_splits_are_disjoint(facts: dict[str, Any]) -> None:
+    statistics, _ = run(
+        BenchmarkConfig, build_benchmark, facts | {"splits": {"test": 1, "train": None}}, "first"
+    )
+    assert [found["judged"] for found in statistics["splits"].values()] == [1, 1]
+    test, train = (
+        read_qrels(facts["output"] / f"retrieval/qrels/{split}.tsv") for split in ("test", "train")
+    )
+    assert test.keys() | train.keys() == QUERIES.keys()
+    assert test.keys().isdisjoint(train)
 
 
 def test_the_rerank_set_is_a_sample_of_agreed_pairs() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from core.types import Document
-from curation.cleaning import anonymize, clean, clean_documents, clean_queries
+from curation.cleaning import Cleaner, anonymize, clean, clean_documents, clean_queries
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_full_width_digits_and_letters_are_made_half_width() -> None:
     # A phone number in full-width digits is personal data too.
     assert clean("电话：０１０－８８８８８８８８", anonymous=True) == "电话：<tel>"
     queries = {"wide": "ＭＲＩ前要注意什么", "narrow": "MRI前要注意什么"}
-    assert list(clean_queries(queries, (4, 25), anonymous=True)[0]) == ["wide"]
+    assert list(clean_queries(queries, Cleaner((4, 25), anonymous=True))) == ["wide"]
 
 
 def test_queries_are_filtered_and_counted() -> None:
@@ -63,9 +63,10 @@ def test_queries_are_filtered_and_counted() -> None:
         "again": "头痛 怎么办？",
         "phone": "头痛，电话13812345678，回我",
     }
-    kept, counts = clean_queries(queries, (4, 25), anonymous=True)
+    cleaner = Cleaner((4, 25), anonymous=True)
+    kept = clean_queries(queries, cleaner)
     assert kept == {"first": "头痛 怎么办？", "phone": "头痛，电话<tel>，回我"}
-    assert counts == {
+    assert cleaner.counts == {
         "kept": 2,
         "too_short": 1,
         "too_long": 1,
@@ -76,5 +77,12 @@ def test_queries_are_filtered_and_counted() -> None:
 
 def test_documents_keep_title_and_metadata() -> None:
     document = Document("d", "<b>头痛</b>的时候多休息", "头痛<br>", {"department": "内科"})
-    (cleaned,), _ = clean_documents([document], (4, 25), anonymous=True)
+    (cleaned,) = clean_documents([document], Cleaner((4, 25), anonymous=True))
     assert cleaned == Document("d", "头痛 的时候多休息", "头痛", {"department": "内科"})
+
+
+def test_cleaning_twice_is_cleaning_once() -> None:
+    raw = "<p>我叫王小明</p>，电话13812345678，邮箱 a@b.cn，见 http://a.cn/b"
+    once = clean(raw, anonymous=True)
+    assert all(token in once for token in ("<name>", "<tel>", "<email>", "<url>"))
+    assert clean(once, anonymous=True) == once

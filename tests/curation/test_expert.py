@@ -7,7 +7,7 @@ from openpyxl import load_workbook
 from care.cli.main import main
 from core.errors import CareError, DataError
 from core.records import read_jsonl
-from curation.expert import expert_agreement, expert_sample
+from curation.expert import ERRORS, expert_agreement, expert_sample
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
 
@@ -18,11 +18,11 @@ COUNT = 40
 def benchmark(tmp_path: Path) -> Path:
     """An output folder of build-benchmark: a quarter positive, some disputed."""
     folder = tmp_path / "benchmark"
-    (folder / "retrieval").mkdir(parents=True)
+    folder.mkdir()
     queries = [{"_id": "q", "text": "=1+1 是什么病"}]
     write_jsonl(folder / "queries.jsonl", queries)
     documents = [{"_id": f"d{i}", "text": f"第{i}段"} for i in range(COUNT)]
-    write_jsonl(folder / "retrieval" / "corpus.jsonl", documents)
+    write_jsonl(folder / "corpus.jsonl", documents)
     verdicts = ["positive", "negative", "negative", "disputed"] * (COUNT // 4)
     write_jsonl(
         folder / "judgements.jsonl",
@@ -43,9 +43,9 @@ def test_the_sample_is_blind_and_the_same_each_time(benchmark: Path, tmp_path: P
     out = tmp_path / "out"
     assert expert_sample(benchmark, out, 20, seed=1) == 20
     rows = list(csv.reader((out / "pairs.csv").open(encoding="utf-8-sig", newline="")))
-    assert rows[0] == ["pair", "query", "passage", "label", "comment"]
+    assert rows[0] == ["pair", "query", "passage", "label", "error", "comment"]
     assert len({row[2] for row in rows[1:]}) == 20
-    assert all(row[3:] == ["", ""] for row in rows[1:])
+    assert all(row[3:] == ["", "", ""] for row in rows[1:])
     everything = (out / "pairs.csv").read_text("utf-8-sig")
     assert "positive" not in everything and "d1" not in everything
     assert set(key(out).values()) == {"positive", "negative"}
@@ -115,6 +115,8 @@ def test_agreement_with_the_labels_of_a_spreadsheet(
     [
         ("pair,query\n1,x\n", "missing_column", 1),
         ("pair,label\n1,2\n", "bad_label", 2),
+        ("pair,label,error\n1,1,intent\n", "bad_label", 2),
+        ("pair,label,error\n1,0,other\n", "bad_label", 2),
         ("pair,label\n1,1\n1,0\n", "duplicate_id", 3),
         ("pair,label\n99,1\n", "unknown_pair", 2),
     ],
@@ -199,3 +201,30 @@ def test_a_result_that_cannot_be_written(
     assert main(list(map(str, words))) == 1
     error = capsys.readouterr().err
     assert error_code(error) == "input_output" and str(tmp_path / "none") in error
+
+
+def test_an_expert_checks_the_false_negatives_of_an_audit(tmp_path: Path) -> None:
+    audit, out = tmp_path / "audit", tmp_path / "out"
+    audit.mkdir()
+    rows = [
+        {"query-id": "q", "query": "高血压怎么办", "corpus-id": f"d{i}", "text": f"第{i}段"}
+        for i in range(50)
+    ]
+    write_jsonl(audit / "false-negatives.jsonl", rows)
+    with raises(CareError, code="incomplete_benchmark", path=audit):
+        expert_sample(audit, out, 25, seed=0)
+    (audit / "statistics.json").write_text("{}", encoding="utf-8")
+    assert expert_sample(audit, out, 25, seed=0) == 25
+    # The expert confirms 23 of 25.
+    labels = {0: "0,intent", 1: "0,"}
+    lines = [f"{pair},{labels.get(at, '1,')}" for at, pair in enumerate(key(out))]
+    path = tmp_path / "back.csv"
+    path.write_text("\n".join(["pair,label,error", *lines]), encoding="utf-8")
+    result = expert_agreement(path, out / "key.jsonl")
+    assert result["confirmed"] == 0.92
+    # Wilson's interval (Newcombe 1998).
+    bounds = result["confirmed_low"], result["confirmed_high"]
+    assert bounds == pytest.approx((0.7503, 0.9778), abs=1e-4)
+    assert result["errors"] == {"intent": 1, "none given": 1}
+    book = load_workbook(out / "pairs.xlsx")
+    assert [row[0] for row in book["errors"].iter_rows(values_only=True)] == ["error", *ERRORS]

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from curation.config import JudgingOptions
 from curation.judging import (
-    Grade,
+    Label,
     consensus,
     grades_model,
     judge,
@@ -28,7 +28,7 @@ from tests.curation.endpoints import Recorder, endpoint, grader, scripted_server
     ],
 )
 def test_the_voting_rule(grades: str, verdict: str) -> None:
-    assert consensus(cast("list[Grade]", list(grades))) == verdict
+    assert consensus(cast("list[Label]", list(grades))) == verdict
 
 
 def test_a_pair_without_a_grade_is_incomplete() -> None:

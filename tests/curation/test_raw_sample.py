@@ -1,28 +1,23 @@
 """The steps of data/sample/raw/README.md over its texts."""
 
 import json
-import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from core.records import read_jsonl
-from curation.cleaning import clean, clean_documents, clean_queries
+from curation.clean_texts import clean_texts
+from curation.cleaning import clean_documents, clean_queries, cleaners
 from curation.commands import run_command
+from curation.config import Cleaning
 from curation.diversity import DiversityOptions, Kind, diversify_file, diversity_rule
 from evaluation.beir import read_documents, read_qrels, read_queries
-from tests.curation.endpoints import grader, scripted_server
-
-RAW = Path(__file__).parents[2] / "data" / "sample" / "raw"
-
-
-def read_raw() -> tuple[dict[str, str], dict[str, str]]:
-    documents = {d.id: d.text for d in read_documents(RAW / "corpus.jsonl")}
-    return read_queries(RAW / "queries.jsonl"), documents
+from tests.curation.endpoints import scripted_server
+from tests.curation.raw_sample import ENDPOINTS, RAW, language_model, read_raw
+from training.data import read_dev, read_examples
+from training.schema import DataEntry, Dev
 
 
 def test_each_question_has_an_answer_of_its_id() -> None:
@@ -41,12 +36,15 @@ def test_every_department_of_the_sample_is_there() -> None:
 
 def test_the_flaws_are_cleaned() -> None:
     queries, answers = read_raw()
-    kept, counts = clean_queries(queries, (4, 500), anonymous=True)
-    assert counts == Counter(kept=167, too_short=4, duplicate=3, anonymized=3, too_long=0)
-    documents, counts = clean_documents(
-        read_documents(RAW / "corpus.jsonl"), (10, 5000), anonymous=True
+    of_queries, of_documents = cleaners(Cleaning())
+    kept = clean_queries(queries, of_queries)
+    assert of_queries.counts == Counter(
+        kept=167, too_short=4, duplicate=3, anonymized=3, too_long=0
     )
-    assert counts == Counter(kept=167, too_short=5, duplicate=2, anonymized=10, too_long=0)
+    documents = list(clean_documents(read_documents(RAW / "corpus.jsonl"), of_documents))
+    assert of_documents.counts == Counter(
+        kept=167, too_short=5, duplicate=2, anonymized=10, too_long=0
+    )
     before = " ".join([*queries.values(), *answers.values()])
     after = " ".join([*kept.values(), *(document.text for document in documents)])
     for flaw in ("<p>", "&lt;b&gt;", "&nbsp;", "http", "0000", "０", "example", "我叫王小明"):
@@ -59,79 +57,74 @@ def test_the_flaws_are_cleaned() -> None:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a copy of the repository's layout after `diversify` of both files."""
-    root = tmp_path_factory.mktemp("repository")
-    shutil.copytree(RAW, root / "data" / "sample" / "raw")
+    """The data folder after `clean` and `diversify`."""
+    data = tmp_path_factory.mktemp("care")
+    clean_texts(RAW / "queries.jsonl", RAW / "corpus.jsonl", data, benchmark=70)
     files: list[tuple[Kind, str]] = [("queries", "queries.jsonl"), ("documents", "corpus.jsonl")]
     for kind, name in files:
         rule = diversity_rule(kind, t=0.93, near=0)
-        output = root / "builds" / "sample-raw" / name
-        diversify_file(RAW / name, output, kind, rule, DiversityOptions(seeds=10))
-    # Both commands read the same corpus: it is encoded once.
-    vectors, link = (
-        root / "builds" / "sample-raw" / name / "cache" / "vectors"
-        for name in ("benchmark", "triples")
-    )
-    vectors.mkdir(parents=True)
-    link.parent.mkdir(parents=True)
-    link.symlink_to(vectors)
-    return root
+        diversify_file(data / "cleaned" / name, data / name, kind, rule, DiversityOptions(seeds=10))
+    return data
 
 
-def make_judge() -> Callable[[str, str, str], str]:
-    """Returns a judge that grades the answers of a question S, everything else C."""
-    queries, answers = read_raw()
-    own: dict[str, set[str]] = {}
-    for id_, query in queries.items():
-        answer = clean(answers[id_], anonymous=True)
-        own.setdefault(clean(query, anonymous=True), set()).add(answer)
-    return lambda _, query, passage: "S" if passage in own[query] else "C"
-
-
-def run(command: str, root: Path) -> dict[str, Any]:
-    """Runs a command with its YAML file, whose judges become a scripted server."""
-    path = root / "data" / "sample" / "raw" / f"{command.removeprefix('build-')}.yaml"
-    facts = yaml.safe_load(path.read_text("utf-8"))
-    with scripted_server(grader(make_judge())) as url:
-        for judge in facts["judges"]:
-            judge["base_url"] = url
-        path.write_text(yaml.safe_dump(facts, allow_unicode=True), encoding="utf-8")
-        output = Path(str(run_command(command, path)["output"]))
-    statistics: dict[str, Any] = json.loads((output / "statistics.json").read_text("utf-8"))
-    return statistics
+def run(command: str, data: Path) -> dict[str, Any]:
+    """Runs a command with its YAML file on a scripted server; returns its statistics."""
+    path = RAW / f"{command.removeprefix('build-')}.yaml"
+    with scripted_server(language_model()) as url:
+        changes = [f"{name}.base_url={url}" for name in ENDPOINTS.get(command, ())]
+        found = run_command(command, path, data=data, changes=changes)
+    if command == "mix":
+        return found
+    statistics = Path(str(found["output"])) / "statistics.json"
+    return dict(json.loads(statistics.read_text("utf-8")))
 
 
 @pytest.mark.e2e
 def test_near_duplicates_are_dropped(commands: Path) -> None:
-    for name, group in (("queries", "鱼刺卡"), ("corpus", "喝醋化不掉鱼刺")):
+    for name, group in (("queries", "鱼刺"), ("corpus", "喝醋化不掉鱼刺")):
         raw, kept = (
-            [record["text"] for _, record in read_jsonl(path)]
-            for path in (RAW / f"{name}.jsonl", commands / "builds/sample-raw" / f"{name}.jsonl")
+            [record["text"] for _, record in read_jsonl(folder / f"{name}.jsonl")]
+            for folder in (commands / "cleaned", commands)
         )
-        assert 140 <= len(kept) <= 155 < len(raw)
-        assert (sum(group in text for text in raw), sum(group in text for text in kept)) == (3, 1)
+        assert 0.8 * len(raw) < len(kept) < 0.95 * len(raw)
+        assert sum(group in text for text in kept) == 1 < sum(group in text for text in raw)
 
 
 @pytest.mark.e2e
-def test_a_benchmark_is_made(commands: Path) -> None:
+def test_the_data_of_a_recipe_are_made(commands: Path) -> None:
     statistics = run("build-benchmark", commands)
-    folder = commands / "builds/sample-raw/benchmark/retrieval"
-    assert statistics["retrieval"]["queries"] >= 25
+    folder = commands / "benchmark" / "retrieval"
+    assert statistics["splits"]["test"]["retrieval"]["queries"] >= 25
     assert statistics["verdicts"]["disputed"] == 0
-    qrels = read_qrels(folder / "qrels" / "test.tsv")
     ids = {document.id for document in read_documents(folder / "corpus.jsonl")}
-    assert all(grades.keys() <= ids for grades in qrels.values())
-    # Most questions are answered by the document of their own id; of duplicates another is kept.
-    assert sum(query in grades for query, grades in qrels.items()) >= 0.9 * len(qrels)
+    judged = {
+        split: read_qrels(folder / "qrels" / f"{split}.tsv") for split in statistics["splits"]
+    }
+    for qrels in judged.values():
+        assert all(grades.keys() <= ids for grades in qrels.values())
+        # Most questions are answered by the document of their own id.
+        assert sum(query in grades for query, grades in qrels.items()) >= 0.9 * len(qrels)
 
-
-@pytest.mark.e2e
-def test_training_triples_are_made(commands: Path) -> None:
     statistics = run("annotate", commands)
-    path = commands / "builds/sample-raw/triples/triples.jsonl"
-    triples = [record for _, record in read_jsonl(path)]
-    assert len(triples) == statistics["triples"] >= 100
-    assert statistics["cleaning"]["documents"]["anonymized"] > 0
+    triples = [record for _, record in read_jsonl(commands / "annotated" / "triples.jsonl")]
+    assert len(triples) == statistics["triples"] >= 70
     texts = [text for triple in triples for text in triple["positives"] + triple["negatives"]]
     assert not any("<p>" in text or "0000" in text for text in texts)
+    assert any("<tel>" in text for text in texts)
     assert max(len(triple["negatives"]) for triple in triples) == 8
+
+    assert run("sts", commands)["train"]["pairs"] >= 15
+    report = run("mix", commands)
+    entry = DataEntry(triples=str(commands / "fine-tuning.jsonl"))
+    dev = read_dev(Dev(beir=str(commands / "dev")))
+    examples, dropped = read_examples([entry], frozenset(dev.queries.values()), {})
+    assert (len(examples), dropped) == (report["triples"], 0)
+    assert len(dev.queries) == report["dev"] >= 15
+    queries = read_queries(folder / "queries.jsonl")
+    test = {queries[id_] for id_ in judged["test"]}
+    assert test.isdisjoint(example.query for example in examples)
+    pairs = DataEntry(pairs=str(commands / "pairs.jsonl"))
+    assert test.isdisjoint(e.query for e in read_examples([pairs], frozenset(), {})[0])
+    for name in ("queries", "corpus"):
+        texts = [record["text"] for _, record in read_jsonl(commands / f"{name}.jsonl")]
+        assert name == "corpus" or test.isdisjoint(texts)

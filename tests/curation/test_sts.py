@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from core.errors import CareError, DataError
+from core.records import read_jsonl
 from curation.config import StsConfig
 from curation.sts import Rewrites, check_rewrites, find_term, read_synonyms, write_sts
 from tests.conftest import write_jsonl
@@ -79,7 +80,7 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
     with scripted_server(recorder) as url:
         config = StsConfig.model_validate(
             {
-                "questions": tmp_path / "questions.jsonl",
+                "splits": {"train": {"questions": tmp_path / "questions.jsonl"}},
                 "synonyms": tmp_path / "synonyms.tsv",
                 "output": tmp_path / "out",
                 "attempts": 2,
@@ -87,14 +88,8 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
             }
         )
         statistics = write_sts(config)
-    assert statistics == {
-        "questions": 4,
-        "with_a_term": 2,
-        "asked": 2,
-        "invalid": 1,
-        "pairs": 3,
-    }
-    table = (tmp_path / "out" / "sts.tsv").read_text("utf-8").splitlines()
+    assert statistics == {"train": {"asked": 2, "invalid": 1, "pairs": 3}}
+    table = (tmp_path / "out" / "train.tsv").read_text("utf-8").splitlines()
     assert table[0] == "text1\ttext2\tlabel"
     assert [line.split("\t") for line in table[1:]] == [
         [QUESTION, GOOD["same_with_synonym"], "1"],
@@ -113,7 +108,7 @@ def test_questions_without_a_term(tmp_path: Path) -> None:
     (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
     config = StsConfig.model_validate(
         {
-            "questions": tmp_path / "questions.jsonl",
+            "splits": {"test": {"questions": tmp_path / "questions.jsonl"}},
             "synonyms": tmp_path / "synonyms.tsv",
             "output": tmp_path / "out",
             "writer": endpoint("http://localhost:9/v1", "writer"),
@@ -121,3 +116,35 @@ def test_questions_without_a_term(tmp_path: Path) -> None:
     )
     with raises(CareError, code="no_term", path=tmp_path / "questions.jsonl"):
         write_sts(config)
+
+
+def test_a_scored_split_has_one_rewrite_of_each_question(tmp_path: Path) -> None:
+    texts = [f"心梗病人能不能吃{food}？" for food in "米面鱼肉蛋奶菜果糖盐油醋"]
+    rows = [{"_id": f"q{number}", "text": text} for number, text in enumerate(texts)]
+    splits = {
+        "test": {"questions": write_jsonl(tmp_path / "test.jsonl", rows[:10])},
+        # Two of its questions belong to the first split.
+        "train": {"questions": write_jsonl(tmp_path / "train.jsonl", rows[8:])},
+    }
+    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
+
+    def respond(body: Any, *_: object) -> str:
+        text = json.loads(body["messages"][1]["content"])["question"]
+        other = text.replace("能不能", "要不要")
+        synonym = text.replace("心梗", "心肌梗死"), other.replace("心梗", "心肌梗死")
+        return json.dumps(dict(zip(GOOD, (*synonym, other), strict=True)))
+
+    facts = {"synonyms": tmp_path / "synonyms.tsv", "output": tmp_path / "out", "splits": splits}
+    with scripted_server(respond) as url:
+        config = StsConfig.model_validate(facts | {"writer": endpoint(url, "writer")})
+        statistics = write_sts(config)
+        write_sts(config.model_copy(update={"rewrites": "all", "output": tmp_path / "all"}))
+    assert [statistics[name]["pairs"] for name in splits] == [10, 6]
+    test, train, whole = (
+        [record for _, record in read_jsonl(tmp_path / path)]
+        for path in ("out/test.jsonl", "out/train.jsonl", "all/test.jsonl")
+    )
+    assert len({row["text1"] for row in test}) == 10
+    assert {row["kind"] for row in test} == set(GOOD)
+    assert {row["text1"] for row in train}.isdisjoint(row["text1"] for row in test)
+    assert len(whole) == 30

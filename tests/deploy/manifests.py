@@ -42,8 +42,8 @@ def render(
     """
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets.env"))
     overlays = deploy / "kubernetes" / "overlays"
-    for name in ("example", "care-mini"):
-        shutil.copy(overlays / "example" / "secrets.env.example", overlays / name / "secrets.env")
+    for overlay in overlays.iterdir():
+        shutil.copy(overlays / "example" / "secrets.env.example", overlay / "secrets.env")
     path = deploy / "kubernetes" / folder / "kustomization.yaml"
     kustomization = yaml.safe_load(path.read_text())
     kept = [name for name in kustomization.get("components", ()) if name not in without]

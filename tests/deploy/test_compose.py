@@ -12,12 +12,14 @@ from compose_spec import PyCompose
 
 from service.settings import Settings
 from tests.commands import parse
-from tests.deploy.manifests import read_compose
+from tests.deploy.manifests import image_variables, read_compose
 from tests.deploy.tools import DEPLOY, ROOT, run
 
 COMPOSE = read_compose()
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OWN_IMAGE = "care-retrieval"
+OWN_IMAGES = {"care-retrieval", "care-retrieval-indexer-gpu", "care-retrieval-service-gpu"}
+# Folders that the reader makes; git ignores them.
+MADE = {"../pairs"}
 
 
 def test_the_file_follows_the_compose_specification() -> None:
@@ -29,7 +31,7 @@ def test_the_objects_that_a_container_refers_to_exist(name: str) -> None:
     container = SERVICES[name]
     assert set(container.get("depends_on", ())) <= set(SERVICES)
     assert set(container.get("networks", ())) <= set(COMPOSE["networks"])
-    for source in (volume.split(":")[0] for volume in container.get("volumes", ())):
+    for source in {volume.split(":")[0] for volume in container.get("volumes", ())} - MADE:
         assert (
             (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
         )
@@ -42,22 +44,23 @@ def test_a_container_has_no_more_privileges_than_it_needs(name: str) -> None:
     assert container["cap_drop"] == ["ALL"]
     assert container["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in container.get("ports", ()))
-    if container["image"] == OWN_IMAGE:
+    if container["image"] in OWN_IMAGES:
         assert "healthcheck" in container or "HEALTHCHECK" in (ROOT / "Dockerfile").read_text()
     else:
         assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
         assert container["healthcheck"]["test"]
 
 
-def test_the_variables_of_the_service_are_settings_that_it_accepts() -> None:
-    variables = SERVICES["service"]["environment"]
+@pytest.mark.parametrize("name", ["service", "service-gpu"])
+def test_the_variables_of_the_service_are_settings_that_it_accepts(name: str) -> None:
+    variables = SERVICES[name]["environment"]
     assert {name.removeprefix("CARE_").lower() for name in variables} <= set(Settings.model_fields)
     settings = Settings.model_validate(
         {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
     )
     assert settings.redis_url
     assert urlsplit(settings.redis_url.get_secret_value()).hostname in SERVICES
-    grace = float(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
+    grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     assert grace > settings.drain_seconds + settings.timeout_ms / 1000
 
 
@@ -69,6 +72,8 @@ def test_corpus_index_and_base_image_are_variables() -> None:
         "CORPUS": "corpus.jsonl",
         "INDEX": "sample",
         "BASE_IMAGE": "python:3.11-slim",
+        "PAIRS_DIR": "../pairs",
+        "PAIR": "care-0.3b-8b",
     }
     assert f"\nARG BASE_IMAGE={variables['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
     for name, default in variables.items():
@@ -77,6 +82,8 @@ def test_corpus_index_and_base_image_are_variables() -> None:
     folder, mounted = SERVICES["indexer"]["volumes"][0].removesuffix(":ro").split(":")
     assert (DEPLOY / folder / Path(options["corpus"]).relative_to(mounted)).is_file()
     assert options["index"] == SERVICES["service"]["environment"]["CARE_INDEX"]
+    assert variables["PAIRS_DIR"] in MADE
+    assert f"/{Path(variables['PAIRS_DIR']).name}/" in (ROOT / ".gitignore").read_text().split()
     # The service would refuse such a variable in a shell where it is set for Compose.
     assert not any(name.startswith("CARE_") for name in variables)
 
@@ -97,10 +104,7 @@ def test_redis_is_a_bounded_cache_for_the_service_only() -> None:
     assert all(COMPOSE["networks"][name]["internal"] for name in networks)
     assert [
         name for name in SERVICES if set(SERVICES[name].get("networks", ())) & set(networks)
-    ] == [
-        "service",
-        "redis",
-    ]
+    ] == ["service", "service-gpu", "redis"]
 
 
 def test_prometheus_and_grafana_have_the_addresses_of_services() -> None:
@@ -114,6 +118,38 @@ def test_prometheus_and_grafana_have_the_addresses_of_services() -> None:
     folder = yaml.safe_load((provisioning / "dashboards" / "care.yml").read_text())["providers"][0]
     mounts = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
     assert folder["options"]["path"] in mounts
+
+
+def test_each_image_is_a_target_of_the_dockerfile() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    targets = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)
+    assert targets[-1] == "service", "what docker build makes without a target"
+    built = {
+        container["image"]: container["build"]
+        for container in SERVICES.values()
+        if "build" in container
+    }
+    assert set(built) == OWN_IMAGES
+    for image, build in built.items():
+        assert build["target"] in targets
+        suffix = "" if build["target"] == "service" else f"-{build['target']}"
+        assert image == f"care-retrieval{suffix}"
+
+
+def test_on_a_gpu_one_pair_is_indexed_and_served() -> None:
+    indexer, service = SERVICES["indexer-gpu"], SERVICES["service-gpu"]
+    command, options = parse(indexer["command"])
+    assert (command, options["backend"]) == ("index", "vllm")
+    assert options["index"] == service["environment"]["CARE_INDEX"]
+    assert options["pair"] == service["environment"]["CARE_PAIR"]
+    for container in (indexer, service):
+        assert container["profiles"] == ["gpu"]
+        (device,) = container["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+        mounts = {volume.split(":")[1]: volume for volume in container["volumes"]}
+        assert mounts[image_variables()["CARE_PAIRS"]].endswith(":ro")
+        assert mounts[image_variables()["CARE_INDEXES"]].startswith("indexes:")
+    assert service["networks"]["default"]["aliases"] == ["service"]
 
 
 @pytest.mark.deploy
@@ -132,7 +168,10 @@ def test_dockerignore_keeps_the_files_that_the_image_is_built_from() -> None:
         "README.md",
         "THIRD_PARTY.md",
         "constraints.txt",
+        "constraints-vllm.txt",
         "data",
         "pyproject.toml",
     }
+    # Weights are mounted, not copied into an image.
+    assert {"pairs", "builds", "indexes"} <= set(ignored)
     assert not [name for name in needed for pattern in ignored if fnmatch(name, pattern)]

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from models.pairs import load_pair
+from models.pairs import list_pairs, load_pair
 from service.metrics import Metrics
 from service.routes import public_routes
 from service.settings import Settings
@@ -38,9 +38,11 @@ KUSTOMIZATIONS = [
     "behind_ingress",
     "with_key_file",
     "care_mini",
+    "care_8b",
     "indexer",
     "indexer_gpu",
     "upload",
+    "upload_pairs",
 ]
 
 Render = Callable[..., Objects]
@@ -92,6 +94,11 @@ def care_mini(render: Render) -> Objects:
 
 
 @pytest.fixture(scope="module")
+def care_8b(render: Render) -> Objects:
+    return render("overlays/care-0.3b-8b")
+
+
+@pytest.fixture(scope="module")
 def indexer(render: Render) -> Objects:
     return render("indexer")
 
@@ -104,6 +111,11 @@ def indexer_gpu(render: Render) -> Objects:
 @pytest.fixture(scope="module")
 def upload(render: Render) -> Objects:
     return render("upload")
+
+
+@pytest.fixture(scope="module")
+def upload_pairs(render: Render) -> Objects:
+    return render("upload-pairs")
 
 
 def pods(objects: Objects) -> list[Object]:
@@ -144,7 +156,9 @@ def test_pods_have_no_more_privileges_than_they_need(
             assert re.search(r":v?\d+\.\d+\.\d+", container["image"]), "the image is not pinned"
 
 
-@pytest.mark.parametrize("name", ["example", "fetching", "care_mini", "upload"])
+@pytest.mark.parametrize(
+    "name", ["example", "fetching", "care_mini", "care_8b", "upload", "upload_pairs"]
+)
 def test_the_objects_that_pods_refer_to_exist(name: str, request: pytest.FixtureRequest) -> None:
     objects: Objects = request.getfixturevalue(name)
     names = {(kind, item["metadata"]["name"]) for (kind, _), item in objects.items()}
@@ -285,6 +299,41 @@ def test_the_sample_is_indexed_and_served_by_one_image_and_pair(care_mini: Objec
     assert {item["metadata"]["namespace"] for item in care_mini.values()} == {"care"}
 
 
+def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(care_8b: Objects) -> None:
+    options = indexing(care_8b)
+    settings = care_8b["ConfigMap", "care-settings"]["data"]
+    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
+    assert options.backend == "vllm"
+    # The name of a trained pair: a folder in CARE_PAIRS.
+    assert options.pair not in list_pairs()
+    variables = image_variables()
+    for kind, image in (
+        (("Job", "care-indexer"), "care-retrieval-indexer-gpu"),
+        (("Deployment", "care"), "care-retrieval-service-gpu"),
+    ):
+        spec = pod(care_8b[kind])
+        for container in containers(spec):
+            assert container["image"].rpartition(":")[0].endswith(f"/{image}")
+        (container,) = spec["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+        mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+        assert mounts[variables["CARE_PAIRS"]]["readOnly"] is True
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        claim = volumes[mounts[variables["CARE_PAIRS"]]["name"]]["persistentVolumeClaim"]
+        assert claim == {"claimName": "care-pairs", "readOnly": True}
+    cache = Path(re.findall(r"CARE_TENSORRT_CACHE=(\S+)", (ROOT / "Dockerfile").read_text())[0])
+    assert not mounts[str(cache.parent)].get("readOnly", False)
+    assert {item["metadata"]["namespace"] for item in care_8b.values()} == {"care"}
+
+
+def test_pairs_are_uploaded_to_the_volume_that_pods_mount(upload_pairs: Objects) -> None:
+    (container,) = pod(upload_pairs["Pod", "care-upload"])["containers"]
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert mounts["pairs"] == image_variables()["CARE_PAIRS"]
+    assert mounts["corpus"] == "/corpus"
+
+
 def test_the_overlay_builds_the_index_that_it_serves(
     example: Objects, example_indexer: Objects
 ) -> None:
@@ -303,7 +352,7 @@ def test_the_overlay_builds_the_index_that_it_serves(
     assert spaces == {"care"}
 
 
-@pytest.mark.parametrize("name", ["example", "care_mini"])
+@pytest.mark.parametrize("name", ["example", "care_mini", "care_8b"])
 def test_pods_wait_for_the_first_version(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

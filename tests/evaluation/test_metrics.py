@@ -40,6 +40,15 @@ def test_equal_scores_are_ranked_by_descending_id() -> None:
     assert score({"q": {"a": 1}}, {"q": {"a": 0.5, "b": 0.5}})["MRR@10"] == 0.5
 
 
+def test_excluded_documents_are_removed_from_the_hits_of_their_query() -> None:
+    qrels = {"q1": {"a": 1, "x": -1}, "q2": {"x": 1}}
+    run = {"q1": {"x": 0.9, "a": 0.8}, "q2": {"y": 0.9, "x": 0.8}}
+    values = score(qrels, run)
+    assert values["nDCG@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+    assert values["MRR@10"] == 0.75
+    assert score_queries(MAP, qrels, run) == {"q1": 1, "q2": 0.5}
+
+
 def test_recall_counts_only_the_first_hits() -> None:
     run = {"q": {f"x{i:03d}": 1 - i / 100 for i in range(50)} | {"c": 0.05}}
     values = score({"q": {"c": 1}}, run)

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from evaluation.statistics import (
+    Decision,
+    Interval,
+    decide,
     mean_interval,
     paired_difference,
     pearson_difference,
@@ -89,3 +92,21 @@ def test_different_correlations_are_significant() -> None:
     assert difference.low > 0
     assert difference.p < 0.01
     assert pearson_difference(truth, good, good).p == 1
+
+
+def test_an_interval_decides_a_difference() -> None:
+    def verdict(low: float, high: float) -> str:
+        return decide(Interval((low + high) / 2, low, high), 700, 0.01).verdict
+
+    assert verdict(0.002, 0.008) == verdict(0.02, 0.05) == "higher"
+    assert verdict(-0.05, -0.02) == "lower"
+    assert verdict(-0.009, 0.01) == "equal"
+    assert verdict(-0.011, 0.001) == verdict(-0.001, 0.011) == verdict(-0.1, 0.1) == "undecided"
+
+
+def test_an_undecided_difference_names_the_items_that_decide_it() -> None:
+    # 0.02 ± 0.04 is above 0 with four times as many items; 0 ± 0.02 is within ± 0.01 with as many.
+    assert decide(Interval(0.02, -0.02, 0.06), 700, 0.01) == Decision("undecided", 2800)
+    assert decide(Interval(0.0, -0.02, 0.02), 700, 0.01) == Decision("undecided", 2800)
+    # The nearer of the two decides: 0.004 ± 0.012 is equal sooner than higher.
+    assert decide(Interval(0.004, -0.008, 0.016), 700, 0.01) == Decision("undecided", 2800)

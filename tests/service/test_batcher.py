@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -249,3 +251,9 @@ def test_threads_do_not_overtake_texts_that_another_is_choosing_from() -> None:
         encoder.gate.release(4)
         outcomes.wait(4)
     assert {batch[0] for batch in encoder.batches[:2]} == {"一", "二"}
+
+
+def test_a_process_ends_without_closing_its_batcher() -> None:
+    code = "from tests.service.test_batcher import *\n"
+    code += "Batcher(BigramEncoder(), 1, 1000, 1000, print, Metrics())"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

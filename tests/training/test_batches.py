@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from training.batches import BatchPlan, Corpus, PairCollator
-from training.data import Example
+from training.batches import BatchPlan, PairCollator
+from training.corpus import Corpus, Example
 from training.encoder import Tokens
 
 pytestmark = pytest.mark.train

@@ -12,8 +12,8 @@ from core.errors import PairError
 from tests.checkpoints import LONG, TEXTS, WIDTH, edit_json, write_gte, write_gte_mlm
 from tests.errors import raises
 from tests.training.encoders import check_parity, checkpoint_of
-from training.batches import Corpus, PairCollator
-from training.data import Example
+from training.batches import PairCollator
+from training.corpus import Corpus, Example
 from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
 from training.errors import TrainingError
 from training.objectives import Objective, contrast
@@ -41,7 +41,7 @@ def gradients(checkpoint: EncoderCheckpoint, mini_batch: int | None) -> dict[str
     }
     collate = PairCollator(corpus, texts, 1, 0)
     objective.train()
-    objective(**collate([(0, i) for i in range(len(corpus.pairs))]))["loss"].backward()
+    objective(**collate([(0, i) for i in range(len(corpus.positives.values))]))["loss"].backward()
     return {n: p.grad for n, p in objective.named_parameters() if p.grad is not None}
 
 

@@ -1,31 +1,30 @@
 """Required properties of the committed recipes."""
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import training
 from core.encoders import Role
 from evaluation.beir import beir_paths
 from tests.conftest import write_jsonl
 from tests.training.conftest import write_split
-from training.data import entry_files, read_dev, read_examples, read_texts
+from training.data import Text, entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
-from training.stages.base import TrainingStage
+from training.schema import Prompts
+from training.stages.base import Context, TrainingStage
 from training.stages.contrastive import Contrastive, Joint
 from training.stages.pretraining import RetroMae, Unsupervised
 from training.stages.teacher import Align, Distill, Teacher
 
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(training.__file__).parent / "recipes"
-# Keys that recipes of the paper may set: paths of data, memory and precision.
-SCALE = {"kind", "name", "side", "data", "prompts", "dimensions", "precision", "batch"} | {
-    "mini_batch",
-    "gradient_checkpointing",
-    "trainer",
-}
+WIDTH = 64  # of tiny checkpoints
 
 
 def recipe(name: str, *changes: str) -> Recipe:
@@ -53,22 +52,110 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert (Align.model_fields["contrastive"].default, Align.model_fields["mse"].default) == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["care-0.3b-4b", "care-0.3b-8b"])
-def test_recipes_of_the_paper_do_not_change_its_settings(name: str) -> None:
-    paper = recipe(name)
-    assert paper.query and paper.document and paper.document.lora
-    assert (paper.query.pooling, paper.document.pooling) == ("cls", "last_token")
-    assert paper.document.dimension == 768
-    for stage in paper.stages:
-        assert stage.model_fields_set <= SCALE, stage.label
-        if isinstance(stage, TrainingStage):
-            assert stage.batch == type(stage).model_fields["batch"].default
-            assert stage.gradient_checkpointing
-            # Half precision with weights of the same width.
-            assert stage.precision != "fp32"
-    kinds = [stage.kind for stage in paper.stages]
-    assert kinds.index("retromae") < kinds.index("unsupervised") < kinds.index("contrastive")
-    assert kinds[-3:] == ["teacher", "align", "joint"]
+PAPER = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipes_have_the_settings_of_the_paper(name: str) -> None:
+    resolved = recipe(name).model_dump()
+    resolved["stages"] = {stage["name"] or stage["kind"]: stage for stage in resolved["stages"]}
+    found = {key: reduce(getitem, key.split("."), resolved) for key in PAPER[name]}
+    assert found == {key: value for key, (value, source) in PAPER[name].items()}
+
+
+def test_the_recipes_of_the_paper_have_its_stages_and_its_optimizer() -> None:
+    paper = recipe("care-0.3b-4b")
+    kinds = ["retromae", "unsupervised", "contrastive", "contrastive", "teacher", "align", "joint"]
+    assert [stage.kind for stage in paper.stages] == kinds
+    for stage in (*paper.stages, *recipe("care-0.3b-8b").stages):
+        # The others are AdamW and linear decay, Tables 19 and 20.
+        changed = stage.trainer.keys() if isinstance(stage, TrainingStage) else set()
+        assert not changed & {"optim", "lr_scheduler_type", "learning_rate"}
+    assert {init.prompts for init in paper.encoders.values()} == {Prompts()}
+
+
+# Tables 3 to 7 and 12 of the paper.
+OF_PAPER = sorted(
+    path.relative_to(RECIPES).with_suffix("").as_posix()
+    for path in (*RECIPES.glob("care-0.3b-*.yaml"), *RECIPES.glob("paper/*.yaml"))
+)
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("name", OF_PAPER)
+def test_recipes_of_the_paper_can_start_with_data_of_their_layout(
+    name: str, paper_data: Path, gte: Path, qwen3: Path, tmp_path: Path
+) -> None:
+    from training.init import prepare
+
+    loaded = recipe(name, *tiny(name, paper_data, gte, qwen3))
+    assert loaded.dev and read_dev(loaded.dev).qrels == {"q1": {"d1": 1}}
+    assert Path(name).name in (loaded.name, "baseline")
+    planned = Context(0, Path())
+    for stage in loaded.stages:
+        stage.check(planned, loaded.encoders.keys())
+        stage.publish(planned, Path())
+    made = {side: prepare(init, side, tmp_path) for side, init in loaded.encoders.items()}
+    assert len({checkpoint.dimension for checkpoint in made.values()}) == 1
+    last = {side: checkpoint.native_dimension for side, checkpoint in made.items()}
+    for stage in loaded.stages:
+        if isinstance(stage, Contrastive):
+            assert all(dimension <= last[stage.side] for dimension in stage.dimensions)
+        entries = stage.data or planned.teachers["teacher"].data
+        texts, _ = read_texts(entries, frozenset(), {})
+        assert texts
+
+
+def tiny(name: str, data: Path, gte: Path, qwen3: Path) -> list[str]:
+    """Returns changes for the paths and sizes of tiny checkpoints."""
+    if name == "paper/baseline":
+        changes = {"variables.data": data, "query.pair": "null", "query.start": gte}
+        return [f"{key}={value}" for key, value in changes.items()] + ["query.max_length=48"]
+    changes = {"variables.data": data, "variables.query": gte, "variables.document": qwen3}
+    before = recipe(name)
+    for side, init in before.encoders.items():
+        changes[f"{side}.max_length"] = 48
+        if init.dimension:
+            changes[f"{side}.dimension"] = WIDTH
+        if init.layers:
+            changes[f"{side}.layers"] = [0]
+    for stage in before.stages:
+        if isinstance(stage, Contrastive) and stage.dimensions:
+            changes[f"stages.{stage.label}.dimensions"] = [16, 32, WIDTH]
+    return [f"{key}={value}" for key, value in changes.items()]
+
+
+@pytest.fixture(scope="module")
+def gte(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import write_gte_mlm
+
+    return write_gte_mlm(tmp_path_factory.mktemp("gte") / "gte")
+
+
+@pytest.fixture(scope="module")
+def paper_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the recipes of the paper read."""
+    folder = tmp_path_factory.mktemp("care")
+    document = {"title": "头痛怎么办", "text": "休息，多喝水。"}
+    write_jsonl(folder / "pairs.jsonl", [document])
+    write_jsonl(folder / "queries.jsonl", [{"_id": "q1", "text": "头痛吃什么药"}])
+    write_jsonl(folder / "corpus.jsonl", [{"_id": "d1", **document}])
+    triple = {"query": "头痛", "positives": [document], "negatives": ["骨折以后怎么固定"]}
+    write_jsonl(folder / "fine-tuning.jsonl", [triple])
+    (folder / "dev").mkdir()
+    write_jsonl(folder / "dev" / "corpus.jsonl", [{"_id": "d1", **document}])
+    write_split(folder / "dev", "dev", {"q1": "孩子头痛"}, [("q1", "d1", 1)])
+    return folder
+
+
+def test_a_teacher_of_the_paper_reads_whole_documents(paper_data: Path) -> None:
+    (teacher,) = (
+        stage
+        for stage in recipe("care-0.3b-4b", f"variables.data={paper_data}").stages
+        if isinstance(stage, Teacher)
+    )
+    texts = read_texts(teacher.data, frozenset(), {})[0]
+    assert texts == [Text("query", "头痛吃什么药"), Text("document", "头痛怎么办\n休息，多喝水。")]
 
 
 def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:

@@ -2,11 +2,11 @@
 
 OUT/stages, runs, …          see `training.run`; recipes share stages with equal inputs
 OUT/scores/<key>/<name>-seed<n>.json    scores of each question; the key is a checksum of the data
-OUT/table.md, scores.json, scores.png   the report of `training.experiments.ablation_report`
+OUT/scores.json, table.md, scores.png   the report of `training.experiments.ablation_report`
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,22 +18,26 @@ from core.encoders import Role
 from core.files import write_text
 from core.provenance import environment, processor
 from core.types import Document, FloatArray
+from core.vectors import truncate_normalize
 from evaluation.bm25 import bm25_run
 from evaluation.metrics import MAP_10, NDCG_10, score_queries
 from models.encoders.checkpoints import checkpoint_folder
 from models.pairs import load_pair
 from training.data import DevSet, read_dev
 from training.errors import TrainingError
-from training.experiments.ablation_report import MAP, NDCG, ORDER, Scores, write_report
+from training.experiments.ablation_report import MAP, NDCG, TABLE, Scores, write_report
+from training.experiments.tables import Tables, read_tables
 from training.files import PAIR, RESULT, checksum, read_json, writing
 from training.init import prepare
 from training.recipe import Recipe, load_recipe
 from training.run import Report, run
-from training.schema import Dev, EncoderInit, Prompts
+from training.schema import Dev, EncoderInit, Part, Prompts
 from training.stages.base import checksums
 from training.vectors import frozen_vectors
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "ablations"
+# Questions of the split `train` that are tested, as those of `dev`: no recipe trains on them.
+HELD_OUT = Part(folds=8, only=7)
 # Unjudged documents to search. Few, because each document encoder encodes all of them.
 _DISTRACTORS = 300
 # Documents per question to rerank: the positives, and others sampled from BM25's first hits.
@@ -50,52 +54,84 @@ class TestSet(NamedTuple):
     candidates: dict[str, list[str]]
 
 
+class Ablation(NamedTuple):
+    """A recipe, and the checksum of its settings by which its scores are found again."""
+
+    recipe: Recipe
+    key: str
+
+
 def run_ablations(
-    data: Path, out: Path, seeds: int, only: Sequence[str], report: Report, recipes: Path = RECIPES
+    data: Path,
+    out: Path,
+    only: Sequence[str],
+    report: Report,
+    *,
+    recipes: Path = RECIPES,
+    seeds: int | None = None,
+    train: bool = True,
+    diversify: Callable[[Path, Path], None] | None = None,
 ) -> Path:
-    """Runs recipes, scores the trained pairs, and writes a table of all scores.
+    """Runs recipes, scores the trained pairs, and writes tables of all scores.
+
+    An interrupted call resumes: finished stages and scores are reused.
 
     Args:
-        data: A BEIR folder with `train.paraphrases.jsonl`. Its split `dev` is the test set; it
-            is not used to select anything.
+        data: A BEIR folder with `train.paraphrases.jsonl`. Its split `dev` and the part `HELD_OUT`
+            of its split `train` are the test set; they are not used to select anything.
         out: Folder of stages, scores and the report.
-        seeds: Number of seeds, counted from 0.
         only: Names of the recipes to run; empty for all.
         report: Called with each line of progress.
-        recipes: Folder of the recipes.
+        recipes: Folder of the recipes and of `tables.toml`.
+        seeds: Number of the seeds of each recipe to run; None for all.
+        train: False to write the report of finished runs only.
+        diversify: Writes the folder that recipes name as `${diversified}`, from `data`; called
+            before the first run of such a recipe.
 
     Returns:
-        The path of the table in `out`.
+        The path of the tables in `out`.
 
     Raises:
         TrainingError: If a recipe is unknown or invalid.
     """
-    known = _load(recipes, data)
+    tables = read_tables(recipes)
+    diversified = out / "diversified"
+    known = _load(recipes, {"data": data, "diversified": diversified}, tables)
     if unknown := [name for name in only if name not in known]:
         reason = f"unknown recipe '{unknown[0]}': choose from {', '.join(sorted(known))}"
         raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
+    chosen = {name: found for name, found in known.items() if not only or name in only}
     test = read_test(data)
     files = sorted(path for path in data.iterdir() if path.is_file())
-    key = checksum([[path.name for path in files], checksums(files)])
+    key = checksum([[path.name for path in files], checksums(files), HELD_OUT.model_dump()])
     scores = out / "scores" / key[:12]
     with writing(out):
         scores.mkdir(parents=True, exist_ok=True)
-        for seed in range(seeds):
-            for name in (name for name in known if not only or name in only):
-                report(f"{name}, seed {seed}")
-                folder = run(known[name], out, seed, report)
-                values = score_pair(folder / PAIR, test, out)
-                write_text(scores / f"{name}-seed{seed}.json", json.dumps(values) + "\n")
+        for seed, name in _order(chosen, seeds) if train else ():
+            report(f"{name}, seed {seed}")
+            if diversify and _reads(chosen[name].recipe, diversified):
+                diversify(data, diversified)
+            folder = run(chosen[name].recipe, out, seed, report)
+            for dimension in (None, *_dimensions(tables, name)):
+                values = score_pair(folder / PAIR, test, out, dimension)
+                row = f"{name}@{dimension}" if dimension else name
+                record = {"recipe": chosen[name].key, "scores": values}
+                write_text(scores / f"{row}-seed{seed}.json", json.dumps(record) + "\n")
                 means = {measure: round(fmean(found), 4) for measure, found in values.items()}
-                report(f"{name}, seed {seed}: {means}")
-            titles = {name: recipe.description for name, recipe in known.items()}
-            write_report(out, titles, read_scores(scores), _conditions(test, out))
-    return out / "table.md"
+                report(f"{row}, seed {seed}: {means}")
+        titles = {name: found.recipe.description for name, found in known.items()}
+        facts = _conditions(test, out)
+        write_report(out, tables, titles, read_scores(scores, known), facts)
+    return out / TABLE
 
 
 def read_test(data: Path) -> TestSet:
-    """Reads the questions of the split `dev` with the documents to search and to rerank."""
+    """Reads the test questions with the documents to search and to rerank."""
     dev = read_dev(Dev(beir=str(data), documents=_DISTRACTORS))
+    more = read_dev(Dev(beir=str(data), split="train", part=HELD_OUT, documents=0))
+    dev = DevSet(
+        dev.queries | more.queries, dev.documents | more.documents, {**dev.qrels, **more.qrels}
+    )
     documents = (Document(id=id_, text=text) for id_, text in dev.documents.items())
     random = np.random.default_rng(_SEED)
     candidates = {}
@@ -108,15 +144,19 @@ def read_test(data: Path) -> TestSet:
     return TestSet(dev, candidates)
 
 
-def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
+def score_pair(
+    path: Path, test: TestSet, out: Path, dimension: int | None = None
+) -> dict[str, list[float]]:
     """Returns nDCG@10 and MAP@10 of each question, in the order of the judgements.
 
     nDCG@10 is measured with exact search, MAP@10 by reranking the candidates by cosine. Vectors
-    are cached in `out`, so that pairs with the same encoder share them.
+    are cut to `dimension`, if it is given, and scaled to unit norm. Encoded vectors are cached in
+    `out`, so that pairs with the same encoder share them.
     """
     dev = test.dev
-    queries = _vectors(path, "query", dev.texts("query"), out)
-    documents = _vectors(path, "document", dev.texts("document"), out)
+    roles: tuple[Role, ...] = ("query", "document")
+    whole = (_vectors(path, role, dev.texts(role), out) for role in roles)
+    queries, documents = (truncate_normalize(v, dimension or v.shape[1]) for v in whole)
     row_of = {id_: row for row, id_ in enumerate(dev.documents)}
     reranked = {}
     for query, vector in zip(dev.queries, queries, strict=True):
@@ -130,21 +170,47 @@ def score_pair(path: Path, test: TestSet, out: Path) -> dict[str, list[float]]:
     }
 
 
-def read_scores(folder: Path) -> Scores:
-    """Reads the scores of all finished runs in a folder."""
+def read_scores(folder: Path, known: Mapping[str, Ablation]) -> Scores:
+    """Reads the scores of finished runs whose recipes have not changed since."""
     scores: dict[str, dict[int, dict[str, list[float]]]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
-        name, _, seed = path.stem.rpartition("-seed")
-        scores.setdefault(name, {})[int(seed)] = read_json(path)
+        row, _, seed = path.stem.rpartition("-seed")
+        record = read_json(path)
+        found = known.get(row.partition("@")[0])
+        if found and found.key == record["recipe"]:
+            scores.setdefault(row, {})[int(seed)] = record["scores"]
     return scores
 
 
-def _load(recipes: Path, data: Path) -> dict[str, Recipe]:
-    """Returns all recipes by name, in the order of the table."""
-    change = f"variables.data={json.dumps(str(data))}"
-    found = [load_recipe(path, [change]) for path in sorted(recipes.glob("*.yaml"))]
-    found.sort(key=lambda recipe: (*ORDER, recipe.name).index(recipe.name))
-    return {recipe.name: recipe for recipe in found}
+def _load(recipes: Path, places: Mapping[str, Path], tables: Tables) -> dict[str, Ablation]:
+    """Returns all recipes by name, in the order of the tables; `places` are their variables."""
+    changes = [f"variables.{name}={json.dumps(str(path))}" for name, path in places.items()]
+    found = {}
+    for path in sorted(recipes.glob("*.yaml")):
+        # The key leaves out where the data are, and what changes no score.
+        key = checksum(load_recipe(path).model_dump(mode="json", exclude={"description", "seeds"}))
+        recipe = load_recipe(path, changes)
+        found[recipe.name] = Ablation(recipe, key)
+    order = (*tables.recipes, *found)
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+
+
+def _reads(recipe: Recipe, folder: Path) -> bool:
+    """Returns whether a recipe reads triples in a folder."""
+    entries = (entry for stage in recipe.stages for entry in stage.data)
+    return any(e.triples and Path(e.triples).is_relative_to(folder) for e in entries)
+
+
+def _order(chosen: Mapping[str, Ablation], seeds: int | None) -> Iterable[tuple[int, str]]:
+    """Returns (seed, name) of all runs: all recipes with one seed before the next seed."""
+    runs = [(seed, name) for name in chosen for seed in chosen[name].recipe.seeds[:seeds]]
+    return sorted(runs, key=lambda item: item[0])
+
+
+def _dimensions(tables: Tables, name: str) -> list[int]:
+    """Returns the dimensions to which the tables cut the vectors of a recipe."""
+    rows = (row.partition("@") for row in tables.recipes)
+    return [int(dimension) for recipe, _, dimension in rows if recipe == name and dimension]
 
 
 def _vectors(path: Path, role: Role, texts: Sequence[str], out: Path) -> FloatArray:

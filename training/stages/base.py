@@ -51,7 +51,7 @@ class Context:
 
     Attributes:
         seed: Seed of the run.
-        cache: Folder with vectors of frozen encoders, shared by stages and runs.
+        out: Folder of the output, shared by runs.
         dev: The recipe's entry for the development set.
         dev_set: The development set, once it has been read.
         encoders: Latest checkpoint of each side.
@@ -61,13 +61,23 @@ class Context:
     """
 
     seed: int
-    cache: Path
+    out: Path
     dev: Dev | None = None
     dev_set: DevSet | None = None
     encoders: "dict[Role, EncoderCheckpoint]" = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     teachers: "dict[str, Stage]" = field(default_factory=dict)
     mined: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def data(self) -> Path:
+        """Folder with texts and token ids, shared by stages and runs."""
+        return self.out / "data"
+
+    @property
+    def vectors(self) -> Path:
+        """Folder with vectors of frozen encoders, shared by stages and runs."""
+        return self.out / "vectors"
 
     @cached_property
     def held_out(self) -> frozenset[str]:
@@ -166,15 +176,13 @@ class Stage(Settings, ABC):
     def inputs(self, context: Context) -> dict[str, Any]:
         """Returns everything that the result depends on, as JSON; paths of data are excluded."""
         settings = self.model_dump(mode="json", exclude=_NO_INPUTS)
-        settings["data"] = [entry.model_dump(mode="json") for entry in self.entries(context)]
-        for entry in settings["data"]:
-            entry |= {source: entry[source] is not None for source in SOURCES}
+        data = data_inputs(context, self.entries(context))
+        settings["data"] = data.pop("entries")
         return {
             "version": _VERSION,
             "stage": settings,
             "encoders": {side: context.encoders[side].key for side in sorted(self.sides())},
-            "data": checksums(self.files(context)),
-            "held_out": checksum(sorted(context.held_out)),
+            **data,
         }
 
 
@@ -241,6 +249,19 @@ class TrainingStage(Stage):
             inputs["measured"] = context.dev.model_dump(mode="json", exclude={"beir"})
             inputs["dev"] = checksums(entry_files(context.dev, {}))
         return inputs
+
+
+def data_inputs(context: Context, entries: Sequence[DataEntry]) -> dict[str, Any]:
+    """Returns everything that the texts of data entries depend on, as JSON, without paths."""
+    settings = [entry.model_dump(mode="json") for entry in entries]
+    for entry in settings:
+        entry |= {source: entry[source] is not None for source in SOURCES}
+    files = [path for entry in entries for path in entry_files(entry, context.mined)]
+    return {
+        "entries": settings,
+        "data": checksums(files),
+        "held_out": checksum(sorted(context.held_out)),
+    }
 
 
 def checksums(files: Sequence[Path]) -> list[str]:

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.encoders import Role
-from core.types import FloatArray, RowArray
+from core.shards import ShardedVectors
+from core.types import FloatArray
 from evaluation.metrics import score
-from training.batches import Batch, BatchPlan, Corpus, PairCollator
-from training.data import read_examples
-from training.distributed import processes
+from training.batches import Batch, BatchPlan, PairCollator
+from training.distributed import processes, progress
 from training.encoder import Encoder, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
+from training.prepared import Prepared, prepare_examples
 from training.stages.base import Context, Outcome, TrainingStage
 from training.stages.trainer import StageTrainer
-from training.vectors import TeacherVectors, frozen_vectors
+from training.vectors import TeacherVectors, frozen_shards, frozen_vectors
 
 
 def load(stage: TrainingStage, context: Context, *sides: Role) -> dict[Role, Encoder]:
@@ -61,19 +63,18 @@ def fit_pairs(
         reason += "the larger encoder"
         raise stage.error("", reason, "dimension_mismatch", query=query, document=document)
     encoders = load(stage, context, *(train or stage.sides()))
-    examples, dropped = read_examples(stage.data, context.held_out, context.mined)
-    corpus = Corpus.of(examples)
-    texts: dict[Role, Tokens | FloatArray] = {}
-    lengths = np.zeros(len(corpus.pairs), dtype=np.int64)
-    for role, rows in zip(roles, np.array(corpus.pairs).T, strict=True):
-        read = corpus.queries if role == "query" else corpus.documents
-        texts[role] = found = _tokens_or_vectors(stage, context, role, read, encoders)
+    data = prepare_examples(context, stage.data)
+    corpus = data.corpus
+    texts: dict[Role, Tokens | ShardedVectors] = {}
+    lengths = np.zeros(len(corpus.positives.values), dtype=np.int32)
+    for role in roles:
+        texts[role] = found = _tokens_or_vectors(stage, context, role, data, encoders)
         if isinstance(found, Tokens):
-            lengths += found.lengths[rows]
+            lengths += corpus.of_pairs(role, found.lengths)
     seed = stage.run_seed(context)
     collate = PairCollator(corpus, texts, negatives, seed, teacher, all_documents=all_documents)
     objective = Objective(encoders, roles, loss, stage.mini_batch, learned)
-    counts = {"examples": len(examples), "pairs": len(corpus.pairs), "held_out": dropped}
+    counts = {"examples": len(corpus), "pairs": len(lengths), "held_out": data.held_out}
     return fit(stage, context, folder, objective, collate, lengths, counts)
 
 
@@ -83,7 +84,7 @@ def fit(
     folder: Path,
     objective: Objective,
     collate: Callable[[Any], Batch],
-    lengths: RowArray,
+    lengths: NDArray[np.int32],
     counts: dict[str, int],
 ) -> Outcome:
     """Trains the encoders of an objective, evaluates the pair on the development set, and saves.
@@ -94,7 +95,7 @@ def fit(
         folder: Folder of the stage.
         objective: Trained encoders and loss; its roles define the resulting pair.
         collate: Makes the tensors of a batch.
-        lengths: int64 [examples], tokens of each example.
+        lengths: int32 [examples], tokens of each example.
         counts: Numbers of examples, texts and dropped records, for the result.
     """
     plan = BatchPlan(
@@ -113,19 +114,13 @@ def fit(
 
 
 def _tokens_or_vectors(
-    stage: TrainingStage,
-    context: Context,
-    role: Role,
-    texts: Sequence[str],
-    trained: Collection[Role],
-    batch: int = 32,
-) -> Tokens | FloatArray:
-    """Returns the tokens of texts if their encoder is trained, otherwise their vectors."""
-    side, cache, precision = stage.roles[role], context.cache, stage.precision
-    encoder = context.encoders[side]
-    if side in trained:
-        return tokenize(encoder, getattr(encoder.init.prompts, role), texts)
-    return frozen_vectors(cache, encoder, role, texts, batch=batch, precision=precision)
+    stage: TrainingStage, context: Context, role: Role, data: Prepared, trained: Collection[Role]
+) -> Tokens | ShardedVectors:
+    """Returns the tokens of a corpus's texts if their encoder is trained, otherwise vectors."""
+    encoder, texts = context.encoders[stage.roles[role]], data.corpus.texts(role)
+    if stage.roles[role] in trained:
+        return data.tokens(role, texts, encoder, getattr(encoder.init.prompts, role))
+    return frozen_shards(context.vectors, encoder, role, texts, precision=stage.precision)
 
 
 def _measurement(
@@ -135,16 +130,20 @@ def _measurement(
     dev, dev_set, trained = context.dev, context.dev_set, objective.trained
     if dev is None or dev_set is None or not objective.roles:
         return None
-    texts = {
-        role: _tokens_or_vectors(stage, context, role, dev_set.texts(role), trained, dev.batch)
-        for role in objective.roles
-    }
+    settings: dict[str, Any] = {"batch": dev.batch, "precision": stage.precision}
+    tokens: dict[Role, Tokens] = {}
+    stored: dict[Role, FloatArray] = {}
+    for role, side in objective.roles.items():
+        encoder, texts = context.encoders[side], dev_set.texts(role)
+        if side in trained:
+            tokens[role] = tokenize(encoder, getattr(encoder.init.prompts, role), texts)
+        else:
+            stored[role] = frozen_vectors(context.vectors, encoder, role, texts, **settings)
 
     def vectors(role: Role) -> FloatArray:
-        found = texts[role]
-        if not isinstance(found, Tokens):
-            return found
-        encoder, label = trained[objective.roles[role]], f"dev, {role}"
-        return encode(encoder, found, batch=dev.batch, precision=stage.precision, label=label)
+        if role in stored:
+            return stored[role]
+        with progress(len(tokens[role]), f"dev, {role}", "text") as bar:
+            return encode(trained[objective.roles[role]], tokens[role], **settings, bar=bar)
 
     return lambda: score(dev_set.qrels, dev_set.search(vectors("query"), vectors("document")))

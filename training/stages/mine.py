@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Self
 
@@ -9,13 +10,18 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from core.encoders import Role
+from core.files import atomic
 from core.records import write_jsonl
-from core.types import FloatArray
+from core.shards import ShardedVectors
+from core.types import FloatArray, RowArray
 from stores.exact import exact_search
-from training.data import read_corpus, read_examples
 from training.files import TRIPLES
+from training.rows import blocks
 from training.schema import Positive, Precision
 from training.stages.base import Context, Outcome, Stage
+
+# Queries and documents that are compared at a time.
+_QUERIES, _DOCUMENTS = 65_536, 16_384
 
 
 class Mine(Stage):
@@ -46,46 +52,63 @@ class Mine(Stage):
         context.mined[self.label] = folder / TRIPLES
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Writes triples as JSONL, including queries without a negative."""
-        from training.batches import Corpus
-        from training.distributed import processes
-        from training.vectors import frozen_vectors
+        """Writes triples as JSONL, including queries without a negative.
 
-        examples, dropped = read_examples(self.data, context.held_out, context.mined)
-        corpus = Corpus.of(examples)
-        # Documents of the examples come first, so that rows of `corpus` are rows of `documents`.
-        searched = read_corpus(self.data, context.mined)
-        documents = list(dict.fromkeys((*corpus.documents, *searched)))
+        Each process mines every n-th block of queries; blocks of an interrupted run are kept.
+        """
+        from training.distributed import processes, wait_for_all
+        from training.prepared import prepare_documents, prepare_examples
+        from training.vectors import frozen_shards
+
+        data = prepare_examples(context, self.data)
+        corpus = data.corpus
+        # Documents of the examples come first: rows of `corpus` are rows of `documents`.
+        documents = prepare_documents(context, self.data).texts.texts
         settings = self.model_dump(include={"batch", "precision"})
-        cache, encoder = context.cache, context.encoders[self.side]
-        queries = frozen_vectors(cache, encoder, "query", corpus.queries, **settings)
-        found = frozen_vectors(cache, encoder, "document", documents, **settings)
-        if processes().is_main_process:
-            mined = mine(queries, found, corpus.positives, self)
+        cache, encoder, state = context.vectors, context.encoders[self.side], processes()
+        queries = frozen_shards(cache, encoder, "query", corpus.queries, **settings)
+        found = frozen_shards(cache, encoder, "document", documents, **settings)
+        parts = {folder / f"{rows.start}.npy": rows for rows in blocks(len(corpus), _QUERIES)}
+        for path, rows in list(parts.items())[state.process_index :: state.num_processes]:
+            if not path.exists():
+                numbers = np.arange(rows.start, rows.stop)
+                known = [corpus.positives[row] for row in numbers]
+                mined = list(mine(queries.take(numbers), found, known, self))
+                with atomic(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, np.array(mined, dtype=np.int64))
+        wait_for_all()
+        if state.is_main_process:
+            every = chain.from_iterable(np.load(path) for path in parts)
             records = (
-                asdict(replace(example, negatives=tuple(documents[row] for row in rows)))
-                for example, rows in zip(examples, mined, strict=True)
+                asdict(replace(example, negatives=tuple(documents[i] for i in chosen if i >= 0)))
+                for example, chosen in zip(corpus.examples(), every, strict=True)
             )
             write_jsonl(folder / TRIPLES, records)
-        return Outcome({}, counts={"examples": len(examples), "held_out": dropped})
+            for path in parts:
+                path.unlink()
+        return Outcome({}, counts={"examples": len(corpus), "held_out": data.held_out})
 
 
 def mine(
-    queries: FloatArray, documents: FloatArray, positives: Sequence[Sequence[int]], stage: Mine
-) -> Iterator[list[int]]:
+    queries: FloatArray, documents: ShardedVectors, positives: Sequence[RowArray], stage: Mine
+) -> Iterator[RowArray]:
     """Yields the rows of each query's hard negatives, by exact search, hardest first.
 
     Args:
         queries: float32 [n, d], unit norm.
-        documents: float32 [m, d], unit norm.
+        documents: Vectors of the documents, unit norm.
         positives: Rows of each query's relevant documents, which are removed from the ranking.
         stage: Ranks, margin and maximum number of negatives.
+
+    Yields:
+        int64 [negatives], padded with −1.
     """
     depth = min(stage.last + max(map(len, positives)), len(documents))
-    all_scores, all_rows = exact_search(queries, documents, depth)
+    all_scores, all_rows = exact_search(queries, documents.chunks(_DOCUMENTS), depth)
     for query, scores, rows, known in zip(queries, all_scores, all_rows, positives, strict=True):
-        lowest = (documents[list(known)] @ query).min()
+        lowest = (documents.take(known) @ query).min()
         # For a negative score, margin · lowest would be above lowest.
         limit = lowest - (1 - stage.margin) * abs(lowest)
         ranked = np.flatnonzero(~np.isin(rows, known))[stage.first - 1 : stage.last]
-        yield rows[ranked[scores[ranked] <= limit]][: stage.negatives].tolist()
+        negatives = rows[ranked[scores[ranked] <= limit]][: stage.negatives]
+        yield np.pad(negatives, (0, stage.negatives - len(negatives)), constant_values=-1)

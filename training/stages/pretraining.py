@@ -6,7 +6,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from core.encoders import Role
-from training.data import read_texts
 from training.schema import Positive
 from training.stages.base import Context, Outcome, Rate, TrainingStage
 
@@ -34,17 +33,17 @@ class RetroMae(TrainingStage):
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains on texts without prompts."""
-        from training.encoder import tokenize
+        from training.prepared import prepare_texts
         from training.retromae import RetroMaeCollator, RetroMaeObjective
         from training.stages.fitting import fit, load
 
-        texts, dropped = read_texts(self.data, context.held_out, context.mined)
+        data = prepare_texts(context, self.data)
         checkpoint, encoders = context.encoders[self.side], load(self, context, self.side)
-        tokens = tokenize(checkpoint, "", [text.text for text in texts])
+        tokens = data.tokens("texts", data.texts.texts, checkpoint, "")
         objective = RetroMaeObjective(encoders)
         masks = self.encoder_mask, self.decoder_mask
         collate = RetroMaeCollator(tokens, checkpoint, masks, self.run_seed(context))
-        counts = {"texts": len(texts), "held_out": dropped}
+        counts = {"texts": len(tokens), "held_out": data.held_out}
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)
 
 

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from core.encoders import Role
 from core.shards import JOURNAL
-from training.data import read_texts
 from training.files import RESULT, read_json
 from training.schema import DataEntry, Positive, Precision, Prompts
 from training.stages.base import Context, Outcome, Stage, TrainingStage, checksums
@@ -31,17 +30,15 @@ class Teacher(Stage):
         context.teachers[self.label] = self
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Encodes the texts; resumes after the last complete shard."""
-        from training.distributed import processes
+        """Encodes the texts on all processes; resumes after the complete shards."""
+        from training.prepared import prepare_texts
         from training.vectors import compute
 
-        texts, dropped = read_texts(self.data, context.held_out, context.mined)
-        if processes().is_main_process:
-            checkpoint = context.encoders[self.side]
-            prompts = self.prompts or checkpoint.init.prompts
-            settings = self.model_dump(include={"shard", "batch", "precision"})
-            compute(folder, checkpoint, texts, prompts, **settings)
-        return Outcome({}, counts={"texts": len(texts), "held_out": dropped})
+        data, checkpoint = prepare_texts(context, self.data), context.encoders[self.side]
+        prompts = self.prompts or checkpoint.init.prompts
+        settings = self.model_dump(include={"shard", "batch", "precision"})
+        compute(folder, checkpoint, data.texts, prompts, **settings)
+        return Outcome({}, counts={"texts": len(data.texts), "held_out": data.held_out})
 
 
 class _StageWithTeacher(TrainingStage):
@@ -116,21 +113,21 @@ class Align(_StageWithTeacher):
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains the query encoder; every text gets the query prompt."""
         from training.batches import align_batch
-        from training.encoder import tokenize
         from training.objectives import Objective, align
+        from training.prepared import prepare_texts
         from training.stages.fitting import fit, load
         from training.vectors import TeacherVectors
 
         student = context.encoders["query"]
         document_key = context.encoders["document"].key
         teacher = TeacherVectors(self._vectors_folder(context), document_key, student.dimension)
-        texts, dropped = read_texts(self.entries(context), context.held_out, context.mined)
-        tokens = tokenize(student, student.init.prompts.query, [text.text for text in texts])
+        data = prepare_texts(context, self.entries(context))
+        tokens = data.tokens("texts", data.texts.texts, student, student.init.prompts.query)
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
         loss = partial(align, weights=weights, temperature=self.temperature)
         objective = Objective(load(self, context, "query"), self.roles, loss, self.mini_batch)
-        collate = partial(align_batch, tokens, teacher, teacher.rows(texts))
-        counts = {"texts": len(texts), "held_out": dropped}
+        collate = partial(align_batch, tokens, teacher, teacher.rows(data.texts.keys))
+        counts = {"texts": len(tokens), "held_out": data.held_out}
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)
 
 

@@ -123,7 +123,9 @@ class StageTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         """Returns a loader of the plan's batches, distributed over processes."""
         plan, gpu = self._plan, torch.cuda.is_available()
-        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, pin_memory=gpu)
+        workers = self.args.dataloader_num_workers
+        settings: dict[str, Any] = {"num_workers": workers, "pin_memory": gpu}
+        loader = DataLoader(plan, batch_sampler=plan, collate_fn=self._collate, **settings)
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Any:

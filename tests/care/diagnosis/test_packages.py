@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from care import gpu_builds
 from care.diagnosis import packages
 
 
@@ -35,3 +36,28 @@ def test_missing_required_packages_are_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(packages, "_installed", lambda name: None if name == "faiss-cpu" else "1")
     first = next(packages.check_packages())
     assert (first.status, first.message) == ("error", "not installed: faiss-cpu")
+
+
+@pytest.mark.parametrize(
+    ("versions", "status"),
+    [
+        ({"onnxruntime": "1.31.1"}, "ok"),
+        ({"onnxruntime": "1.31.1+gpu", "onnxruntime-gpu": "1.31.1"}, "ok"),
+        ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, "error"),
+        ({"onnxruntime-gpu": "1.31.1"}, "warning"),
+        ({"onnxruntime": "1.31.1+gpu", "onnxruntime-gpu": "1.32.0"}, "warning"),
+        ({"onnxruntime": "1.31.1+gpu"}, "error"),
+        ({}, "error"),
+    ],
+)
+def test_two_builds_of_a_library_and_a_replaceable_one_are_found(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], status: str
+) -> None:
+    monkeypatch.setattr(gpu_builds, "installed", versions.get)
+    monkeypatch.setattr(packages, "_installed", versions.get)
+    finding = packages.check_build(gpu_builds.LIBRARIES[0])
+    assert finding.status == status
+    assert all(f"{name} {version}" in finding.message for name, version in versions.items()) or (
+        status == "ok"
+    )
+    assert bool(finding.advice) == (status != "ok")

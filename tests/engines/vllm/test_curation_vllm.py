@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from curation.config import Endpoint, JudgingOptions
-from curation.judging import GRADES, judge
+from curation.judging import LABELS, judge
 from curation.llm import LanguageModels
 from tests.checkpoints import write_qwen3
 from tests.engines.vllm.test_openai_server import START_SECONDS, free_port
@@ -103,7 +103,8 @@ def test_grades_match_the_schema_and_are_not_requested_twice(
             costs = models.costs()["all"]
             assert not models.invalid
         assert len(judgements) == 6
-        assert {grade for item in judgements for grade in item.grades.values()} <= set(GRADES)
+        grades = {grade for item in judgements for grade in item.grades.values()}
+        assert grades <= set(LABELS["grade"])
         assert costs["calls"] == costs["answered"] == 6
         assert costs["reused"] == 6 * run
         assert costs["prompt_tokens"] > 1000

@@ -7,6 +7,7 @@ from core.errors import CareError, DataError
 from evaluation.cmedteb.tasks import (
     RankingData,
     find_tasks,
+    read_instructions,
     read_reranking,
     read_retrieval,
     read_sts,
@@ -154,3 +155,30 @@ def test_tasks_on_the_hub() -> None:
     names = [known.name for known in find_tasks("hub", "test")]
     assert names == ["cmedqa-v1", "cmedqa-v2", "cmedqa-retrieval", "medical-retrieval"]
     assert len(find_tasks("hub", "test", "someone/CMedTEB")) == 7
+
+
+def test_a_file_replaces_instructions(tmp_path: Path) -> None:
+    path = tmp_path / "instructions.toml"
+    path.write_text('retrieval = "Find the answer."\n', encoding="utf-8")
+    source, own = str(write_beir(tmp_path)), read_instructions(path)
+    (known,) = find_tasks(source, "test", instructions=own)
+    assert known.instruction == "Find the answer."
+    (known,) = find_tasks(source, "test", instructions={"sts": "Compare."})
+    assert known == task("retrieval")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "name"),
+    [
+        ('retreival = "x"', "unknown_task", "retreival"),
+        ("sts = 3", "bad_instruction", "sts"),
+        ("sts", "not_toml", None),
+    ],
+)
+def test_a_wrong_file_of_instructions(
+    tmp_path: Path, text: str, code: str, name: str | None
+) -> None:
+    path = tmp_path / "instructions.toml"
+    path.write_text(text, encoding="utf-8")
+    with raises(CareError, code=code, path=path, task=name):
+        read_instructions(path)

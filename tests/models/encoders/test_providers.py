@@ -150,7 +150,7 @@ def test_batches_of_warm_up_and_profile_are_bounded_by_tokens(
 def test_a_provider_that_is_not_installed_is_an_error_with_the_command(
     name: ProviderName, packages: str
 ) -> None:
-    install = f"pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'{packages}"
+    install = f"python -m care.gpu_builds{packages}"
     with raises(ProviderError, "provider_not_installed", provider=name, install=install) as caught:
         check_available(ProviderOptions(name), [CPU], "1.31.1")
     assert install in str(caught.value)

@@ -1,29 +1,23 @@
-"""The report of ablations: table and orderings."""
+"""The report of ablations: tables, decided differences, and what they say of the paper."""
 
 import json
-import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from training.experiments.ablation_report import (
-    CARE,
-    MAP,
-    NDCG,
-    ORDER,
-    ORDERINGS,
-    compare,
-    describe,
-    verdict,
-    write_report,
-)
+from tests.errors import raises
+from training.errors import TrainingError
+from training.experiments.ablation_report import MAP, NDCG, compare, write_report
+from training.experiments.ablations import RECIPES
+from training.experiments.tables import Tables, read_tables, render, result
 
 # The report needs scipy and matplotlib, which are installed with torch.
 pytestmark = pytest.mark.train
 
 FACTS = {
-    "questions": 4,
+    "questions": 40,
     "documents": 9,
     "candidates": 3,
     "stages": 5,
@@ -34,12 +28,33 @@ FACTS = {
     "python": "3.11",
     "libraries": {"torch": "2"},
 }
+TABLES = Tables.model_validate(
+    {
+        "measures": [NDCG, MAP],
+        "share": {"recipe": "care", "of": "large", "paper": [[50.0, 60.0], [100.0, 80.0]]},
+        "tables": [
+            {
+                "title": "Table 1",
+                "reference": "care",
+                "rows": [
+                    {"recipe": "low", "label": "low", "paper": [40.0, 50.0]},
+                    {"recipe": "high", "label": "high", "paper": [45.0, 55.0]},
+                    {"recipe": "large", "label": "large", "paper": [52.0], "reference": "high"},
+                    {"recipe": "missing", "label": "missing", "paper": [1.0, 1.0]},
+                    {"recipe": "extra", "label": "extra"},
+                    {"recipe": "care", "label": "CARE", "paper": [50.0, 60.0]},
+                ],
+            }
+        ],
+    }
+)
+QUESTION = np.arange(40) / 100
 
 
 def known(**values: list[list[float]]) -> dict[str, dict[int, dict[str, list[float]]]]:
     """Returns scores by recipe from nDCG@10 of each seed's questions; MAP@10 is half of it."""
     return {
-        name.replace("_", "-"): {
+        name: {
             seed: {NDCG: found, MAP: [value / 2 for value in found]}
             for seed, found in enumerate(seeds)
         }
@@ -47,50 +62,116 @@ def known(**values: list[list[float]]) -> dict[str, dict[int, dict[str, list[flo
     }
 
 
-def test_table_of_known_scores() -> None:
-    scores = known(care=[[0.5] * 4, [0.7] * 4], kale=[[0.1] * 4])
-    lines = describe(["care", "kale"], {"care": "CARE", "kale": "KALE"}, scores, {}, FACTS)
-    rows = lines.splitlines()
-    # The standard deviation of 50 and 70 is 10 · √2.
-    assert rows[2] == "| CARE | 2 | 60.0 ± 14.1 | 30.0 ± 7.1 |"
-    assert rows[3] == "| KALE | 1 | 10.0 | 5.0 |"
-    assert re.findall(r"\d+", rows[5])[:3] == ["4", "9", "3"]
+SCORES = known(
+    care=[(QUESTION + 0.2).tolist(), (QUESTION + 0.3).tolist()],
+    low=[(QUESTION + 0.1).tolist(), (QUESTION + 0.1).tolist()],
+    high=[(QUESTION + 0.5).tolist()],
+    large=[(QUESTION + 0.504).tolist()],
+    extra=[(QUESTION + 0.2 + 0.1 * (-1) ** np.arange(40)).tolist()],
+)
 
 
-def test_orderings_are_decided_by_their_confidence_intervals() -> None:
-    question = np.arange(40) / 100
-    scores = known(
-        care=[(question + 0.2).tolist(), (question + 0.3).tolist()],
-        kale=[(question + 0.1).tolist(), (question + 0.1).tolist()],
-        hotelmatch=[(question + 0.5).tolist()],
-        without_mse=[(question + 0.2 + 0.1 * (-1) ** np.arange(40)).tolist()],
-        symmetric_large=[(question + 0.4).tolist()],
-    )
-    compared = compare(scores)
-    assert set(compared) == {(CARE, "kale"), (CARE, "hotelmatch"), (CARE, "without-mse")}
-    assert compared[CARE, "kale"][NDCG].value == pytest.approx(0.15)
-    # The two recipes share only one seed.
-    assert compared[CARE, "hotelmatch"][MAP].value == pytest.approx(-0.15)
-    said = [verdict(compared[CARE, n][NDCG]) for n in ("kale", "hotelmatch", "without-mse")]
-    assert said == ["holds", "does not hold", "is undecided"]
-    text = describe(list(scores), {}, scores, compared, FACTS)
-    found = [line for line in text.splitlines() if line.startswith("- ")]
-    # The difference and its interval in percent, and the number of shared seeds.
-    assert re.findall(r"[-+][\d.]+", found[0])[:3] == ["+15.0"] * 3
-    assert re.findall(r"[-+][\d.]+", found[1])[0] == "-30.0"
-    assert [line.rstrip(".")[-1] for line in found[:3]] == ["2", "1", "1"]
-    # (0.195 + 0.25) / (0.195 + 0.4)
-    assert "75 %" in text.splitlines()[-3]
+def differences() -> dict[tuple[str, str, str], dict[str, Any]]:
+    found = compare(TABLES.pairs, SCORES, 40)
+    return {(d["first"], d["second"], d["measure"]): d for d in found}
 
 
-def test_every_recipe_of_the_table_is_in_an_ordering() -> None:
-    assert {name for pair in ORDERINGS for name in pair} == set(ORDER)
+def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
+    found = differences()
+    assert found["care", "low", NDCG]["value"] == pytest.approx(0.15)
+    assert (found["care", "low", NDCG]["seeds"], found["care", "high", NDCG]["seeds"]) == (2, 1)
+    assert found["care", "high", MAP]["value"] == pytest.approx(-0.15)
+    assert not [key for key in found if "missing" in key]
 
 
-def test_report_is_written(tmp_path: Path) -> None:
-    scores = known(care=[[0.5] * 4] * 2, kale=[[0.1] * 4] * 2)
-    write_report(tmp_path, {"care": "CARE"}, scores, FACTS)
+def test_verdicts_are_those_of_the_intervals() -> None:
+    found = {key[:2]: d["verdict"] for key, d in differences().items() if key[2] == NDCG}
+    assert found == {
+        ("care", "low"): "higher",
+        ("care", "high"): "lower",
+        ("high", "large"): "lower",
+        ("care", "extra"): "undecided",
+    }
+
+
+@pytest.mark.parametrize(
+    ("verdict", "paper", "expected"),
+    [
+        ("higher", 1.0, "reproduces"),
+        ("lower", -0.2, "reproduces"),
+        ("higher", -1.0, "contradicts"),
+        ("lower", 1.0, "contradicts"),
+        ("equal", 1.0, "equal"),
+        ("undecided", 1.0, "undecided"),
+    ],
+)
+def test_a_difference_reproduces_the_sign_of_the_papers(
+    verdict: str, paper: float, expected: str
+) -> None:
+    assert result({"verdict": verdict, "needed": 1234}, paper).startswith(expected)
+    assert result(None, paper) == "not run"
+
+
+def test_an_undecided_row_names_the_questions_that_would_decide_it() -> None:
+    assert "1,234" in result({"verdict": "undecided", "needed": 1234}, None)
+
+
+def test_tables_show_the_paper_beside_the_scores(tmp_path: Path) -> None:
+    write_report(tmp_path, TABLES, {"care": "CARE"}, SCORES, FACTS)
     summary = json.loads((tmp_path / "scores.json").read_text())
-    assert summary["scores"]["kale"][MAP] == {"0": 0.05, "1": 0.05}
-    assert summary["orderings"][0]["verdict"] == "holds"
+    assert summary["scores"]["low"][MAP] == {"0": 0.1475, "1": 0.1475}
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
+    text = render(TABLES, summary)
+    assert (tmp_path / "table.md").read_text() == text
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    cells = {(row[1], row[2]): row[3:8] for row in rows if len(row) == 9}
+    # Paper, here, difference in the paper and here, result; the deviation of 39.5 and 49.5 is 7.1.
+    assert cells["low", NDCG] == [
+        "40.00",
+        "29.5 ± 0.0",
+        "+10.00",
+        "+15.0 (+15.0 to +15.0)",
+        "reproduces",
+    ]
+    assert cells["high", NDCG][2:] == ["+5.00", "-30.0 (-30.0 to -30.0)", "contradicts"]
+    assert cells["large", NDCG][4] == "reproduces" and "-7.00" in cells["large", NDCG][2]
+    assert cells["missing", NDCG][1::3] == ["not run", "not run"]
+    assert cells["CARE", NDCG] == ["50.00", "44.5 ± 7.1", "", "", ""]
+    # The deviation is that of the question means: 44.5 of 69.9, and in the paper 50 of 100.
+    assert "63.7 %" in text and "50.0 %" in text
+    # Seven differences of the paper: two of `missing`, and `large` without MAP@10.
+    assert "reports: 7" in text
+
+
+def test_a_report_without_finished_runs(tmp_path: Path) -> None:
+    write_report(tmp_path, TABLES, {}, {}, FACTS)
+    assert "not run" in (tmp_path / "table.md").read_text()
+
+
+def test_the_committed_tables_are_those_of_the_paper() -> None:
+    tables = read_tables(RECIPES)
+    assert tables.measures == [NDCG, MAP]
+    rows = {
+        (table.title.partition(":")[0], row.recipe): row.paper
+        for table in tables.tables
+        for row in table.rows
+        if row.paper
+    }
+    # arXiv 2604.10937: Table 5, w/o MSE; Table 6, only Stage I; Table 7, KALE; Tables 11 and 12.
+    assert rows["Table 5", "without-mse"] == [55.19, 71.94]
+    assert rows["Table 6", "fine-tuning-data-alone"] == [44.83, 69.69]
+    assert rows["Table 7", "kale"] == [42.67, 67.42]
+    assert rows["Table 11", "diversified-none"] == [51.17, 68.74]
+    assert rows["Table 12", "symmetric-small-retromae"] == [53.21]
+    # The share of the 8B encoder on both sides: 98.2 %.
+    share = tables.share
+    assert share and round(100 * share.paper[0][0] / share.paper[1][0], 1) == 98.2
+
+
+def test_invalid_tables_are_an_error_with_their_path(tmp_path: Path) -> None:
+    path = tmp_path / "tables.toml"
+    for text in ("colour = 1", "tables = ["):
+        path.write_text(text)
+        with raises(TrainingError, "invalid_value", path=path):
+            read_tables(tmp_path)
+    assert read_tables(tmp_path / "none") == Tables()

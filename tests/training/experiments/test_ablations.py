@@ -1,5 +1,8 @@
 """The recipes of the ablations, and runs of some of them with tiny encoders."""
 
+import json
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,35 @@ from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH
 from tests.conftest import write_jsonl
 from tests.errors import raises
 from tests.training.conftest import write_split
+from training.data import in_part, read_examples, read_texts
 from training.errors import TrainingError
-from training.experiments.ablation_report import ABLATIONS, CARE, NDCG, ORDER
-from training.experiments.ablations import RECIPES, read_scores, read_test, run_ablations
+from training.experiments.ablation_report import NDCG, SCORES
+from training.experiments.ablations import HELD_OUT, RECIPES, read_test, run_ablations
+from training.experiments.tables import read_tables
 from training.recipe import Recipe, load_recipe
 from training.stages.base import TrainingStage
+from training.stages.pretraining import RetroMae
+from training.stages.teacher import Align, Teacher
 
 pytestmark = pytest.mark.train
 
-# Keys that may differ in a stage that a recipe shares with the base: losses and data.
-LEARNED = {"contrastive", "mse", "kl", "temperature", "data", "prompts"}
+CARE = "care"
+TABLES = read_tables(RECIPES)
+NAMES = sorted({load_recipe(path).name for path in RECIPES.glob("*.yaml")})
+# Keys of shared stages and of encoders that recipes may change: what a table compares.
+COMPARED = {
+    "document-fine-tuning": {"epochs"},
+    "query-fine-tuning": {"epochs", "data", "negatives"},
+    "teacher": {"data", "prompts"},
+    "alignment": {"contrastive", "mse", "kl", "temperature", "data"},
+    "joint": {"learning_rate", "train"},
+}
+SIZES = {"layers", "frozen_layers"}
 
 
-def recipe(name: str) -> Recipe:
-    return load_recipe(RECIPES / f"{'base' if name == CARE else name}.yaml")
+@cache
+def recipe(name: str, *changes: str) -> Recipe:
+    return load_recipe(RECIPES / f"{'base' if name == CARE else name}.yaml", changes)
 
 
 def stages(name: str) -> dict[str, dict[str, Any]]:
@@ -40,40 +58,49 @@ def changed(name: str) -> dict[str, set[str]]:
     }
 
 
-def test_each_row_of_the_table_has_a_recipe() -> None:
-    found = {load_recipe(path).name for path in RECIPES.glob("*.yaml")}
-    assert found == set(ORDER) and len(ORDER) == 17
-    assert len({recipe(name).description for name in ORDER}) == 17
+def table(number: int) -> list[str]:
+    """Returns the recipes of a table of the paper."""
+    (found,) = (t for t in TABLES.tables if t.title.startswith(f"Table {number}:"))
+    return [row.recipe for row in found.rows]
+
+
+def test_each_row_of_the_tables_has_a_recipe_and_each_recipe_a_row() -> None:
+    assert {name.partition("@")[0] for name in TABLES.recipes} == set(NAMES)
+    assert {name for pair in TABLES.pairs for name in pair} == set(TABLES.recipes)
+    assert len({recipe(name).description for name in NAMES}) == len(NAMES)
+    for number in (3, 4, 5, 6, 7, 11, 12):
+        assert len(table(number)) >= 3
 
 
 def test_no_two_recipes_are_the_same() -> None:
-    said = {str((r.query, r.document, r.stages)) for r in map(recipe, ORDER)}
-    assert len(said) == len(ORDER)
+    said = {str((r.query, r.document, r.stages)) for r in map(recipe, NAMES)}
+    assert len(said) == len(NAMES)
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_a_recipe_differs_from_the_base_in_allowed_keys_only(name: str) -> None:
-    """Encoders, training effort and order of stages are those of the base; there is no dev set."""
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_differs_from_the_base_in_what_its_table_compares(name: str) -> None:
     base, other = recipe(CARE), recipe(name)
-    assert other.query in (base.query, None) and other.document in (base.document, None)
     assert other.dev is None
+    for side, init in other.encoders.items():
+        same = base.encoders[side].model_dump(exclude=SIZES)
+        assert init.model_dump(exclude=SIZES) == same
     shared = [stage.label for stage in other.stages if stage.label in stages(CARE)]
     assert shared == [label for label in stages(CARE) if label in shared]
-    assert all(keys <= LEARNED for keys in changed(name).values())
+    assert all(keys <= COMPARED[label] for label, keys in changed(name).items())
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_a_new_stage_trains_no_longer_than_the_stage_it_replaces(name: str) -> None:
-    fine_tuning = stages(CARE)["query-fine-tuning"]
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_stage_trains_as_long_as_the_stage_it_replaces(name: str) -> None:
+    replaced = {"distillation": "query-fine-tuning", "fine-tuning-alignment": "alignment"}
     for stage in recipe(name).stages:
         if stage.label not in stages(CARE) and isinstance(stage, TrainingStage):
-            effort = {key: getattr(stage, key) for key in ("batch", "learning_rate", "negatives")}
-            assert effort == {key: fine_tuning[key] for key in effort}
-            assert stage.epochs == fine_tuning["epochs"]
+            expected = stages(CARE)[replaced[stage.label]]
+            for key in ("batch", "learning_rate", "max_steps", "warmup"):
+                assert getattr(stage, key) == expected[key], key
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_removes_stages_or_changes_one_stage(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in table(5) if name != CARE])
+def test_an_ablation_of_table_5_removes_stages_or_changes_one_key(name: str) -> None:
     left_out = stages(CARE).keys() - stages(name).keys()
     assert stages(name).keys() <= stages(CARE).keys()
     differences = [*changed(name).values()]
@@ -90,6 +117,52 @@ def test_alignment_baselines_use_their_own_losses() -> None:
     assert weights == {"kale": (0, 0, 1), "wang-lyu": (0, 1, 0), "scalingnote": (0, 1, 0)}
     for name in names:
         assert "joint" not in stages(name) and "document-fine-tuning" in stages(name)
+    # The first layers of the trained document encoder, as many as the query encoder has.
+    query = recipe(CARE).query
+    assert query and query.layers
+    for name in ("kale", "wang-lyu"):
+        assert stages(name)["pruning"]["layers"] == list(range(len(query.layers)))
+
+
+def test_fine_tuning_data_are_questions_and_documents_not_texts_with_themselves() -> None:
+    """Table 6: Stage I trains the query encoder on judged pairs, documents being frozen."""
+    for name, second in (("fine-tuning-data", True), ("fine-tuning-data-alone", False)):
+        found = stages(name)
+        stage = found["fine-tuning-alignment"]
+        assert (stage["kind"], stage["train"]) == ("joint", ["query"])
+        assert stage["data"] == stages(CARE)["joint"]["data"]
+        assert not found.keys() & {"teacher", "alignment"}
+        assert ("joint" in found) == second
+
+
+def test_pretraining_is_compared_on_the_query_encoder_alone() -> None:
+    """Table 12."""
+    kinds = {name: [stage.kind for stage in recipe(name).stages] for name in table(12)}
+    assert [*kinds.values()] == [
+        ["contrastive"],
+        ["retromae", "contrastive"],
+        ["retromae", "unsupervised", "contrastive"],
+    ]
+    assert all(recipe(name).document is None for name in kinds)
+
+
+def test_symmetric_encoders_have_two_epochs_of_fine_tuning() -> None:
+    symmetric = [name for name in NAMES if len(recipe(name).encoders) == 1]
+    assert len(symmetric) >= 7
+    for name in symmetric:
+        assert recipe(name).stages[-1].model_dump()["epochs"] == 2, name
+
+
+def test_axes_of_the_encoders_sizes() -> None:
+    layers = {name: recipe(name).query for name in TABLES.recipes if name.startswith("query-")}
+    sizes = {len(init.layers or ()) for init in layers.values() if init}
+    assert sizes == {12, 5, 2, 1, 0}
+    rates = [
+        stages(name)["joint"]["learning_rate"] for name in NAMES if name.endswith("rate-higher")
+    ]
+    assert sorted(rate["query"] > rate["document"] for rate in rates) == [False, True]
+    cut = [name for name in TABLES.recipes if name.startswith("care@")]
+    assert len(cut) >= 4
 
 
 @pytest.fixture
@@ -99,11 +172,15 @@ def data(tmp_path: Path) -> Path:
     folder.mkdir()
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
     write_jsonl(folder / "corpus.jsonl", corpus)
-    judged = [(f"q{i}", f"d{(i + 1) % len(TEXTS)}", 1) for i in range(len(TEXTS))]
-    for split, mark in (("train", "？"), ("dev", "吗？")):
-        queries = {f"q{i}": f"{text}{mark}" for i, text in enumerate(TEXTS)}
+    for split, marks in (("train", ("？", "呢？", "呀？")), ("dev", ("吗？",))):
+        asked = [(i, f"{text}{mark}") for i, text in enumerate(TEXTS) for mark in marks]
+        queries = {f"{split}-{number}": text for number, (_, text) in enumerate(asked)}
+        judged = [
+            (f"{split}-{number}", f"d{(i + 1) % len(TEXTS)}", 1)
+            for number, (i, _) in enumerate(asked)
+        ]
         write_split(folder, split, queries, judged)
-    pairs = [{"text1": text, "text2": f"{text}呢"} for text in TEXTS]
+    pairs = [{"text1": f"{text}？", "text2": f"{text}，怎么办"} for text in TEXTS]
     write_jsonl(folder / "train.paraphrases.jsonl", pairs)
     return folder
 
@@ -114,9 +191,11 @@ def recipes(tmp_path: Path, bert: Path) -> Path:
     folder = tmp_path / "recipes"
     folder.mkdir()
     for path in RECIPES.glob("*.yaml"):
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        _shrink(recipe, str(bert))
-        (folder / path.name).write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        _shrink(found, str(bert))
+        (folder / path.name).write_text(yaml.safe_dump(found), encoding="utf-8")
+    tables = (RECIPES / "tables.toml").read_text("utf-8")
+    (folder / "tables.toml").write_text(re.sub(r"care@\d+", f"care@{WIDTH // 2}", tables), "utf-8")
     return folder
 
 
@@ -127,42 +206,91 @@ def _shrink(value: Any, start: str) -> None:
             _shrink(entry, start)
     if isinstance(value, dict):
         value.pop("part", None)
-        small = {"start": start, "layers": [0], "batch": 4, "max_length": MAX_LENGTH}
-        small["frozen_layers"] = 1
-        value |= {key: small[key] for key in small.keys() & value.keys()}
-        if isinstance(value.get("projection"), int):
-            value["projection"] = WIDTH
+        small = {"start": start, "batch": 4, "max_length": MAX_LENGTH, "max_steps": 3}
+        small |= {"dimensions": [WIDTH // 2, WIDTH], "projection": WIDTH}
+        if value.get("layers"):
+            small["layers"] = [0]
+        if value.get("frozen_layers"):
+            small["frozen_layers"] = 1
+        kept = {key for key in value if value[key] is None or isinstance(value[key], dict)}
+        value |= {key: small[key] for key in small.keys() & value.keys() - kept}
 
 
 def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    only = ["care", "kale"]
+    only = [CARE, "query-0-layers", "fine-tuning-data-alone"]
     lines: list[str] = []
-    table = run_ablations(data, out, 2, only, lines.append, recipes)
-    (of_data,) = (out / "scores").iterdir()
-    scores = read_scores(of_data)
-    assert set(scores) == set(only)
-    assert all(set(seeds) == {0, 1} for seeds in scores.values())
-    assert all(len(found[NDCG]) == len(TEXTS) for s in scores.values() for found in s.values())
-    text = table.read_text(encoding="utf-8")
-    # Two rows of two seeds, and one ordering.
-    assert (text.count("| 2 |"), text.count("\n- ")) == (2, 1)
+    table = run_ablations(data, out, only, lines.append, recipes=recipes, seeds=2)
+    text, summary = table.read_text("utf-8"), json.loads((out / SCORES).read_text())
+    found = {name: [*by[NDCG]] for name, by in summary["scores"].items()}
+    cut = f"care@{WIDTH // 2}"
+    # Axes are run with their own number of seeds.
+    assert {name: found[name] for name in (*only, cut)} == {
+        CARE: ["0", "1"],
+        "query-0-layers": ["0"],
+        "fine-tuning-data-alone": ["0", "1"],
+        cut: ["0", "1"],
+    }
+    assert summary["facts"]["questions"] == len(read_test(data).dev.queries) > len(TEXTS)
+    compared = {(d["first"], d["second"], d["seeds"]) for d in summary["differences"]}
+    assert {(CARE, "query-0-layers", 1), (CARE, cut, 2)} <= compared
     # Shared stages run once: that of the large encoder for all seeds.
     assert len(list((out / "stages").glob("document-fine-tuning-*"))) == 1
-    assert len(list((out / "stages").glob("query-fine-tuning-*"))) == 2
+    assert len(list((out / "stages").glob("query-fine-tuning-*"))) == 3
     # A second call reuses all stages and writes the same table.
     lines.clear()
-    assert run_ablations(data, out, 2, only, lines.append, recipes).read_text("utf-8") == text
-    assert sum(": reused " in line for line in lines) == 2 * (7 + 4)
-    # The table excludes scores of other data; every file of the folder is part of the data's key.
+    again = run_ablations(data, out, only, lines.append, recipes=recipes, seeds=2)
+    assert again.read_text("utf-8") == text
+    assert not [line for line in lines if "stages" in line and ": reused " not in line]
+    # The report alone runs nothing, and leaves out the scores of a recipe that has changed.
+    name = "fine-tuning-data-alone"
+    changed = recipes / f"{name}.yaml"
+    changed.write_text(f"{changed.read_text('utf-8')}\nquery: {{max_length: 16}}\n")
+    lines.clear()
+    run_ablations(data, out, [], lines.append, recipes=recipes, train=False)
+    assert lines == []
+    assert json.loads((out / SCORES).read_text())["scores"].keys() == found.keys() - {name}
+    # So it does with scores of other data; every file of the folder is part of the data's key.
     (data / "notes.txt").write_text("more")
-    table = run_ablations(data, out, 1, only[:1], lines.append, recipes)
-    assert "\n- " not in table.read_text(encoding="utf-8")
+    run_ablations(data, out, [], lines.append, recipes=recipes, train=False)
+    assert json.loads((out / SCORES).read_text())["scores"] == {}
+
+
+def test_recipes_of_another_folder(data: Path, recipes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        f"extends: {recipes / 'symmetric-small-fine-tuned.yaml'}\nname: mine\nseeds: [5]\n"
+    )
+    out = tmp_path / "out"
+    run_ablations(data, out, [], lambda _: None, recipes=folder)
+    (scores,) = json.loads((out / SCORES).read_text())["scores"].items()
+    assert (scores[0], [*scores[1][NDCG]]) == ("mine", ["5"])
 
 
 def test_unknown_recipe(data: Path, tmp_path: Path) -> None:
     with raises(TrainingError, "unknown_recipe", name="kalle"):
-        run_ablations(data, tmp_path, 1, ["kalle"], print)
+        run_ablations(data, tmp_path, ["kalle"], print)
+
+
+def test_no_recipe_trains_on_a_question_of_the_test(data: Path) -> None:
+    tested = read_test(data).dev.queries
+    held_out = {text for id_, text in tested.items() if id_.startswith("train-")}
+    assert held_out and all(in_part(text, HELD_OUT) for text in held_out)
+    paraphrases = {f"{text}？" for text in TEXTS}
+    assert held_out & paraphrases
+    for name in NAMES:
+        loaded = recipe(name, f"variables.data={json.dumps(str(data))}")
+        for stage in loaded.stages:
+            read: set[str] = set()
+            if isinstance(stage, Teacher | Align | RetroMae):
+                read = {t.text for t in read_texts(stage.data, frozenset(), {})[0] if stage.data}
+            elif stage.data:
+                try:
+                    read = {e.query for e in read_examples(stage.data, frozenset(), {})[0]}
+                except TrainingError as error:  # a part of so few questions may be empty
+                    assert error.code == "no_examples"
+            assert not read & set(tested.values()), (name, stage.label)
 
 
 def test_candidates_are_distinct_and_include_the_positives(data: Path) -> None:

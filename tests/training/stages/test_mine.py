@@ -1,10 +1,12 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from core.shards import ShardedVectors, write_shard
 from core.types import FloatArray
 from tests.errors import raises
 from tests.training.conftest import DATA, RunRecipe, joint, only
@@ -21,26 +23,36 @@ def unit_rows(*angles: float) -> Any:
     return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
 
 
-def mined(queries: FloatArray, documents: FloatArray, stage: Mine) -> list[list[int]]:
+@pytest.fixture
+def mined(tmp_path: Path) -> Callable[[FloatArray, FloatArray, Mine], list[int]]:
     """Mines negatives of one query, whose positive is document 0."""
-    return list(mine(queries, documents, [[0]], stage))
+
+    def negatives(queries: FloatArray, documents: FloatArray, stage: Mine) -> list[int]:
+        ids = [str(row) for row in range(len(documents))]
+        write_shard(tmp_path, 0, documents, ids, tokens=0, truncated=0)
+        vectors = ShardedVectors(tmp_path, len(documents), np.arange(len(documents)))
+        (found,) = mine(queries, vectors, [np.array([0])], stage)
+        assert len(found) == stage.negatives
+        return [row for row in found.tolist() if row >= 0]
+
+    return negatives
 
 
-def test_mined_negatives_respect_ranks_and_margin() -> None:
+def test_mined_negatives_respect_ranks_and_margin(mined: Any) -> None:
     queries, documents = unit_rows(0), unit_rows(40, 10, 20, 30, 50, 60)
     # Ranks without the positive (document 0, at 40 degrees): 10, 20, 30, 50, 60.
     stage = Mine(kind="mine", data=[DataEntry(texts="x")], first=2, last=4, negatives=9, margin=9)
-    assert mined(queries, documents, stage) == [[2, 3, 4]]
-    assert mined(queries, documents, stage.model_copy(update={"negatives": 1})) == [[2]]
+    assert mined(queries, documents, stage) == [2, 3, 4]
+    assert mined(queries, documents, stage.model_copy(update={"negatives": 1})) == [2]
     # The documents at 50 and 60 degrees are below 95 % of the positive's cosine.
     strict = stage.model_copy(update={"margin": 0.95, "first": 1, "last": 10})
-    assert mined(queries, documents, strict) == [[4, 5]]
+    assert mined(queries, documents, strict) == [4, 5]
 
 
-def test_the_margin_lowers_negative_scores_too() -> None:
+def test_the_margin_lowers_negative_scores_too(mined: Any) -> None:
     queries, documents = unit_rows(0), unit_rows(120, 121, 150)
     stage = Mine(kind="mine", data=[DataEntry(texts="x")], first=1, last=9, margin=0.8)
-    assert mined(queries, documents, stage) == [[2]]
+    assert mined(queries, documents, stage) == [2]
 
 
 def test_the_next_stage_reads_mined_negatives(

@@ -13,8 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import CareError
-from tests.checkpoints import TEXTS
-from tests.conftest import write_jsonl
 from tests.errors import raises
 from tests.training.conftest import (
     DATA,
@@ -25,7 +23,6 @@ from tests.training.conftest import (
     pair_of,
     teacher,
     write_recipe,
-    write_split,
 )
 from tests.training.runs import history_of, limit_file_size, same, weights
 from training.encoder import Encoder
@@ -217,22 +214,6 @@ def test_weights_that_are_not_finite_are_an_error(
         with raises(TrainingError, "not_finite", key="stages.joint", step=1):
             run_recipe(base)
     assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
-
-
-def test_nothing_is_measured_while_weights_are_sharded(
-    base: dict[str, Any],
-    run_recipe: RunRecipe,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(StageTrainer, "sharded", True)
-    write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "d", "text": TEXTS[1]}])
-    write_split(tmp_path, "dev", {"q": TEXTS[0]}, [("q", "d", 1)])
-    base["dev"] = {"beir": str(tmp_path), "start": True, "every": 1}
-    base["stages"] = [joint()]
-    run_recipe(base)
-    history = history_of(tmp_path / "out" / "stages", "joint")
-    assert not [name for entry in history for name in entry if name.startswith("dev_")]
 
 
 def test_checkpoints_of_another_model_and_damaged_ones_are_errors(
