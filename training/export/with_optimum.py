@@ -2,8 +2,8 @@
 
     make export-optimum PAIR=bge-base-zh-v1.5 OUT=pairs/bge-base-optimum
 
-optimum-onnx 0.1.0 needs transformers below 4.58, so it runs in an environment of its own; its graphs
-are float32, not fused, and of the architectures that it knows, such as BERT and XLM-RoBERTa.
+optimum-onnx 0.1.0 needs transformers below 4.58, so it runs in an environment of its own. Its
+graphs are float32, not fused, and of the architectures that it knows, such as BERT and XLM-RoBERTa.
 """
 
 import argparse
