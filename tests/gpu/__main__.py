@@ -21,8 +21,8 @@ _LINES = 15
 
 
 def run(name: str, environment: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Runs a check and returns its row: path, status, seconds, what, figures."""
-    row = {"path": name, "status": "passed" if on_gpu else "simulated", "seconds": 0.0, "what": ""}
+    """Runs a check and returns its row: status, seconds, and what was found."""
+    row = {"status": "passed" if on_gpu else "simulated", "seconds": 0.0, "what": ""}
     python = ROOT / environment / "bin" / "python"
     if not python.exists():
         return row | {"status": "not run", "what": f"{environment} is missing: make test-engines"}
@@ -53,17 +53,17 @@ def main(names: list[str]) -> int:
     gpus = visible_gpus()
     hardware = ", ".join(f"{gpu.name} ({gpu.memory >> 30} GiB)" for gpu in gpus)
     driver = f"; driver {gpus[0].driver}" if gpus else ""
-    print(f"GPUs: {hardware or 'none; paths are simulated on the processor'}{driver}\n")
-    rows = [
-        run(name, environment, on_gpu=bool(gpus))
-        for name, environment in PATHS.items()
-        if not names or name in names
-    ]
-    width = max(len(row["path"]) for row in rows)
-    for row in rows:
-        path, status, seconds = f"{row['path']:{width}}", f"{row['status']:9}", row["seconds"]
-        print(f"{path}  {status}  {seconds:6.1f} s  {row['what']}")
-    return int(any(row["status"] == "failed" for row in rows))
+    print(f"GPUs: {hardware or 'none; paths are simulated on the processor'}{driver}\n", flush=True)
+    width = max(map(len, PATHS))
+    failed = False
+    for name, environment in PATHS.items():
+        if names and name not in names:
+            continue
+        row = run(name, environment, on_gpu=bool(gpus))
+        status, seconds = f"{row['status']:9}", f"{row['seconds']:6.1f} s"
+        print(f"{name:{width}}  {status}  {seconds}  {row['what']}", flush=True)
+        failed |= row["status"] == "failed"
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import onnx
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, write_text
+from core.records import write_json
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import load_pair, write_pair
 from training.export.checkpoint import write_checkpoint
@@ -25,6 +26,7 @@ from training.export.measurement import Reference, read_calibration
 from training.export.onnx import TOKENIZER, describe
 from training.export.query_side import load_query_side
 from training.export.report import Row, as_markdown
+from training.files import read_json
 
 _GRAPH = "query-fp32.onnx"
 _LINES = 5
@@ -50,6 +52,9 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
     with new_folder(out.resolve(), replace=True) as folder, TemporaryDirectory() as scratch:
         source, written = Path(scratch, "source"), Path(scratch, "written")
         spec = write_checkpoint(pair.query, pair.folder, source)
+        # transformers 4 does not know the classes of tokenizers that transformers 5 writes.
+        tokenizer = source / "tokenizer_config.json"
+        write_json(tokenizer, read_json(tokenizer) | {"tokenizer_class": "PreTrainedTokenizerFast"})
         _run_optimum(python, source, written)
         query.parts()[2].save(str(folder / TOKENIZER), pretty=False)
         described = _describe(spec, written / "model.onnx", folder / _GRAPH)
