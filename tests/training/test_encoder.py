@@ -9,7 +9,16 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from core.errors import PairError
-from tests.checkpoints import LONG, TEXTS, WIDTH, edit_json, write_gte, write_gte_mlm
+from tests.checkpoints import (
+    LONG,
+    MAX_LENGTH,
+    TEXTS,
+    WIDTH,
+    edit_json,
+    write_gte,
+    write_gte_mlm,
+    write_qwen3,
+)
 from tests.errors import raises
 from tests.training.encoders import check_parity, checkpoint_of
 from training.batches import PairCollator
@@ -97,6 +106,18 @@ def test_the_tokenizer_of_a_saved_decoder_appends_the_end_token(
     end = AutoTokenizer.from_pretrained(qwen3).eos_token_id
     assert ids[1] == [*ids[0], end]
     check_parity(saved, (*TEXTS, LONG))
+
+
+@pytest.mark.parametrize("ends_texts", [False, True])
+def test_texts_of_qwen3_and_qwen3_embedding_end_with_one_end_token(
+    tmp_path: Path, ends_texts: bool
+) -> None:
+    folder = write_qwen3(tmp_path, ends_texts=ends_texts)
+    tokens = tokenize(checkpoint_of(folder, tmp_path, pooling="last_token"), "", ["头痛", LONG])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.pad_token_id if ends_texts else tokenizer.eos_token_id
+    assert np.flatnonzero(tokens.values == end).tolist() == (tokens.offsets[1:] - 1).tolist()
+    assert tokens.lengths[1] == MAX_LENGTH
 
 
 def test_a_projection_is_applied_as_at_serving(bert: Path, tmp_path: Path) -> None:
