@@ -228,7 +228,8 @@ def _digest(objective: nn.Module) -> int:
     digest = 0
     for value in objective.parameters():
         if value.requires_grad and not isinstance(value, DTensor):
-            digest = crc32(value.detach().cpu().flatten().view(torch.uint8).numpy(), digest)
+            held = value.detach().cpu().flatten().view(torch.uint8).numpy()
+            digest = crc32(held.tobytes(), digest)
     return digest
 
 
