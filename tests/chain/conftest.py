@@ -17,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "builds" / "chain"
-PAIRS = ("care-0.3b-8b", "care-0.3b-4b")
+# Widths of the document encoders; both are wider than the query encoder, as in the paper.
+WIDTHS = {"care-0.3b-8b": 128, "care-0.3b-4b": 96}
+PAIRS = tuple(WIDTHS)
 # What a user sets so that all commands find the same folders; one thread in each process.
 VARIABLES = {
     "CARE_PAIRS": str(FOLDER / "pairs"),

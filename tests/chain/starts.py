@@ -14,8 +14,6 @@ from transformers import AutoTokenizer
 from tests.checkpoints import edit_json, write_gte_mlm, write_qwen3
 from training.encoder import load_backbone
 
-# Widths of the document encoders; both are wider than the query encoder, as in the paper.
-WIDTHS = {"care-0.3b-4b": 96, "care-0.3b-8b": 128}
 # Characters of the parts of texts that are told apart, and parts in a batch.
 _PART, _BATCH = 24, 32
 

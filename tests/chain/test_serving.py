@@ -17,8 +17,7 @@ from evaluation.beir import beir_paths, read_judged_queries
 from evaluation.dense import dense_run
 from evaluation.metrics import score
 from models.encoders.transformers import TransformersEncoder
-from tests.chain.conftest import FOLDER, PAIRS, VARIABLES, Steps
-from tests.chain.starts import WIDTHS
+from tests.chain.conftest import FOLDER, PAIRS, VARIABLES, WIDTHS, Steps
 from tests.checkpoints import checkpoint_spec
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]

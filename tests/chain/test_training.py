@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evaluation.beir import read_documents, read_queries
-from tests.chain.conftest import FOLDER, PAIRS, Steps
-from tests.chain.starts import WIDTHS, write_document_start, write_query_start
+from tests.chain.conftest import FOLDER, PAIRS, WIDTHS, Steps
+from tests.chain.starts import write_document_start, write_query_start
 from tests.curation.endpoints import scripted_server
 from tests.curation.raw_sample import ENDPOINTS, RAW, language_model
 
