@@ -213,7 +213,8 @@ def vllm(folder: Path, *, gpu: bool) -> Figures:
 def unit_vectors(rows: int, width: int, seed: int = 0) -> FloatArray:
     """Returns random vectors of unit norm, float32 [rows, width]."""
     vectors = np.random.default_rng(seed).standard_normal((rows, width), np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: FloatArray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def check(found: FloatArray, expected: FloatArray, least: float) -> None:

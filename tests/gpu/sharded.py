@@ -34,7 +34,7 @@ def main(checkpoint: str) -> None:
             states[:, [_LENGTH // 2, -1]].float(), dim=-1
         ).unbind(dim=1)
         loss = torch.nn.functional.cross_entropy(halves @ ends.T / 0.05, targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss))
