@@ -77,7 +77,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-long build-index update serve evaluate export cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
 
+test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
+	@.venv-test/bin/python -m tests.gpu $(ARGS)
+
 test-long: $(TEST) ## Run the tests that take too long for each commit
 	$(call PYTEST,.venv-test) tests/long
 
@@ -147,6 +150,11 @@ export: QRELS = data/sample/qrels/dev.tsv
 export: $(TEST) ## Export a pair of checkpoints for the service, if it reaches its thresholds: PAIR= OUT= CORPUS= QUERIES= QRELS= ARGS=
 	$(CARE) export --pair '$(CARE_PAIR)' --out '$(or $(OUT),builds/export/$(CARE_PAIR))' \
 	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(ARGS)
+
+# In an environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58.
+export-optimum: $(TEST) .venv-optimum/.complete ## Export a query side with optimum instead of torch.onnx, float32 only: PAIR= OUT=
+	.venv-test/bin/python -m training.export.with_optimum --pair '$(CARE_PAIR)' \
+	  --out '$(or $(OUT),builds/export/$(CARE_PAIR)-optimum)' --python .venv-optimum/bin/python
 
 train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
 	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
@@ -260,6 +268,12 @@ $(SCALE): pyproject.toml constraints.txt
 .venv-bench/.complete: loadtest/bench/requirements-sentence-transformers.txt
 .venv-bench-infinity/.complete: loadtest/bench/requirements-infinity.txt
 $(BENCH_OTHERS):
+	$(new_environment)
+	$(INSTALL) '$(TORCH)'
+	$(INSTALL) -r $<
+	@touch $@
+
+.venv-optimum/.complete: training/export/requirements-optimum.txt
 	$(new_environment)
 	$(INSTALL) '$(TORCH)'
 	$(INSTALL) -r $<

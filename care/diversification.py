@@ -9,9 +9,10 @@ import numpy as np
 from core.files import new_folder
 from core.records import read_jsonl, write_jsonl
 from core.types import Document
-from curation.diversity import DiversityOptions, diversify_file, diversity_rule
+from curation.diversity import DiversityOptions, diversify_file
 from evaluation.bm25 import bm25_run
-from training.data import Example, read_examples
+from training.corpus import Example
+from training.data import read_examples
 from training.schema import DataEntry, Part
 
 # Folds of the questions; the recipes of the ablations hold out another one for the tests.
@@ -78,6 +79,5 @@ def _diverse(
 ) -> list[str]:
     source, kept = folder / f"{kind}-pool.jsonl", folder / f"{kind}-kept.jsonl"
     write_jsonl(source, ({"text": text} for text in texts))
-    rule = diversity_rule(kind, t=threshold)
-    diversify_file(source, kept, kind, rule, _OPTIONS, pair=_PAIR, threads=threads)
+    diversify_file(source, kept, kind, _OPTIONS, t=threshold, pair=_PAIR, threads=threads)
     return [str(record["text"]) for _, record in read_jsonl(kept)]

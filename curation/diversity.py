@@ -4,11 +4,12 @@ import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import faiss
 import numpy as np
@@ -48,26 +49,38 @@ class DiversityRule:
             raise CareError(message, code="bad_rule", k=self.k, n=self.near)
 
 
-RULES: dict[Kind, DiversityRule] = {
-    "queries": DiversityRule(5, 0.85, 1),
-    "documents": DiversityRule(5, 0.78, 1),
+# The thresholds t of pairs. Those of gte-multilingual-base are the paper's (Table 10). Those of
+# care-mini are `distinct_threshold` of the queries and of the corpus of data/sample, rounded up.
+THRESHOLDS: dict[str, dict[Kind, float]] = {
+    "gte-multilingual-base": {"queries": 0.85, "documents": 0.78},
+    "care-mini": {"queries": 0.86, "documents": 0.91},
 }
+# Of texts that are known to differ, the share without a neighbour above the threshold.
+_DISTINCT = 0.95
 
 
-def diversity_rule(
-    kind: Kind, *, k: int | None = None, t: float | None = None, near: int | None = None
-) -> DiversityRule:
-    """Returns the paper's rule for queries or documents, with the given values in place of its."""
-    given: dict[str, Any] = {"k": k, "t": t, "near": near}
-    changes = {name: value for name, value in given.items() if value is not None}
-    return replace(RULES[kind], **changes)
+def distinct_threshold(vectors: FloatArray) -> float:
+    """Returns a threshold t for an encoder, from vectors of texts that are known to differ.
+
+    95 % of these texts have no other one with a cosine above t.
+
+    Args:
+        vectors: float32 [n, dimension], n at least 2.
+    """
+    index = GrowingIndex(vectors.shape[1], len(vectors))
+    unit = _unit(vectors)
+    index.add(unit)
+    # The nearest of each text is the text itself.
+    return float(np.quantile(index.search(unit, 2)[:, 1], _DISTINCT))
 
 
 @dataclass(frozen=True, slots=True)
 class DiversityOptions:
     """Options of the filter; each can change which texts are kept."""
 
-    seeds: int = 5000  # texts that are kept without a check and start the index
+    # Texts that are kept without a check and start the index; None for 5,000, the paper's number,
+    # or a tenth of all texts if that is less.
+    seeds: int | None = None
     seed: int = 0  # of the random choice of these texts
     flat_limit: int = 100_000  # kept texts up to which the search is exact
     # Texts per search. Within a block the rule is applied to one text after the other, so that
@@ -109,7 +122,7 @@ def diversify(
     """
     options = options or DiversityOptions()
     order = _order(len(vectors), options)
-    first = min(options.seeds, len(order))
+    first = _seeds(len(order), options)
     kept = np.zeros(len(order), dtype=np.bool_)
     kept[:first] = True
     identity = json.dumps([list(vectors.shape), asdict(rule), asdict(options)])
@@ -147,8 +160,12 @@ def diversify(
 def _order(count: int, options: DiversityOptions) -> RowArray:
     """Returns all rows: first the seeds, then the others, each in ascending order."""
     shuffled = np.random.default_rng(options.seed).permutation(count)
-    seeds, others = np.split(shuffled, [options.seeds])
+    seeds, others = np.split(shuffled, [_seeds(count, options)])
     return np.concatenate([np.sort(seeds), np.sort(others)])
+
+
+def _seeds(count: int, options: DiversityOptions) -> int:
+    return min(5000, count // 10) if options.seeds is None else min(options.seeds, count)
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
@@ -217,11 +234,14 @@ def diversify_file(
     texts: Path,
     output: Path,
     kind: Kind,
-    rule: DiversityRule,
     options: DiversityOptions,
     *,
+    k: int = 5,
+    t: float | None = None,
+    near: int = 1,
     pair: str = DEFAULT_PAIR,
     vectors: Path | None = None,
+    distinct: Path | None = None,
     batch_size: int = 32,
     threads: int = 1,
 ) -> dict[str, Any]:
@@ -231,25 +251,34 @@ def diversify_file(
         texts: JSONL with `text` and, for documents, `title`; other fields are kept.
         output: JSONL of the kept lines.
         kind: Which side of the pair encodes the texts.
-        rule: Which texts are dropped.
         options: See `DiversityOptions`.
+        k: See `DiversityRule`.
+        t: See `DiversityRule`; None for the threshold of the pair in `THRESHOLDS`.
+        near: See `DiversityRule`.
         pair: The pair that encodes the texts.
         vectors: .npy file of float32 [texts, dimension], instead of encoding.
+        distinct: JSONL of texts that are known to differ, from which t is derived.
         batch_size: Texts per batch of the encoder.
         threads: Threads of the encoder and of the search.
 
     Returns:
         The report, as written to OUTPUT.report.json.
+
+    Raises:
+        CareError: If no threshold is given and the pair has none.
     """
     started = time.perf_counter()
+    if t is None and not distinct:
+        t = _known_threshold("" if vectors else Path(pair).stem, kind)
     lines, contents = _read(texts)
+    role: Role = "query" if kind == "queries" else "document"
+    cache = output.parent / CACHE / "vectors"
+    side = partial(encode, pair, role, cache=cache, batch_size=batch_size, threads=threads)
     with output_folder(output.parent):
-        if vectors:
-            found = load_vectors(vectors, len(lines))
-        else:
-            role: Role = "query" if kind == "queries" else "document"
-            cache = output.parent / CACHE / "vectors"
-            found = encode(pair, role, contents, cache, batch_size=batch_size, threads=threads)
+        if t is None and distinct:
+            t = distinct_threshold(side(texts=list(dict.fromkeys(_read(distinct)[1]))))
+        rule = DiversityRule(k, cast("float", t), near)
+        found = load_vectors(vectors, len(lines)) if vectors else side(texts=contents)
         encoded = time.perf_counter()
         origin = sha256_file(vectors) if vectors else json.dumps([pair, kind])
         name = sha256("\0".join([origin, *contents]).encode()).hexdigest()[:12]
@@ -273,6 +302,14 @@ def diversify_file(
         }
         write_json(output.with_name(f"{output.name}.report.json"), report)
     return report
+
+
+def _known_threshold(pair: str, kind: Kind) -> float:
+    if pair in THRESHOLDS:
+        return THRESHOLDS[pair][kind]
+    message = f"no threshold is known for the vectors of {pair or 'the file'}: give --t, or with "
+    message += "--distinct FILE texts that differ"
+    raise CareError(message, code="no_threshold", pair=pair or None)
 
 
 def load_vectors(path: Path, rows: int) -> FloatArray:

@@ -188,7 +188,7 @@ def _read_beir(source: BeirSource) -> Iterator[Triple]:
     texts = document_texts(_documents(source, qrels))
     for query, grades in qrels.items():
         positives = [texts[id_] for id_, grade in grades.items() if grade > 0]
-        negatives = [texts[id_] for id_, grade in grades.items() if grade <= 0]
+        negatives = [texts[id_] for id_, grade in grades.items() if grade == 0]
         yield Triple(queries[query], positives, negatives)
 
 

@@ -103,6 +103,8 @@ Each row is a recipe in [training/recipes/ablations](../training/recipes/ablatio
 `care ablations --only NAME`. [tables.toml](../training/recipes/ablations/tables.toml) has the names
 and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours.
 [train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
+[training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders
+and settings, for GPUs; they have not been run.
 
 Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds.
 The difference of a row is the table's reference minus the row, with its 95 % interval by paired
@@ -116,9 +118,7 @@ bootstrap over questions:
 | undecided | is wider; as many questions as named would decide a difference of this size |
 
 """
-_OTHERS = """## Other results of the paper
-
-"""
+_OTHERS = "## Other results of the paper\n\n"
 
 
 def generated() -> Mapping[Path, str]:

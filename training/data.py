@@ -253,7 +253,7 @@ def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Example]:
         found = [(split.documents[i], score) for i, score in judged.items() if i in split.documents]
         positives = tuple(text for text, score in found if score > 0)
         if positives:
-            negatives = tuple(text for text, score in found if score <= 0)
+            negatives = tuple(text for text, score in found if score == 0)
             yield Example(split.queries[query], positives, negatives)
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 T = TypeVar("T")
-# How long processes wait for one that measures or writes alone. A process that dies is found at
-# once: torchrun then ends the others.
-TIMEOUT = timedelta(hours=24)
+# How long processes wait for each other in a step of training, and for the main process to write a
+# checkpoint. A process that dies is found at once: torchrun then ends the others.
+TIMEOUT = timedelta(hours=2)
 
 
 def processes() -> "PartialState":
@@ -89,9 +89,8 @@ def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
     rows = gather(len(values))
     padding = (0, 0) * (values.ndim - 1) + (0, max(rows) - len(values))
     parts = all_gather(nn.functional.pad(values, padding))  # type: ignore[no-untyped-call]
-    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), sum(
-        rows[: distributed.get_rank()]
-    )
+    offset = sum(rows[: distributed.get_rank()])
+    return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]), offset
 
 
 def gather(number: int) -> list[int]:

@@ -180,23 +180,26 @@ def diversify(
         Path | None,
         typer.Option(metavar="FILE", help=".npy of float32 vectors, instead of encoding."),
     ] = None,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Nearest kept texts that are compared.", show_default="depends on KIND"
-        ),
-    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="Nearest kept texts that are compared.")] = 5,
     t: Annotated[
         float | None,
-        typer.Option(help="Cosine above which a text is near.", show_default="depends on KIND"),
+        typer.Option(
+            help="Cosine above which a text is near.", show_default="depends on pair and KIND"
+        ),
     ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(help="Near texts that are allowed.", show_default="depends on KIND"),
+    n: Annotated[int, typer.Option(help="Near texts that are allowed.")] = 1,
+    distinct: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSONL of texts that differ, to derive --t from."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Texts that are kept without a check, to start the index.")
-    ] = 5000,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Texts that are kept without a check, to start the index.",
+            show_default="5000, or a tenth of the texts if that is less",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random choice of these texts.")] = 0,
     flat_limit: Annotated[
         int, typer.Option(min=0, help="Kept texts up to which the search is exact.")
@@ -207,16 +210,19 @@ def diversify(
 ) -> None:
     """Drop near-duplicate texts."""
     _require()
-    from curation.diversity import DiversityOptions, diversify_file, diversity_rule
+    from curation.diversity import DiversityOptions, diversify_file
 
     result = diversify_file(
         texts,
         output,
         kind,
-        diversity_rule(kind, k=k, t=t, near=n),
         DiversityOptions(seeds, seed, flat_limit),
+        k=k,
+        t=t,
+        near=n,
         pair=pair,
         vectors=vectors,
+        distinct=distinct,
         batch_size=batch_size,
         threads=threads,
     )

@@ -7,7 +7,9 @@ import pytest
 from care.diversification import BOTH, NAMES, NONE, QUERIES, triples, write_training_data
 from tests.conftest import write_jsonl
 from tests.curation.judges import lines
-from training.data import Example
+from training.corpus import Example
+from training.data import in_part
+from training.schema import Part
 
 pytestmark = pytest.mark.train
 
@@ -53,6 +55,8 @@ def test_all_settings_have_equal_numbers_of_questions(
     assert {text for record in found[QUERIES] for text in record["negatives"]} - kept
     for record in found[NONE] + found[QUERIES] + found[BOTH]:
         assert not set(record["positives"]) & set(record["negatives"])
+    # No question is of the fold that the ablations test.
+    assert pool and not any(in_part(text, Part(folds=8, only=7)) for text in pool)
     # A folder that exists is kept.
     (out / f"{NONE}.jsonl").write_text("")
     write_training_data(data, out)

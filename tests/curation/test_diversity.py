@@ -11,17 +11,21 @@ import pytest
 from core.errors import CareError
 from core.types import FloatArray
 from curation.diversity import (
-    RULES,
+    THRESHOLDS,
     DiversityOptions,
     DiversityRule,
     GrowingIndex,
+    distinct_threshold,
     diversify,
     diversify_file,
 )
+from curation.retrieval import encode
+from evaluation.beir import read_queries
 from tests.conftest import write_jsonl
 from tests.errors import raises
 
 DIMENSION = 16
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 RULE = DiversityRule(k=3, t=0.8, near=1)
 
 
@@ -174,11 +178,28 @@ def test_an_invalid_rule(k: int, near: int) -> None:
         DiversityRule(k, 0.8, near)
 
 
-def test_the_rules_of_the_paper() -> None:
-    assert {
-        "queries": DiversityRule(5, 0.85, 1),
-        "documents": DiversityRule(5, 0.78, 1),
-    } == RULES
+def test_thresholds_belong_to_an_encoder(tmp_path: Path) -> None:
+    # Table 10 of the paper.
+    assert THRESHOLDS["gte-multilingual-base"] == {"queries": 0.85, "documents": 0.78}
+    queries = read_queries(SAMPLE / "queries.jsonl").values()
+    found = distinct_threshold(encode("care-mini", "query", list(queries), tmp_path))
+    assert THRESHOLDS["care-mini"]["queries"] == pytest.approx(found + 0.005, abs=0.005)
+    texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "甲"}])
+    with raises(CareError, code="no_threshold", pair="bge-m3"):
+        diversify_file(texts, tmp_path / "out", "queries", DiversityOptions(), pair="bge-m3")
+
+
+def test_a_threshold_from_texts_that_differ() -> None:
+    texts = vectors(300, seed=3)
+    t = distinct_threshold(2 * texts)
+    cosines = texts @ texts.T - 2 * np.eye(len(texts), dtype=np.float32)
+    assert 0.945 <= (cosines.max(axis=1) <= t).mean() <= 0.955
+
+
+def test_small_files_have_few_seeds() -> None:
+    texts = np.repeat(vectors(10), 10, axis=0)
+    kept = diversify(texts, RULE).kept
+    assert 10 <= kept.sum() <= 30
 
 
 def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
@@ -190,7 +211,9 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", texts)
     output, options = tmp_path / "out" / "kept.jsonl", DiversityOptions(seeds=20)
     file = tmp_path / "vectors.npy"
-    report = diversify_file(corpus, output, "documents", RULE, options, vectors=file)
+    report = diversify_file(
+        corpus, output, "documents", options, k=RULE.k, t=RULE.t, near=RULE.near, vectors=file
+    )
     rows = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     expected = np.flatnonzero(diversify(texts, RULE, options).kept)
     assert [row["x"] for row in rows] == expected.tolist()
@@ -199,8 +222,7 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
 
     similar = ["高血压能吃党参吗", "高血压能吃党参吗？", "高血压能吃党参么", "骨折"]
     few = write_jsonl(tmp_path / "few.jsonl", [{"text": text} for text in similar])
-    rule = DiversityRule(5, 0.97, 1)
-    diversify_file(few, output, "queries", rule, DiversityOptions(1), pair="care-mini")
+    diversify_file(few, output, "queries", DiversityOptions(1), t=0.97, pair="care-mini")
     kept = [json.loads(line)["text"] for line in output.read_text("utf-8").splitlines()]
     assert len(kept) == 3 and "骨折" in kept
 
@@ -211,4 +233,4 @@ def test_vectors_that_do_not_fit(tmp_path: Path, wrong: Any) -> None:
     np.save(tmp_path / "vectors.npy", wrong)
     options, path = DiversityOptions(1), tmp_path / "vectors.npy"
     with raises(CareError, code="bad_vectors", path=path, rows=3, shape=list(wrong.shape)):
-        diversify_file(corpus, tmp_path / "kept.jsonl", "documents", RULE, options, vectors=path)
+        diversify_file(corpus, tmp_path / "kept.jsonl", "documents", options, t=0.8, vectors=path)

@@ -20,7 +20,7 @@ def facts(tmp_path: Path) -> dict[str, Any]:
     documents = [Document(f"d{i}", f"第{i}段", "题" if i == 1 else "") for i in range(4)]
     queries = {f"q{i}": f"问题 {i}" for i in range(4)}
     splits = {
-        "train": {"q0": {"d0": 1, "d1": 0}, "q1": {"d1": 1}},
+        "train": {"q0": {"d0": 1, "d1": 0}, "q1": {"d1": 1, "d2": -1}},
         "dev": {"q2": {"d2": 1, "d3": -1}},
         "test": {"q3": {"d3": 1}},
     }

@@ -2,13 +2,15 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.errors import CareError, EmbeddingSpaceError, PairError
 from core.manifest import IndexManifest
+from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair, write_pair
-from service.app import create_app
+from service.app import create_app, load_query_encoder
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -81,3 +83,20 @@ def test_a_failure_of_a_late_step_leaves_no_thread_behind(
     with pytest.raises(RuntimeError):
         create_app(settings, BigramEncoder())
     assert set(threading.enumerate()) == before
+
+
+def test_the_warm_up_is_bounded_as_batches_are(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[ProviderOptions] = []
+
+    class Encoder:
+        def __init__(self, *arguments: Any) -> None:
+            loaded.append(arguments[-1])
+
+        def warm_up(self) -> None: ...
+
+    monkeypatch.setattr("service.app.OnnxEncoder", Encoder)
+    for chosen in (4096, 512):
+        load_query_encoder(settings.model_copy(update={"batch_tokens": chosen}))
+    assert [options.batch_tokens for options in loaded] == [4096, 512]

@@ -67,3 +67,27 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> list[FakeGpuIn
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return copies
+
+
+def fake_quantizers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes FAISS copy quantisers to two GPUs, which cannot be written to a file.
+
+    Returns:
+        The number of centroids of each quantiser that is copied.
+    """
+    copied: list[int] = []
+    kept: list[faiss.Index] = []
+    kmeans = faiss.Kmeans
+
+    def copy(quantizer: faiss.Index) -> faiss.Index:
+        copied.append(quantizer.ntotal)
+        replicas = faiss.IndexReplicas(quantizer.d)
+        for _ in range(2):
+            kept.append(faiss.clone_index(quantizer))
+            replicas.addIndex(kept[-1])
+        return replicas
+
+    monkeypatch.setattr(faiss, "Kmeans", lambda *a, gpu, **k: kmeans(*a, gpu=0, **k))
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", copy)
+    return copied

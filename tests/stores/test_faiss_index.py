@@ -26,6 +26,7 @@ from stores.faiss.store import build_index, choose_search
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
 from tests.indexer.builds import room_for
+from tests.stores.gpus import fake_quantizers
 
 ROOT = Path(__file__).parents[2]
 COUNT, DIMENSION = 3000, 32
@@ -264,36 +265,8 @@ def test_the_training_sample_fits_into_memory(
     assert max(taken) == 39 * 64
 
 
-class GpuQuantizers:
-    """A stand-in for FAISS on two GPUs: copies that cannot be written to a file.
-
-    Attributes:
-        copied: Number of centroids of each quantiser that was copied to the GPUs.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.copied: list[int] = []
-        self._kept: list[faiss.Index] = []
-        kmeans = faiss.Kmeans
-        monkeypatch.setattr(faiss, "Kmeans", lambda *a, gpu, **k: kmeans(*a, gpu=0, **k))
-        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
-        monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", self._copy)
-
-    def _copy(self, quantizer: faiss.Index) -> faiss.Index:
-        self.copied.append(quantizer.ntotal)
-        replicas = faiss.IndexReplicas(quantizer.d)
-        for _ in range(2):
-            self._kept.append(faiss.clone_index(quantizer))
-            replicas.addIndex(self._kept[-1])
-        return replicas
-
-
-@pytest.fixture
-def gpu_quantizers(monkeypatch: pytest.MonkeyPatch) -> GpuQuantizers:
-    return GpuQuantizers(monkeypatch)
-
-
-def test_the_copy_on_gpus_cannot_be_written(gpu_quantizers: GpuQuantizers) -> None:
+def test_the_copy_on_gpus_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_quantizers(monkeypatch)
     with pytest.raises(RuntimeError):
         faiss.serialize_index(faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(DIMENSION)))
 
@@ -304,17 +277,16 @@ def test_lists_built_in_parts_with_gpus_equal_those_without(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     factory: str,
-    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr("stores.faiss.training._LIST_SAMPLE_ROWS", 39)
     monkeypatch.setattr("stores.faiss.parts._SLACK", 20)
     build_index(vectors, factory, tmp_path / "cpu", threads=1, memory=TIGHT, progress=False)
-    gpu_quantizers: GpuQuantizers = request.getfixturevalue("gpu_quantizers")
+    copied = fake_quantizers(monkeypatch)
     assert gpu.gpus() == 2
     rows = parts_seen(monkeypatch)
     build_index(vectors, factory, tmp_path / "gpu", threads=1, memory=TIGHT, progress=False)
     assert len(rows) > 1 or "x4fs" in factory
-    assert gpu_quantizers.copied == [64]
+    assert copied == [64]
     assert (tmp_path / "cpu").read_bytes() == (tmp_path / "gpu").read_bytes()
 
 

@@ -1,7 +1,9 @@
-"""The work of one of two training processes; has few imports because each process is spawned."""
+"""A model of one layer whose loss gathers documents of two processes."""
+
+from pathlib import Path
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from training.distributed import all_gather_with_grad
 from training.losses import info_nce, l2_normalize
@@ -31,14 +33,8 @@ def texts(process: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def work(process: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    address = f"file://{folder}/rendezvous"
-    distributed.init_process_group("gloo", init_method=address, rank=process, world_size=2)
+def write_gradients(process: int, path: Path) -> None:
+    """Writes the gradients that a process gets from the loss of its texts."""
     model = nn.parallel.DistributedDataParallel(Model())
     model(*texts(process)).backward()
-    torch.save(model.module.linear.weight.grad, f"{folder}/{process}.pt")
-    # The process group must be destroyed after the model. Its last owner waits for gloo's threads,
-    # and the model would wait while it holds the GIL, which these threads need.
-    del model
-    distributed.destroy_process_group()
+    torch.save(model.module.linear.weight.grad, path)

@@ -11,8 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from tests.training.gathering import write_gradients
 from training.distributed import processes
 from training.recipe import load_recipe
 from training.run import run
@@ -31,8 +34,8 @@ def facts_of(trainer: StageTrainer) -> dict[str, Any]:
 
 
 def run_with_interruptions(recipe: Path, out: Path) -> dict[str, dict[str, Any]]:
-    """Returns the facts of each training stage."""
-    facts: dict[str, dict[str, Any]] = {}
+    """Returns the facts of each training stage, and the time-out of the processes in seconds."""
+    facts: dict[str, Any] = {}
     attempts: Counter[str] = Counter()
     fit, save = StageTrainer.fit, StageTrainer._save_checkpoint
 
@@ -49,22 +52,24 @@ def run_with_interruptions(recipe: Path, out: Path) -> dict[str, dict[str, Any]]
         if trainer.sharded and attempts[trainer._stage.label] == 1:
             raise KeyboardInterrupt
 
-    StageTrainer.fit = fit_and_report  # type: ignore[method-assign]
-    StageTrainer._save_checkpoint = save_and_interrupt  # type: ignore[method-assign]
+    StageTrainer.fit = fit_and_report
+    StageTrainer._save_checkpoint = save_and_interrupt
     try:
         while True:
             try:
                 run(load_recipe(recipe), out, 0, lambda _: None)
-                return facts
+                group = distributed.group.WORLD._get_backend(torch.device("cpu"))
+                return facts | {"timeout": group.options._timeout.total_seconds()}
             except KeyboardInterrupt:
                 continue
     finally:
-        StageTrainer.fit, StageTrainer._save_checkpoint = fit, save  # type: ignore[method-assign]
+        StageTrainer.fit, StageTrainer._save_checkpoint = fit, save
 
 
 if __name__ == "__main__":
     folder, *names = sys.argv[1:]
     root = Path(folder)
-    found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
     rank = processes().process_index
+    write_gradients(rank, root / f"gradients{rank}.pt")
+    found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
     (root / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")

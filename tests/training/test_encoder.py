@@ -9,7 +9,16 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from core.errors import PairError
-from tests.checkpoints import LONG, TEXTS, WIDTH, edit_json, write_gte, write_gte_mlm
+from tests.checkpoints import (
+    LONG,
+    MAX_LENGTH,
+    TEXTS,
+    WIDTH,
+    edit_json,
+    write_gte,
+    write_gte_mlm,
+    write_qwen3,
+)
 from tests.errors import raises
 from tests.training.encoders import check_parity, checkpoint_of
 from training.batches import PairCollator
@@ -28,9 +37,13 @@ EXAMPLES = [
 ]
 
 
-def gradients(checkpoint: EncoderCheckpoint, mini_batch: int | None) -> dict[str, torch.Tensor]:
+def gradients(
+    checkpoint: EncoderCheckpoint, mini_batch: int | None, *, sharded: bool = False
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     encoder = Encoder(checkpoint, trainable=True, dropout=0.0)
+    if sharded:
+        encoder.shard()
     both = {"query": "query", "document": "query"}
     loss = partial(contrast, temperature=0.1)
     objective = Objective({"query": encoder}, both, loss, mini_batch)
@@ -55,6 +68,51 @@ def test_gradients_with_mini_batches_equal_those_of_the_whole_batch(
     assert any(gradient.abs().max() > 1e-3 for gradient in plain.values())
     for name, gradient in plain.items():
         torch.testing.assert_close(cached[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_sharded_encoders_compute_as_many_mini_batches_as_other_processes_with_equal_gradients(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes gather weights together, so one with fewer mini-batches would stop all."""
+    checkpoint = checkpoint_of(bert, tmp_path)
+    plain = gradients(checkpoint, None)
+    counts: list[int] = []
+    forward = Encoder.forward
+
+    def counted(encoder: Encoder, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        counts.append(len(ids))
+        return forward(encoder, ids, mask)
+
+    monkeypatch.setattr(Encoder, "shard", lambda encoder: setattr(encoder, "_sharded", True))
+    monkeypatch.setattr("training.encoder.gather", lambda count: [count, 7])
+    monkeypatch.setattr(Encoder, "forward", counted)
+    padded = gradients(checkpoint, 2, sharded=True)
+    # Queries and documents, each computed twice.
+    assert len(counts) == 2 * 2 * 7
+    for name, gradient in plain.items():
+        torch.testing.assert_close(padded[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(r=4)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_trained_weights_are_float32_and_can_be_trained_in_fp16(
+    qwen3: Path, tmp_path: Path, lora: Lora | None, dtype: str
+) -> None:
+    """A gradient scaler refuses gradients in float16."""
+    changes = {"pooling": "last_token", "dtype": dtype, "lora": lora}
+    encoder = Encoder(checkpoint_of(qwen3, tmp_path, **changes), trainable=True)
+    weights = [value for value in encoder.parameters() if value.requires_grad]
+    assert {value.dtype for value in weights} == {torch.float32}
+    frozen = [value for value in encoder.parameters() if not value.requires_grad]
+    assert {value.dtype for value in frozen} <= {getattr(torch, dtype)}
+    optimizer = torch.optim.AdamW(weights)
+    scaler = torch.amp.GradScaler("cpu")
+    tokens = tokenize(encoder.checkpoint, "", TEXTS).padded(range(len(TEXTS)))
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        loss = encoder(*tokens).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    assert sum(float(v.grad.abs().sum()) for v in weights if v.grad is not None) > 0
 
 
 def test_mini_batches_recompute_with_the_same_dropout(bert: Path, tmp_path: Path) -> None:
@@ -97,6 +155,18 @@ def test_the_tokenizer_of_a_saved_decoder_appends_the_end_token(
     end = AutoTokenizer.from_pretrained(qwen3).eos_token_id
     assert ids[1] == [*ids[0], end]
     check_parity(saved, (*TEXTS, LONG))
+
+
+@pytest.mark.parametrize("ends_texts", [False, True])
+def test_texts_of_qwen3_and_qwen3_embedding_end_with_one_end_token(
+    tmp_path: Path, ends_texts: bool
+) -> None:
+    folder = write_qwen3(tmp_path, ends_texts=ends_texts)
+    tokens = tokenize(checkpoint_of(folder, tmp_path, pooling="last_token"), "", ["头痛", LONG])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.pad_token_id if ends_texts else tokenizer.eos_token_id
+    assert np.flatnonzero(tokens.values == end).tolist() == (tokens.offsets[1:] - 1).tolist()
+    assert tokens.lengths[1] == MAX_LENGTH
 
 
 def test_a_projection_is_applied_as_at_serving(bert: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from core.encoders import Role
 from evaluation.beir import beir_paths
 from tests.conftest import write_jsonl
 from tests.training.conftest import write_split
-from training.data import Text, entry_files, read_dev, read_examples, read_texts
+from training.corpus import Text
+from training.data import entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
 from training.schema import Prompts
 from training.stages.base import Context, TrainingStage

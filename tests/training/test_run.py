@@ -172,6 +172,11 @@ def test_the_sample_recipe_runs(
             "unknown_key",
             {"key": "stages.joint.trainer.optimizer"},
         ),
+        (
+            {"stages": [joint(trainer={"fsdp": True})]},
+            "unsupported_sharding",
+            {"key": "stages.joint.trainer.fsdp"},
+        ),
         ({"document": None, "stages": [joint()]}, "missing_encoder", {"key": "document"}),
     ],
 )
@@ -188,6 +193,16 @@ def test_missing_inputs_of_a_stage_are_errors_before_training(
     with raises(CareError, code, **fields):
         run_recipe(base)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_sharding_by_the_launcher_is_an_error(
+    base: dict[str, Any], run_recipe: RunRecipe, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "true")
+    base["stages"] = [joint()]
+    with raises(TrainingError, "unsupported_sharding", key="stages.joint.sharded"):
+        run_recipe(base)
 
 
 def test_encoders_of_different_dimensions_are_an_error(

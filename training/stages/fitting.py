@@ -15,8 +15,8 @@ from training.batches import Batch, BatchPlan, PairCollator
 from training.distributed import processes, progress
 from training.encoder import Encoder, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
-from training.prepared import Prepared, prepare_examples
 from training.stages.base import Context, Outcome, TrainingStage
+from training.stages.prepared import Prepared, prepare_examples
 from training.stages.trainer import StageTrainer
 from training.vectors import TeacherVectors, frozen_shards, frozen_vectors
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,14 +14,16 @@ from core.files import atomic
 from core.records import write_jsonl
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from stores.exact import exact_search
 from training.files import TRIPLES
 from training.rows import blocks
 from training.schema import Positive, Precision
 from training.stages.base import Context, Outcome, Stage
 
-# Queries and documents that are compared at a time.
-_QUERIES, _DOCUMENTS = 65_536, 16_384
+if TYPE_CHECKING:
+    import torch
+
+# Queries that are searched at a time.
+_QUERIES = 65_536
 
 
 class Mine(Stage):
@@ -57,7 +59,7 @@ class Mine(Stage):
         Each process mines every n-th block of queries; blocks of an interrupted run are kept.
         """
         from training.distributed import processes, wait_for_all
-        from training.prepared import prepare_documents, prepare_examples
+        from training.stages.prepared import prepare_documents, prepare_examples
         from training.vectors import frozen_shards
 
         data = prepare_examples(context, self.data)
@@ -73,7 +75,7 @@ class Mine(Stage):
             if not path.exists():
                 numbers = np.arange(rows.start, rows.stop)
                 known = [corpus.positives[row] for row in numbers]
-                mined = list(mine(queries.take(numbers), found, known, self))
+                mined = list(mine(queries.take(numbers), found, known, self, state.device))
                 with atomic(path) as temporary, temporary.open("wb") as file:
                     np.save(file, np.array(mined, dtype=np.int64))
         wait_for_all()
@@ -90,7 +92,11 @@ class Mine(Stage):
 
 
 def mine(
-    queries: FloatArray, documents: ShardedVectors, positives: Sequence[RowArray], stage: Mine
+    queries: FloatArray,
+    documents: ShardedVectors,
+    positives: Sequence[RowArray],
+    stage: Mine,
+    device: "torch.device",
 ) -> Iterator[RowArray]:
     """Yields the rows of each query's hard negatives, by exact search, hardest first.
 
@@ -99,12 +105,15 @@ def mine(
         documents: Vectors of the documents, unit norm.
         positives: Rows of each query's relevant documents, which are removed from the ranking.
         stage: Ranks, margin and maximum number of negatives.
+        device: Where to search.
 
     Yields:
         int64 [negatives], padded with −1.
     """
+    from training.search import search
+
     depth = min(stage.last + max(map(len, positives)), len(documents))
-    all_scores, all_rows = exact_search(queries, documents.chunks(_DOCUMENTS), depth)
+    all_scores, all_rows = search(queries, documents, depth, device)
     for query, scores, rows, known in zip(queries, all_scores, all_rows, positives, strict=True):
         lowest = (documents.take(known) @ query).min()
         # For a negative score, margin · lowest would be above lowest.

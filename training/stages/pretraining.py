@@ -33,9 +33,9 @@ class RetroMae(TrainingStage):
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains on texts without prompts."""
-        from training.prepared import prepare_texts
         from training.retromae import RetroMaeCollator, RetroMaeObjective
         from training.stages.fitting import fit, load
+        from training.stages.prepared import prepare_texts
 
         data = prepare_texts(context, self.data)
         checkpoint, encoders = context.encoders[self.side], load(self, context, self.side)

@@ -31,7 +31,7 @@ class Teacher(Stage):
 
     def run(self, context: Context, folder: Path) -> Outcome:
         """Encodes the texts on all processes; resumes after the complete shards."""
-        from training.prepared import prepare_texts
+        from training.stages.prepared import prepare_texts
         from training.vectors import compute
 
         data, checkpoint = prepare_texts(context, self.data), context.encoders[self.side]
@@ -114,8 +114,8 @@ class Align(_StageWithTeacher):
         """Trains the query encoder; every text gets the query prompt."""
         from training.batches import align_batch
         from training.objectives import Objective, align
-        from training.prepared import prepare_texts
         from training.stages.fitting import fit, load
+        from training.stages.prepared import prepare_texts
         from training.vectors import TeacherVectors
 
         student = context.encoders["query"]

@@ -173,7 +173,7 @@ class StageTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
         try:
-            state = load_file(folder / _WEIGHTS)
+            state: dict[str, Any] = dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError) as error:
             reason = "the checkpoint is damaged: delete it and resume from the one before"
             raise TrainingError.at(folder, reason, "bad_checkpoint") from error
@@ -186,6 +186,7 @@ class StageTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.sharded:
             return super()._save_optimizer_and_scheduler(output_dir)
+        assert self.optimizer and self.lr_scheduler
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_optimizer_state_dict(self._objective, self.optimizer, options=options)
         if self.args.should_save:
@@ -195,6 +196,7 @@ class StageTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.sharded or checkpoint is None:
             return super()._load_optimizer_and_scheduler(checkpoint)
+        assert self.optimizer and self.lr_scheduler
         state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True)
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self._objective, self.optimizer, state, options=options)
@@ -226,7 +228,8 @@ def _digest(objective: nn.Module) -> int:
     digest = 0
     for value in objective.parameters():
         if value.requires_grad and not isinstance(value, DTensor):
-            digest = crc32(value.detach().cpu().flatten().view(torch.uint8).numpy(), digest)
+            held = value.detach().cpu().flatten().view(torch.uint8).numpy()
+            digest = crc32(held.tobytes(), digest)
     return digest
 
 

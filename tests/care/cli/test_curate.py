@@ -45,7 +45,10 @@ def test_the_command_filters_and_reports(
     np.save(tmp_path / "vectors.npy", vectors)
     words = ["curate", "diversify", "queries", str(tmp_path / "texts.jsonl"), "--seeds", "1"]
     words += ["--output", str(tmp_path / "kept.jsonl")]
-    assert main([*words, "--vectors", str(tmp_path / "vectors.npy")]) == 0
+    words += ["--vectors", str(tmp_path / "vectors.npy")]
+    assert main(words) == 1
+    assert error_code(capsys.readouterr().err) == "no_threshold"
+    assert main([*words, "--t", "0.85"]) == 0
     assert "kept: 3" in capsys.readouterr().out
     report: dict[str, Any] = json.loads((tmp_path / "kept.jsonl.report.json").read_text("utf-8"))
     assert report["rule"] == {"k": 5, "t": 0.85, "near": 1}

@@ -18,7 +18,6 @@ from core.records import write_json
 from core.types import FloatArray
 from curation.common import markdown_table, output_folder
 from curation.diversity import (
-    RULES,
     DiversityOptions,
     DiversityRule,
     diversify,
@@ -59,6 +58,9 @@ def _centre(seed: int, cluster: int, dimension: int) -> FloatArray:
     )
     unit: FloatArray = centre / np.linalg.norm(centre)
     return unit
+
+
+PAPER = DiversityRule(5, 0.78, 1)
 
 
 def measure_scale(
@@ -113,7 +115,7 @@ def test_synthetic_vectors_lie_in_clusters(tmp_path: Path) -> None:
 
 
 def test_scale_is_measured_on_few_texts(tmp_path: Path) -> None:
-    report = measure_scale(tmp_path / "out", 8_000, 32, RULES["documents"], threads=1)
+    report = measure_scale(tmp_path / "out", 8_000, 32, PAPER, threads=1)
     assert report["index"] == "Flat"
     assert 5000 < report["kept"] < 8_000
     assert not list((tmp_path / "out").glob("*.npy"))
@@ -123,7 +125,7 @@ def test_scale_is_measured_on_few_texts(tmp_path: Path) -> None:
 @pytest.mark.timeout(4 * 3600)
 def test_scale(settings: Settings) -> None:
     count = int(os.environ.get("TEXTS", 100_000))
-    report = measure_scale(settings.output, count, 384, RULES["documents"], settings.threads)
+    report = measure_scale(settings.output, count, 384, PAPER, settings.threads)
     print((settings.output / "scale.md").read_text("utf-8"))
     # A third to a half of the texts have too many near neighbours.
     assert 0.5 < report["kept"] / count < 0.8

@@ -36,6 +36,8 @@ COMPARED = {
     "alignment": {"contrastive", "mse", "kl", "temperature", "data"},
     "joint": {"learning_rate", "train"},
 }
+# Endings of the training questions.
+MARKS = "？", "呢？", "呀？"
 SIZES = {"layers", "frozen_layers"}
 
 
@@ -172,7 +174,7 @@ def data(tmp_path: Path) -> Path:
     folder.mkdir()
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
     write_jsonl(folder / "corpus.jsonl", corpus)
-    for split, marks in (("train", ("？", "呢？", "呀？")), ("dev", ("吗？",))):
+    for split, marks in (("train", MARKS), ("dev", ("吗？",))):
         asked = [(i, f"{text}{mark}") for i, text in enumerate(TEXTS) for mark in marks]
         queries = {f"{split}-{number}": text for number, (_, text) in enumerate(asked)}
         judged = [
@@ -180,7 +182,8 @@ def data(tmp_path: Path) -> Path:
             for number, (i, _) in enumerate(asked)
         ]
         write_split(folder, split, queries, judged)
-    pairs = [{"text1": f"{text}？", "text2": f"{text}，怎么办"} for text in TEXTS]
+    # Every question of the split `train` has a paraphrase.
+    pairs = [{"text1": f"{t}{mark}", "text2": f"{t}，怎么办"} for t in TEXTS for mark in MARKS]
     write_jsonl(folder / "train.paraphrases.jsonl", pairs)
     return folder
 
@@ -218,17 +221,16 @@ def _shrink(value: Any, start: str) -> None:
 
 def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    only = [CARE, "query-0-layers", "fine-tuning-data-alone"]
+    only = [CARE, "query-0-layers"]
     lines: list[str] = []
     table = run_ablations(data, out, only, lines.append, recipes=recipes, seeds=2)
     text, summary = table.read_text("utf-8"), json.loads((out / SCORES).read_text())
     found = {name: [*by[NDCG]] for name, by in summary["scores"].items()}
     cut = f"care@{WIDTH // 2}"
-    # Axes are run with their own number of seeds.
+    # A recipe has its own seeds.
     assert {name: found[name] for name in (*only, cut)} == {
         CARE: ["0", "1"],
         "query-0-layers": ["0"],
-        "fine-tuning-data-alone": ["0", "1"],
         cut: ["0", "1"],
     }
     assert summary["facts"]["questions"] == len(read_test(data).dev.queries) > len(TEXTS)
@@ -243,9 +245,9 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
     assert again.read_text("utf-8") == text
     assert not [line for line in lines if "stages" in line and ": reused " not in line]
     # The report alone runs nothing, and leaves out the scores of a recipe that has changed.
-    name = "fine-tuning-data-alone"
+    name = "query-0-layers"
     changed = recipes / f"{name}.yaml"
-    changed.write_text(f"{changed.read_text('utf-8')}\nquery: {{max_length: 16}}\n")
+    changed.write_text(f"{changed.read_text('utf-8')}\nstages: {{joint: {{epochs: 2}}}}\n")
     lines.clear()
     run_ablations(data, out, [], lines.append, recipes=recipes, train=False)
     assert lines == []
@@ -277,19 +279,18 @@ def test_no_recipe_trains_on_a_question_of_the_test(data: Path) -> None:
     tested = read_test(data).dev.queries
     held_out = {text for id_, text in tested.items() if id_.startswith("train-")}
     assert held_out and all(in_part(text, HELD_OUT) for text in held_out)
-    paraphrases = {f"{text}？" for text in TEXTS}
-    assert held_out & paraphrases
     for name in NAMES:
         loaded = recipe(name, f"variables.data={json.dumps(str(data))}")
-        for stage in loaded.stages:
+        # Alignment reads the texts of its teacher; the triples of Table 11 have their own test.
+        for stage in (s for s in loaded.stages if s.data and not s.data[0].triples):
             read: set[str] = set()
-            if isinstance(stage, Teacher | Align | RetroMae):
-                read = {t.text for t in read_texts(stage.data, frozenset(), {})[0] if stage.data}
-            elif stage.data:
-                try:
+            try:
+                if isinstance(stage, Teacher | Align | RetroMae):
+                    read = {text.text for text in read_texts(stage.data, frozenset(), {})[0]}
+                else:
                     read = {e.query for e in read_examples(stage.data, frozenset(), {})[0]}
-                except TrainingError as error:  # a part of so few questions may be empty
-                    assert error.code == "no_examples"
+            except TrainingError as error:  # a fold of so few questions may be empty
+                assert error.code in ("no_examples", "no_texts")
             assert not read & set(tested.values()), (name, stage.label)
 
 

@@ -17,7 +17,7 @@ from training.export.query_side import load_query_side
 
 pytestmark = pytest.mark.train
 
-# What TensorRT's parser takes as a whole (onnx-tensorrt, docs/operators.md). A graph with any other
+# What TensorRT's parser takes as a whole, by the list of onnx-tensorrt. A graph with any other
 # operator would be split, and profiles name the inputs of an unsplit graph only.
 TENSORRT = frozenset(
     [

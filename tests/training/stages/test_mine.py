@@ -1,15 +1,18 @@
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from core.shards import ShardedVectors, write_shard
 from core.types import FloatArray
 from tests.errors import raises
 from tests.training.conftest import DATA, RunRecipe, joint, only
+from training import search
 from training.errors import TrainingError
 from training.recipe import load_recipe
 from training.schema import DataEntry
@@ -31,7 +34,7 @@ def mined(tmp_path: Path) -> Callable[[FloatArray, FloatArray, Mine], list[int]]
         ids = [str(row) for row in range(len(documents))]
         write_shard(tmp_path, 0, documents, ids, tokens=0, truncated=0)
         vectors = ShardedVectors(tmp_path, len(documents), np.arange(len(documents)))
-        (found,) = mine(queries, vectors, [np.array([0])], stage)
+        (found,) = mine(queries, vectors, [np.array([0])], stage, torch.device("cpu"))
         assert len(found) == stage.negatives
         return [row for row in found.tolist() if row >= 0]
 
@@ -53,6 +56,29 @@ def test_the_margin_lowers_negative_scores_too(mined: Any) -> None:
     queries, documents = unit_rows(0), unit_rows(120, 121, 150)
     stage = Mine(kind="mine", data=[DataEntry(texts="x")], first=1, last=9, margin=0.8)
     assert mined(queries, documents, stage) == [2]
+
+
+def test_a_search_on_a_gpu_finds_the_same_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors on the processor take the place of a GPU's; chunks are smaller than the depth."""
+    generator = np.random.default_rng(0)
+    vectors, queries = generator.standard_normal((50, 8)), generator.standard_normal((7, 8))
+    write_shard(tmp_path, 0, vectors.astype(np.float32), ["x"] * 50, tokens=0, truncated=0)
+    documents = ShardedVectors(tmp_path, 50, np.arange(50))
+    queries = queries.astype(np.float32)
+    expected = search.search(queries, documents, 20, torch.device("cpu"))
+    monkeypatch.setattr(search, "_DOCUMENTS", 12)
+    monkeypatch.setattr(search, "_QUERIES", 3)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
+    monkeypatch.setattr(torch, "full", partial(full, torch.full))
+    scores, rows = search.search(queries, documents, 20, torch.device("cuda"))
+    np.testing.assert_allclose(scores, expected[0], atol=1e-5)
+    assert rows.tolist() == expected[1].tolist()
+
+
+def full(make: Any, shape: Any, value: float, *, device: object) -> torch.Tensor:
+    return make(shape, value)
 
 
 def test_the_next_stage_reads_mined_negatives(

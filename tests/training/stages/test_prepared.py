@@ -14,9 +14,9 @@ from training.batches import BatchPlan
 from training.corpus import Corpus, Example, Text, key_of
 from training.data import stream_texts
 from training.encoder import tokenize
-from training.prepared import prepare_examples, prepare_texts
 from training.schema import DataEntry
 from training.stages.base import Context
+from training.stages.prepared import prepare_examples, prepare_texts
 
 pytestmark = pytest.mark.train
 
