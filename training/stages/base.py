@@ -215,9 +215,13 @@ class TrainingStage(Stage):
 
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
-        if isinstance(self.learning_rate, dict) and {*self.learning_rate} != {*self.sides()}:
-            sides = " and ".join(self.sides())
-            raise ValueError(f"learning_rate: must be a number, or name a rate for {sides}")
+        if isinstance(self.learning_rate, dict):
+            if len(sides := self.sides()) == 1:
+                # Other parameters, such as a decoder, belong to no side.
+                raise ValueError("learning_rate: must be a number in a stage of one encoder")
+            if {*self.learning_rate} != {*sides}:
+                named = " and ".join(sides)
+                raise ValueError(f"learning_rate: must be a number, or name a rate for {named}")
         return self
 
     def run_seed(self, context: Context) -> int:

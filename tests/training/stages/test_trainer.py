@@ -168,13 +168,27 @@ def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("stage", [joint(), {"kind": "contrastive", "data": DATA}])
-def test_rates_of_other_sides_than_the_stage_trains_are_an_error(
-    base: dict[str, Any], run_recipe: RunRecipe, stage: dict[str, Any]
+@pytest.mark.parametrize("kind", ["joint", "unsupervised"])
+def test_rates_by_side_need_a_stage_of_both_encoders_and_a_rate_for_each(
+    base: dict[str, Any], run_recipe: RunRecipe, kind: str
 ) -> None:
-    base["stages"] = [stage | {"learning_rate": {"document": 1e-4}}]
-    with raises(TrainingError, "invalid_value", key=f"stages.{stage['kind']}"):
+    base["stages"] = [{"kind": kind, "data": DATA, "learning_rate": {"query": 1e-4}}]
+    with raises(TrainingError, "invalid_value", key=f"stages.{kind}"):
         run_recipe(base)
+
+
+def test_processes_with_different_weights_are_an_error(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other process has the next checksum; its weights are finite too."""
+    monkeypatch.setattr("training.stages.trainer.gather", lambda number: [number, number + 1])
+    base["stages"] = [joint(train=["query"], max_steps=1)]
+    with raises(TrainingError, "weights_differ", key="stages.joint"):
+        run_recipe(base)
+    assert list((tmp_path / "out" / "stages").glob("joint-*")) == []
 
 
 def test_a_full_disk_at_a_checkpoint_leaves_no_incomplete_checkpoint(
