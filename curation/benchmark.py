@@ -61,7 +61,7 @@ def build_benchmark(config: BenchmarkConfig) -> dict[str, Any]:
         for split, ids in splits.items():
             write_beir(folder / "retrieval", split, left, texts, qrels[split])
             of_split = {query: queries[query] for query in ids}
-            rerank = rerank_set(judged, of_split, documents, config.rerank, config.seed)
+            rerank = rerank_set(judged, of_split, left, config.rerank, config.seed)
             write_jsonl(folder / "rerank" / f"{split}.jsonl", rerank)
             grades = [list(grades.values()) for grades in qrels[split].values()]
             statistics["splits"][split] = {
@@ -131,13 +131,17 @@ def rerank_set(
     sizes: Rerank,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns the queries that have positives and negatives, with a sample of both."""
+    """Returns queries with samples of their positives and negatives, which both are in `documents`.
+
+    Queries without a positive or without a negative are omitted.
+    """
     texts = document_texts(documents)
     rows = []
     for query, text in queries.items():
         row: dict[str, Any] = {"_id": query, "query": text}
         for verdict, size in (("positive", sizes.positives), ("negative", sizes.negatives)):
-            ids = shuffled(judged.of(query, verdict), seed, "rerank", query)
+            agreed = (id_ for id_ in judged.of(query, verdict) if id_ in texts)
+            ids = shuffled(agreed, seed, "rerank", query)
             row[f"{verdict}s"] = [texts[id_] for id_ in ids[:size]]
         if row["positives"] and row["negatives"]:
             rows.append(row)

@@ -141,6 +141,10 @@ def test_the_rerank_set_is_a_sample_of_agreed_pairs() -> None:
         assert {verdicts[id_] for id_ in row["positives"]} == {"S"}
         assert {verdicts[id_] for id_ in row["negatives"]} <= set("BCD")
     assert first[0]["negatives"] != first[1]["negatives"]
+    # Others have left the corpus.
+    (row, _) = rerank_set(Judged(pools, judgements), queries, documents[:6], sizes, 0)
+    assert sorted(row["positives"]) == ["d0", "d3"]
+    assert sorted(row["negatives"]) == ["d1", "d2", "d4"]
 
 
 def test_passages_of_the_rerank_set_have_their_titles(facts: dict[str, Any]) -> None:
