@@ -67,7 +67,8 @@ def split_queries(
     chosen = {}
     for split, count in splits.items():
         taken, left = (left, []) if count is None else (left[:count], left[count:])
-        chosen[split] = [id_ for id_ in queries if id_ in set(taken)]
+        members = set(taken)
+        chosen[split] = [id_ for id_ in queries if id_ in members]
     return chosen
 
 
