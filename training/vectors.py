@@ -127,8 +127,11 @@ class _InRole(Sequence[Text]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, rows: Any) -> Any:
-        return [Text(self.role, text) for text in self.texts[rows]]
+    def __getitem__(self, index: Any) -> Any:
+        found = self.texts[index]
+        if isinstance(found, str):
+            return Text(self.role, found)
+        return [Text(self.role, text) for text in found]
 
 
 def frozen_shards(

@@ -20,7 +20,7 @@ from core.errors import CareError
 from core.files import new_folder, write_text
 from core.records import write_json
 from models.encoders.onnx import OUTPUT, OnnxEncoder
-from models.pairs import load_pair, write_pair
+from models.pairs import PAIR, load_pair, write_pair
 from training.export.checkpoint import write_checkpoint
 from training.export.measurement import Reference, read_calibration
 from training.export.onnx import TOKENIZER, describe
@@ -66,8 +66,8 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
             message = f"the graph of optimum misses its thresholds: {'; '.join(row.failures)}"
             raise CareError(message, code="threshold_missed", failures=row.failures)
         write_text(folder / "report.md", as_markdown(f"{pair.name} by optimum", [row], []))
-        write_pair(pair.model_copy(update={"query": described}), folder / "pair.toml")
-    return out / "pair.toml"
+        write_pair(pair.model_copy(update={"query": described}), folder / PAIR)
+    return out / PAIR
 
 
 def _run_optimum(python: Path, source: Path, written: Path) -> None:
