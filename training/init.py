@@ -16,8 +16,9 @@ from core.files import new_folder, sha256_file
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.encoders.modules import read_modules
 from models.pairs import load_pair
+from training.backbone import load_backbone
 from training.data import read_texts
-from training.encoder import EncoderCheckpoint, copy_tokenizer, load_backbone, write_layout
+from training.encoder import EncoderCheckpoint, copy_tokenizer, write_layout
 from training.errors import TrainingError
 from training.files import checksum, read_json, writing
 from training.schema import EncoderInit, Prompts
