@@ -69,6 +69,8 @@ CARE = .venv/bin/care
 cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
 PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
+# Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
+EXPORTED = $(or $(OUT),$(if $(filter %.toml,$(CARE_PAIR)),$(error set OUT=pairs/NAME),$(or $(CARE_PAIRS),pairs)/$(CARE_PAIR)-$(1)))
 
 INDEX_AND_PAIR = --index '$(CARE_INDEX)' --pair '$(CARE_PAIR)'
 CMEDTEB = --data '$(DATA)' --split '$(SPLIT)' --out '$(or $(OUT),builds/cmedteb)' $(if $(HUB),--hub '$(HUB)')
@@ -148,13 +150,13 @@ tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLI
 # The sample's test split stays unused until an index is evaluated.
 export: QRELS = data/sample/qrels/dev.tsv
 export: $(TEST) ## Export a pair of checkpoints for the service, if it reaches its thresholds: PAIR= OUT= CORPUS= QUERIES= QRELS= ARGS=
-	$(CARE) export --pair '$(CARE_PAIR)' --out '$(or $(OUT),builds/export/$(CARE_PAIR))' \
+	$(CARE) export --pair '$(CARE_PAIR)' --out '$(call EXPORTED,onnx)' \
 	  --corpus '$(CORPUS)' --queries '$(QUERIES)' --qrels '$(QRELS)' $(ARGS)
 
 # In an environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58.
 export-optimum: $(TEST) .venv-optimum/.complete ## Export a query side with optimum instead of torch.onnx, float32 only: PAIR= OUT=
 	.venv-test/bin/python -m training.export.with_optimum --pair '$(CARE_PAIR)' \
-	  --out '$(or $(OUT),builds/export/$(CARE_PAIR)-optimum)' --python .venv-optimum/bin/python
+	  --out '$(call EXPORTED,optimum)' --python .venv-optimum/bin/python
 
 train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
 	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
