@@ -91,7 +91,7 @@ def ablations(
     An interrupted call resumes. Recipes share stages with equal inputs.
     """
     require("train", "eval", make="ablations")
-    from care.diversification import write_training_data
+    from care.ablation_data import write_training_data
     from training.experiments.ablations import RECIPES, run_ablations
     from training.run import silence_transformers_logging
 

@@ -1,4 +1,4 @@
-"""Training data with and without diversification (Table 11 of the CARE paper)."""
+"""Training data of the ablations, with and without diversification (Table 11 of the CARE paper)."""
 
 from collections.abc import Sequence
 from pathlib import Path

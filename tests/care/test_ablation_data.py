@@ -1,10 +1,10 @@
-"""Training data with and without diversification."""
+"""Training data of the ablations, with and without diversification."""
 
 from pathlib import Path
 
 import pytest
 
-from care.diversification import BOTH, NAMES, NONE, QUERIES, triples, write_training_data
+from care.ablation_data import BOTH, NAMES, NONE, QUERIES, triples, write_training_data
 from tests.conftest import write_jsonl
 from tests.curation.judges import lines
 from training.corpus import Example
@@ -41,7 +41,7 @@ def test_all_settings_have_equal_numbers_of_questions(
 ) -> None:
     from curation.diversity import DiversityOptions
 
-    monkeypatch.setattr("care.diversification._OPTIONS", DiversityOptions(seeds=8))
+    monkeypatch.setattr("care.ablation_data._OPTIONS", DiversityOptions(seeds=8))
     out = tmp_path / "out" / "diversified"
     write_training_data(data, out)
     found = {name: lines(out / f"{name}.jsonl") for name in NAMES}
