@@ -117,7 +117,10 @@ class Vectors(Protocol):
         ...
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension]."""
+        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension].
+
+        Updates call it for index types that store float32 vectors by row: Flat and HNSW.
+        """
         ...
 
 

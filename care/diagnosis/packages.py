@@ -8,8 +8,7 @@ from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.extras import missing
-from care.gpu_builds import LIBRARIES, Library
-from care.gpu_builds import installed as _installed
+from care.gpu_builds import LIBRARIES, Library, installed
 
 # What the extras that users install are for.
 _EXTRAS = {
@@ -42,7 +41,7 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
         return
     needed = [name[0] for line in listed if "extra ==" not in line and (name := _NAME.match(line))]
     replaced = [library.cpu for library in LIBRARIES if library.gpu_version]
-    if absent := [name for name in needed if name not in replaced and not _installed(name)]:
+    if absent := [name for name in needed if name not in replaced and not installed(name)]:
         advice = "Install them: pip install care-retrieval."
         yield Finding("packages", "error", f"not installed: {', '.join(absent)}", advice)
     else:
@@ -64,8 +63,8 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
 
 def check_build(library: Library) -> Finding:
     """Checks that a library is installed in one build, for processors or for GPUs."""
-    found = [name for name in (library.cpu, library.gpu) if _installed(name)]
-    listed = ", ".join(f"{name} {_installed(name)}" for name in found) or "not installed"
+    found = [name for name in (library.cpu, library.gpu) if installed(name)]
+    listed = ", ".join(f"{name} {installed(name)}" for name in found) or "not installed"
     if not library.gpu_version and library.cpu_version:
         return Finding("build", "ok", f"{listed}, for processors")
     if library.replaced:
@@ -91,7 +90,7 @@ def check_versions(constraints: Path = _CONSTRAINTS) -> Finding:
         f"{name} {found} (tested: {tested})"
         for name, tested in pins
         if name != _UNCHECKED
-        and (found := _installed(name))
+        and (found := installed(name))
         and found.partition("+")[0] != tested.partition("+")[0]
     ]
     if not others:

@@ -146,7 +146,10 @@ class FaissVectors:
         return scores[:wanted], found[:wanted]
 
     def take(self, rows: RowArray) -> FloatArray:
-        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension]."""
+        """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension].
+
+        FAISS cannot read inverted lists without refinement by row.
+        """
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
 

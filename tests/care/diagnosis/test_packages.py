@@ -33,7 +33,7 @@ def test_missing_extras_are_no_fault_and_name_their_command(
 
 
 def test_missing_required_packages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_installed", lambda name: None if name == "faiss-cpu" else "1")
+    monkeypatch.setattr(packages, "installed", lambda name: None if name == "faiss-cpu" else "1")
     first = next(packages.check_packages())
     assert (first.status, first.message) == ("error", "not installed: faiss-cpu")
 
@@ -54,7 +54,7 @@ def test_two_builds_of_a_library_and_a_replaceable_one_are_found(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], status: str
 ) -> None:
     monkeypatch.setattr(gpu_builds, "installed", versions.get)
-    monkeypatch.setattr(packages, "_installed", versions.get)
+    monkeypatch.setattr(packages, "installed", versions.get)
     finding = packages.check_build(gpu_builds.LIBRARIES[0])
     assert finding.status == status
     assert all(f"{name} {version}" in finding.message for name, version in versions.items()) or (
