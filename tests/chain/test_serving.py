@@ -15,6 +15,7 @@ from core.service_process import running_service
 from core.versions import current_version, index_folder
 from evaluation.beir import beir_paths, read_judged_queries
 from evaluation.dense import dense_run
+from evaluation.index_evaluation import TOP_K
 from evaluation.metrics import score
 from models.encoders.transformers import TransformersEncoder
 from tests.chain.conftest import FOLDER, PAIRS, VARIABLES, WIDTHS, Steps
@@ -107,5 +108,5 @@ def untrained(name: str) -> float:
         TransformersEncoder(spec, Path(), device="cpu", dtype="float32").encode(list(read.values()))
         for spec, read in ((query, queries), (document, texts))
     ]
-    run = dense_run(queries, vectors[0].vectors, texts, vectors[1].vectors, 10)
+    run = dense_run(queries, vectors[0].vectors, texts, vectors[1].vectors, TOP_K)
     return score(qrels, run)["nDCG@10"]
