@@ -109,7 +109,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test)
 
-chain: $(TEST) .venv-engines/.complete ## The paper's recipes on tiny models, from raw texts to a served answer, in two environments
+chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models, from raw texts to a served answer, in two environments
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
