@@ -82,7 +82,7 @@ export CARE_PORT CARE_PAIR CARE_INDEX
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in all environments, until make clean: ARGS=tensorrt-cu13
+gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in .venv and .venv-test, until make clean: ARGS=tensorrt-cu13
 	@mkdir -p .venv
 	@echo '$(ARGS)' >.venv/.gpu
 	@$(MAKE) --no-print-directory $(BASE)
