@@ -159,7 +159,7 @@ export-optimum: $(TEST) .venv-optimum/.complete ## Export a query side with opti
 train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
 	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
 
-ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= ARGS=
+ablations: $(TEST) ## Run or resume the recipes of the paper's tables: DATA=a folder of medical-qa-zh OUT= ARGS=
 	$(CARE) ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(ARGS)
 
 care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)
