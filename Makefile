@@ -84,7 +84,7 @@ export CARE_PORT CARE_PAIR CARE_INDEX
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in all environments, until make clean: ARGS=tensorrt-cu13
+gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in .venv and .venv-test, until make clean: ARGS=tensorrt-cu13
 	@mkdir -p .venv
 	@echo '$(ARGS)' >.venv/.gpu
 	@$(MAKE) --no-print-directory $(BASE)
@@ -111,7 +111,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test)
 
-chain: $(TEST) .venv-engines/.complete ## The paper's recipes on tiny models, from raw texts to a served answer, in two environments
+chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models, from raw texts to a served answer, in two environments
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
@@ -161,7 +161,7 @@ export-optimum: $(TEST) .venv-optimum/.complete ## Export a query side with opti
 train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE= ARGS=
 	$(CARE) train $(if $(RECIPE),'$(RECIPE)') $(ARGS)
 
-ablations: $(TEST) ## Run all ablations and baselines with three seeds: DATA=a folder of medical-qa-zh OUT= ARGS=
+ablations: $(TEST) ## Run or resume the recipes of the paper's tables: DATA=a folder of medical-qa-zh OUT= ARGS=
 	$(CARE) ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(ARGS)
 
 care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)

@@ -100,7 +100,8 @@ make docs
 ```
 
 Each row is a recipe in [training/recipes/ablations](../training/recipes/ablations), run with
-`care ablations --only NAME`. [tables.toml](../training/recipes/ablations/tables.toml) has the names
+`care ablations --data FOLDER --only NAME`.
+[tables.toml](../training/recipes/ablations/tables.toml) has the names
 and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours.
 [train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
 [training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders

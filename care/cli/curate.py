@@ -184,13 +184,16 @@ def diversify(
     t: Annotated[
         float | None,
         typer.Option(
-            help="Cosine above which a text is near.", show_default="depends on pair and KIND"
+            help="Cosine above which two texts are near duplicates.",
+            show_default="depends on pair and KIND",
         ),
     ] = None,
-    n: Annotated[int, typer.Option(help="Near texts that are allowed.")] = 1,
+    n: Annotated[int, typer.Option(help="Near duplicates among the k that are allowed.")] = 1,
     distinct: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSONL of texts that differ, to derive --t from."),
+        typer.Option(
+            metavar="FILE", help="JSONL of texts that are known to differ, to derive --t from."
+        ),
     ] = None,
     seeds: Annotated[
         int | None,

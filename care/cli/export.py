@@ -77,9 +77,10 @@ def export(
     ] = available_cpus(),
     json_: Json = False,
 ) -> None:
-    """Export the query side of a pair to ONNX, or a pair to sentence-transformers.
+    """Export a pair for the service and the indexer, or to sentence-transformers.
 
-    A precision that misses its acceptance thresholds is deleted; report.md has the measurements.
+    The query side is written in ONNX, the document side as --document says. A precision that
+    misses its acceptance thresholds is deleted; report.md has the measurements.
     """
     chosen = _precisions(precision) if precision else None
     require("train", make="export")

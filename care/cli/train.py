@@ -59,7 +59,9 @@ def train(
 def ablations(
     data: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Folder in the BEIR layout, such as medical-qa-zh."),
+        typer.Option(
+            metavar="FOLDER", help="BEIR folder with train.paraphrases.jsonl: medical-qa-zh."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of runs and tables.")] = (
         _DEFAULT_ABLATIONS
@@ -74,7 +76,7 @@ def ablations(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Seeds of each recipe to run.", show_default="all"),
+        typer.Option(min=1, help="Number of seeds of each recipe to run.", show_default="all"),
     ] = None,
     only: Annotated[
         str,

@@ -19,7 +19,7 @@ _EXTRAS = {
     "distributed": "Ray and Milvus",
     "openai": "--backend openai",
     "tracing": "traces of the service",
-    "vllm": "--backend vllm on GPUs",
+    "vllm": "--backend vllm on GPUs, in an environment of its own",
 }
 _NEEDS_TORCH = ("train", "cmedteb")
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
