@@ -102,8 +102,9 @@ def run_ablations(
         raise TrainingError.at("--only", reason, "unknown_recipe", name=unknown[0])
     chosen = {name: found for name, found in known.items() if not only or name in only}
     test = read_test(data)
-    files = sorted(path for path in data.iterdir() if path.is_file())
-    key = checksum([[path.name for path in files], checksums(files), HELD_OUT.model_dump()])
+    files = sorted(path for path in data.rglob("*") if path.is_file())
+    names = [path.relative_to(data).as_posix() for path in files]
+    key = checksum([names, checksums(files), HELD_OUT.model_dump()])
     scores = out / "scores" / key[:12]
     with writing(out):
         scores.mkdir(parents=True, exist_ok=True)

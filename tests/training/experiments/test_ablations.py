@@ -253,7 +253,8 @@ def test_tiny_ablations_from_data_to_table(data: Path, recipes: Path, tmp_path: 
     assert lines == []
     assert json.loads((out / SCORES).read_text())["scores"].keys() == found.keys() - {name}
     # So it does with scores of other data; every file of the folder is part of the data's key.
-    (data / "notes.txt").write_text("more")
+    (data / "qrels").mkdir()
+    (data / "qrels" / "test.tsv").write_text("more")
     run_ablations(data, out, [], lines.append, recipes=recipes, train=False)
     assert json.loads((out / SCORES).read_text())["scores"] == {}
 
