@@ -109,7 +109,10 @@ def read_tables(folder: Path) -> Tables:
 
 def render(tables: Tables, summary: Summary) -> str:
     """Returns all tables as Markdown, each below a heading; scores are in percent."""
-    blocks = [_counts(tables, summary), _share(tables, summary), render_conditions(summary)]
+    if summary["scores"]:
+        blocks = [_counts(tables, summary), _share(tables, summary), render_conditions(summary)]
+    else:
+        blocks = ["**The recipes have not been run yet: all figures are the paper's.**"]
     for table in tables.tables:
         name = next((r.label for r in table.rows if r.recipe == table.reference), table.reference)
         lines = [
