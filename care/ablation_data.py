@@ -9,7 +9,7 @@ import numpy as np
 from core.files import new_folder
 from core.records import read_jsonl, write_jsonl
 from core.types import Document
-from curation.diversity import DiversityOptions, diversify_file
+from curation.diversity import DiversityOptions, Kind, diversify_file
 from evaluation.bm25 import bm25_run
 from training.corpus import Example
 from training.data import read_examples
@@ -20,8 +20,6 @@ _POOL = [
     DataEntry(beir="", part=Part(folds=8, only=0)),
     DataEntry(beir="", part=Part(folds=8, only=1)),
 ]
-# The paper's threshold for questions; for documents, one that fits the cosines of care-mini.
-_PAIR, _QUERIES, _DOCUMENTS = "care-mini", 0.85, 0.90
 # First texts of the filter, which are kept without a check: a small share of the pool.
 _OPTIONS = DiversityOptions(seeds=200)
 _DEPTH, _NEGATIVES = 50, 8
@@ -46,8 +44,8 @@ def write_training_data(data: Path, out: Path, threads: int = 1) -> None:
     documents = list(dict.fromkeys(text for example in pool for text in example.positives))
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as folder:
-        asked = set(_diverse(folder, "queries", [e.query for e in pool], _QUERIES, threads))
-        answers = _diverse(folder, "documents", documents, _DOCUMENTS, threads)
+        asked = set(_diverse(folder, "queries", [e.query for e in pool], threads))
+        answers = _diverse(folder, "documents", documents, threads)
         diverse = [example for example in pool if example.query in asked]
         sample = np.random.default_rng(0).choice(len(pool), len(diverse), replace=False)
         chosen = {
@@ -74,10 +72,8 @@ def triples(examples: Sequence[Example], documents: Sequence[str]) -> list[dict[
     return found
 
 
-def _diverse(
-    folder: Path, kind: Any, texts: Sequence[str], threshold: float, threads: int
-) -> list[str]:
+def _diverse(folder: Path, kind: Kind, texts: Sequence[str], threads: int) -> list[str]:
     source, kept = folder / f"{kind}-pool.jsonl", folder / f"{kind}-kept.jsonl"
     write_jsonl(source, ({"text": text} for text in texts))
-    diversify_file(source, kept, kind, _OPTIONS, t=threshold, pair=_PAIR, threads=threads)
+    diversify_file(source, kept, kind, _OPTIONS, threads=threads)
     return [str(record["text"]) for _, record in read_jsonl(kept)]
