@@ -156,8 +156,9 @@ def test_symmetric_encoders_have_two_epochs_of_fine_tuning() -> None:
 
 
 def test_axes_of_the_encoders_sizes() -> None:
-    layers = {name: recipe(name).query for name in TABLES.recipes if name.startswith("query-")}
-    sizes = {len(init.layers or ()) for init in layers.values() if init}
+    names = ["care", *(name for name in TABLES.recipes if name.startswith("query-"))]
+    starts = [recipe(name).query for name in names]
+    sizes = {len(start.layers or ()) for start in starts if start}
     assert sizes == {12, 5, 2, 1, 0}
     for side, other in ("query", "document"), ("document", "query"):
         rates = stages(f"lower-{side}-rate")["joint"]["learning_rate"]
