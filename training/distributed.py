@@ -1,10 +1,10 @@
 """Distributed training: the processes that torchrun or accelerate started, or a single one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 T = TypeVar("T")
-# How long processes wait for each other in a step of training, and for the main process to write a
-# checkpoint. A process that dies is found at once: torchrun then ends the others.
+# How long processes wait for each other. A process that died is found at once: torchrun then ends
+# the others. `TIMEOUT` finds one that hangs in a step of training or while it writes a checkpoint.
+# What takes as long as the data are large (reading, encoding, mining) has no time-out.
 TIMEOUT = timedelta(hours=2)
+_NO_TIMEOUT = timedelta(days=365)
 
 
 def processes() -> "PartialState":
@@ -36,27 +38,29 @@ def processes() -> "PartialState":
 
 @cache
 def _patient_group() -> Any:
-    # Gloo notices a process that died; the time-out is for one that works.
-    return distributed.new_group(backend="gloo", timeout=timedelta(days=365))
+    return distributed.new_group(backend="gloo", timeout=_NO_TIMEOUT)
 
 
 def wait_for_all() -> None:
     """Waits until all processes call this function, however long one of them works.
 
-    Barriers of `processes()` end with an error after the time-out of the process group, which
-    finds processes that hang in a step of training.
+    Barriers of `processes()` end with an error after `TIMEOUT`.
     """
     if distributed.is_initialized():
         distributed.barrier(_patient_group())
 
 
-def from_main_process(value: T) -> T:
-    """Returns the main process's value in all processes, which wait for it as in `wait_for_all`."""
+def from_main_process(compute: Callable[[], T]) -> T:
+    """Returns in all processes what the main process computes.
+
+    The others wait for it as in `wait_for_all`. The value is pickled.
+    """
+    main = processes().is_main_process
     if not distributed.is_initialized():
-        return value
-    values = [value]
+        return compute()
+    values = [compute() if main else None]
     distributed.broadcast_object_list(values, group=_patient_group())
-    return values[0]
+    return cast(T, values[0])
 
 
 @contextmanager

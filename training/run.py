@@ -21,10 +21,11 @@ from pathlib import Path
 import transformers
 from transformers import set_seed
 
+from core.encoders import Role
 from core.files import publish
 from core.locks import exclusive
 from training.data import read_dev
-from training.distributed import from_main_process, main_process_first, processes, wait_for_all
+from training.distributed import from_main_process, processes, wait_for_all
 from training.encoder import EncoderCheckpoint
 from training.files import RESULT, checksum, read_json, writing
 from training.init import prepare
@@ -54,11 +55,7 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
             stage.check(planned, recipe.encoders.keys())
             stage.publish(planned, Path())
         context = Context(seed, out, recipe.dev)
-        # The main process makes the initial checkpoints that all processes read.
-        with main_process_first():
-            (out / "stages").mkdir(parents=True, exist_ok=True)
-            for side, init in recipe.encoders.items():
-                context.encoders[side] = prepare(init, side, out / "init")
+        context.encoders |= from_main_process(lambda: _initial(recipe, out))
         context.dev_set = read_dev(recipe.dev) if recipe.dev else None
         for stage in recipe.stages:
             folder = _finished(stage, context, recipe, out, report)
@@ -81,13 +78,19 @@ def silence_transformers_logging() -> None:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def _initial(recipe: Recipe, out: Path) -> dict[Role, EncoderCheckpoint]:
+    """Makes the initial checkpoints, and returns them by side."""
+    (out / "stages").mkdir(parents=True, exist_ok=True)
+    return {side: prepare(init, side, out / "init") for side, init in recipe.encoders.items()}
+
+
 def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report: Report) -> Path:
     """Returns the folder of a finished stage; runs the stage if necessary."""
-    inputs = stage.inputs(context)
+    inputs = from_main_process(lambda: stage.inputs(context))
     key = checksum(inputs)
     folder = out / "stages" / f"{stage.label}-{key[:12]}"
     partial = folder.with_name(f".{folder.name}.partial")
-    reused = from_main_process((folder / RESULT).is_file())
+    reused = from_main_process((folder / RESULT).is_file)
     state = processes()
     report(f"{stage.label}: {'reused ' if reused else ''}{folder}")
     if reused:

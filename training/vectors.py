@@ -147,11 +147,9 @@ def frozen_shards(
 
     All processes must call this function.
     """
-    digest = hashlib.sha256(f"{checkpoint.key} {precision} {role}".encode())
-    for text in texts:
-        digest.update(Text(role, text).id.encode())
-    folder = cache / digest.hexdigest()[:16]
-    if not from_main_process(folder.exists()):
+    key = from_main_process(lambda: _key(f"{checkpoint.key} {precision} {role}", role, texts))
+    folder = cache / key
+    if not from_main_process(folder.exists):
         partial = folder.with_name(f".{folder.name}.partial")
         partial.mkdir(parents=True, exist_ok=True)
         prompts, rows = checkpoint.init.prompts, _InRole(role, texts)
@@ -160,6 +158,13 @@ def frozen_shards(
             publish(partial, folder)
         wait_for_all()
     return ShardedVectors(folder, _SHARD_ROWS, np.arange(len(texts)))
+
+
+def _key(settings: str, role: Role, texts: Sequence[str]) -> str:
+    digest = hashlib.sha256(settings.encode())
+    for text in texts:
+        digest.update(Text(role, text).id.encode())
+    return digest.hexdigest()[:16]
 
 
 def frozen_vectors(
@@ -178,6 +183,8 @@ def frozen_vectors(
 
 class TeacherVectors(ShardedVectors):
     """Vectors on disk, looked up by text.
+
+    All processes must make this object: the main process verifies the files.
 
     Args:
         folder: The folder that `compute` wrote.
@@ -205,14 +212,14 @@ class TeacherVectors(ShardedVectors):
             reason = f"the vectors have {record.dimension} dimensions, the query encoder has "
             reason += f"{dimension}: set the dimension or projection of the query encoder"
             raise TrainingError.at(path, reason, "dimension_mismatch")
-        shards = complete_shards(folder)
-        if sum(shard.rows for shard in shards) != record.count:
-            reason = f"shard {len(shards)} is missing or damaged: delete the folder and run the "
+        rows = from_main_process(lambda: [shard.rows for shard in complete_shards(folder)])
+        if sum(rows) != record.count:
+            reason = f"shard {len(rows)} is missing or damaged: delete the folder and run the "
             reason += "teacher stage again"
-            raise TrainingError.at(folder, reason, "damaged_shard", shard=len(shards))
+            raise TrainingError.at(folder, reason, "damaged_shard", shard=len(rows))
         self.folder = folder
         super().__init__(folder, record.shard, np.arange(record.count))
-        paths = (ids_path(folder, number) for number in range(len(shards)))
+        paths = (ids_path(folder, number) for number in range(len(rows)))
         keys = (key_of(id_) for path in paths for id_ in path.read_text("utf-8").splitlines())
         found = np.fromiter(keys, np.uint64, record.count)
         self._order = np.argsort(found)

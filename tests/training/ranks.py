@@ -10,6 +10,7 @@ from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import distributed
@@ -20,6 +21,14 @@ from training.distributed import processes
 from training.recipe import load_recipe
 from training.run import run
 from training.stages.trainer import StageTrainer
+
+# Functions that read all data or weights: only the main process calls them.
+MAIN_ONLY = (
+    "init.sha256_file",
+    "stages.base.sha256_file",
+    "vectors._key",
+    "vectors.complete_shards",
+)
 
 
 def facts_of(trainer: StageTrainer) -> dict[str, Any]:
@@ -70,6 +79,9 @@ if __name__ == "__main__":
     folder, *names = sys.argv[1:]
     root = Path(folder)
     rank = processes().process_index
+    if rank:
+        for name in MAIN_ONLY:
+            patch(f"training.{name}", side_effect=AssertionError(name)).start()
     write_gradients(rank, root / f"gradients{rank}.pt")
     found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
     (root / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")

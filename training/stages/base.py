@@ -171,7 +171,9 @@ class Stage(Settings, ABC):
             if side not in sides:
                 reason = f"the recipe lacks this encoder, which stage '{self.label}' needs"
                 raise TrainingError.at(side, reason, "missing_encoder")
-        checksums([path for path in self.files(context) if path not in context.mined.values()])
+        for path in self.files(context):
+            if path not in context.mined.values():
+                check_readable(path)
 
     def inputs(self, context: Context) -> dict[str, Any]:
         """Returns everything that the result depends on, as JSON; paths of data are excluded."""
@@ -213,14 +215,20 @@ class TrainingStage(Stage):
     # Further arguments of transformers.TrainingArguments.
     trainer: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def trained(self) -> Sequence[Role]:
+        """The sides that the stage trains; by default all that its result depends on."""
+        return self.sides()
+
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
         if isinstance(self.learning_rate, dict):
-            if len(sides := self.sides()) == 1:
+            if len(trained := self.trained) == 1:
                 # Other parameters, such as a decoder, belong to no side.
-                raise ValueError("learning_rate: must be a number in a stage of one encoder")
-            if {*self.learning_rate} != {*sides}:
-                named = " and ".join(sides)
+                reason = f"must be a number: the stage trains the {trained[0]} encoder only"
+                raise ValueError(f"learning_rate: {reason}")
+            if {*self.learning_rate} != {*trained}:
+                named = " and ".join(trained)
                 raise ValueError(f"learning_rate: must be a number, or name a rate for {named}")
         return self
 
@@ -266,6 +274,18 @@ def data_inputs(context: Context, entries: Sequence[DataEntry]) -> dict[str, Any
         "data": checksums(files),
         "held_out": checksum(sorted(context.held_out)),
     }
+
+
+def check_readable(path: Path) -> None:
+    """Checks that a file can be opened.
+
+    Raises:
+        DataError: If it cannot.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def checksums(files: Sequence[Path]) -> list[str]:

@@ -1,5 +1,6 @@
 """Supervised contrastive training of one encoder or of a pair (Stage II)."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self
@@ -54,11 +55,16 @@ class Joint(TrainingStage):
             raise ValueError("all_documents: needs a frozen document encoder; set train: [query]")
         return self
 
+    @property
+    def trained(self) -> Sequence[Role]:
+        """The sides of the key `train`."""
+        return self.train
+
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains on examples with hard and in-batch negatives."""
         from training.objectives import contrast
         from training.stages.fitting import fit_pairs
 
         loss = partial(contrast, temperature=self.temperature)
-        settings = self.model_dump(include={"train", "negatives", "all_documents"})
+        settings = self.model_dump(include={"negatives", "all_documents"})
         return fit_pairs(self, context, folder, loss, **settings)

@@ -1,6 +1,6 @@
 """Shared steps of training stages: load encoders, make batches, train, evaluate and save."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from training.stages.trainer import StageTrainer
 from training.vectors import TeacherVectors, frozen_shards, frozen_vectors
 
 
-def load(stage: TrainingStage, context: Context, *sides: Role) -> dict[Role, Encoder]:
-    """Loads trainable encoders by side."""
+def load(stage: TrainingStage, context: Context) -> dict[Role, Encoder]:
+    """Loads the encoders that a stage trains, by side."""
     settings = stage.model_dump(include={"dropout", "gradient_checkpointing"})
-    return {side: Encoder(context.encoders[side], trainable=True, **settings) for side in sides}
+    return {s: Encoder(context.encoders[s], trainable=True, **settings) for s in stage.trained}
 
 
 def fit_pairs(
@@ -33,20 +33,18 @@ def fit_pairs(
     folder: Path,
     loss: Callable[[Objective, Batch], Losses],
     *,
-    train: Sequence[Role] | None = None,
     negatives: int = 0,
     all_documents: bool = False,
     teacher: TeacherVectors | None = None,
     learned: float | None = None,
 ) -> Outcome:
-    """Trains on pairs of queries and positives.
+    """Trains on pairs of queries and positives; the texts of a frozen side are encoded once.
 
     Args:
         stage: The stage.
         context: State of the run.
         folder: Folder of the stage.
         loss: See `Objective`.
-        train: Sides to train; by default all. A frozen side's texts are encoded once.
         negatives: See `PairCollator`.
         all_documents: See `PairCollator`.
         teacher: See `PairCollator`.
@@ -62,7 +60,7 @@ def fit_pairs(
         reason = f"query has {query} dimensions, document has {document}: set the key dimension of "
         reason += "the larger encoder"
         raise stage.error("", reason, "dimension_mismatch", query=query, document=document)
-    encoders = load(stage, context, *(train or stage.sides()))
+    encoders = load(stage, context)
     data = prepare_examples(context, stage.data)
     corpus = data.corpus
     texts: dict[Role, Tokens | ShardedVectors] = {}

@@ -22,7 +22,12 @@ from core.locks import exclusive
 from core.records import write_json
 from training.corpus import Corpus, Text, TextSet, write_examples, write_texts
 from training.data import read_corpus, stream_examples, stream_texts
-from training.distributed import main_process_first, processes, progress
+from training.distributed import (
+    from_main_process,
+    main_process_first,
+    processes,
+    progress,
+)
 from training.encoder import EncoderCheckpoint, Tokens, tokenizer_key, write_tokens
 from training.files import checksum, read_json
 from training.schema import DataEntry
@@ -134,8 +139,10 @@ def _prepare(
     entries: Sequence[DataEntry],
     write: Callable[[Path, Counter[str]], None],
 ) -> Prepared:
-    inputs = {"version": _VERSION, "kind": kind, **data_inputs(context, entries)}
-    folder = context.data / checksum(inputs)[:16]
+    def key() -> str:
+        return checksum({"version": _VERSION, "kind": kind, **data_inputs(context, entries)})[:16]
+
+    folder = context.data / from_main_process(key)
 
     def make(partial: Path) -> None:
         counts = Counter(held_out=0)

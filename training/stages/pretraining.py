@@ -38,7 +38,7 @@ class RetroMae(TrainingStage):
         from training.stages.prepared import prepare_texts
 
         data = prepare_texts(context, self.data)
-        checkpoint, encoders = context.encoders[self.side], load(self, context, self.side)
+        checkpoint, encoders = context.encoders[self.side], load(self, context)
         tokens = data.tokens("texts", data.texts.texts, checkpoint, "")
         objective = RetroMaeObjective(encoders)
         masks = self.encoder_mask, self.decoder_mask

@@ -1,6 +1,6 @@
 """Teacher vectors, and the stages that learn from them: alignment (Stage I) and distillation."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -97,6 +97,11 @@ class Align(_StageWithTeacher):
             raise ValueError("vectors: set data to the texts of these vectors")
         return self
 
+    @property
+    def trained(self) -> Sequence[Role]:
+        """The query side; the document encoder is frozen."""
+        return ["query"]
+
     def entries(self, context: Context) -> list[DataEntry]:
         """Returns the data entries to read, by default those of the teacher."""
         return self.data or self._teacher_stage(context).data
@@ -125,7 +130,7 @@ class Align(_StageWithTeacher):
         tokens = data.tokens("texts", data.texts.texts, student, student.init.prompts.query)
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
         loss = partial(align, weights=weights, temperature=self.temperature)
-        objective = Objective(load(self, context, "query"), self.roles, loss, self.mini_batch)
+        objective = Objective(load(self, context), self.roles, loss, self.mini_batch)
         collate = partial(align_batch, tokens, teacher, teacher.rows(data.texts.keys))
         counts = {"texts": len(tokens), "held_out": data.held_out}
         return fit(self, context, folder, objective, collate, tokens.lengths, counts)

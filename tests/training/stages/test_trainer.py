@@ -168,12 +168,20 @@ def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", ["joint", "unsupervised"])
-def test_rates_by_side_need_a_stage_of_both_encoders_and_a_rate_for_each(
-    base: dict[str, Any], run_recipe: RunRecipe, kind: str
+@pytest.mark.parametrize(
+    ("stage", "rates"),
+    [
+        ({"kind": "joint"}, ["query"]),
+        ({"kind": "joint", "train": ["query"]}, ["query", "document"]),
+        ({"kind": "align"}, ["query", "document"]),
+        ({"kind": "unsupervised"}, ["query"]),
+    ],
+)
+def test_rates_by_side_need_a_stage_that_trains_both_encoders_and_a_rate_for_each(
+    base: dict[str, Any], run_recipe: RunRecipe, stage: dict[str, Any], rates: list[str]
 ) -> None:
-    base["stages"] = [{"kind": kind, "data": DATA, "learning_rate": {"query": 1e-4}}]
-    with raises(TrainingError, "invalid_value", key=f"stages.{kind}"):
+    base["stages"] = [stage | {"data": DATA, "learning_rate": dict.fromkeys(rates, 1e-4)}]
+    with raises(TrainingError, "invalid_value", key=f"stages.{stage['kind']}"):
         run_recipe(base)
 
 
