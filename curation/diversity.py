@@ -4,10 +4,11 @@ import json
 import resource
 import sys
 import time
+from array import array
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,7 +20,9 @@ from tqdm import tqdm
 from core.encoders import Role
 from core.errors import CareError, DataError
 from core.files import atomic, sha256_file
-from core.records import read_jsonl, string, write_json
+from core.records import read_jsonl, string, write_json, write_jsonl
+from core.rows import Rows, Texts, offsets_of
+from core.scratch import scratch
 from core.text import document_text
 from core.types import FloatArray, RowArray
 from curation.common import CACHE, output_folder
@@ -270,27 +273,29 @@ def diversify_file(
     started = time.perf_counter()
     if t is None and not distinct:
         t = _known_threshold("" if vectors else Path(pair).stem, kind)
-    lines, contents = _read(texts)
     role: Role = "query" if kind == "queries" else "document"
     cache = output.parent / CACHE / "vectors"
     side = partial(encode, pair, role, cache=cache, batch_size=batch_size, threads=threads)
-    with output_folder(output.parent):
+    with output_folder(output.parent) as folder:
         if t is None and distinct:
-            t = distinct_threshold(side(texts=list(dict.fromkeys(_read(distinct)[1]))))
+            t = distinct_threshold(side(texts=list(dict.fromkeys(_contents(distinct)))))
         rule = DiversityRule(k, cast("float", t), near)
-        found = load_vectors(vectors, len(lines)) if vectors else side(texts=contents)
+        rows = _rows(texts, folder)
+        found = load_vectors(vectors, len(rows)) if vectors else side(texts=Texts(rows))
         encoded = time.perf_counter()
         origin = sha256_file(vectors) if vectors else json.dumps([pair, kind])
-        name = sha256("\0".join([origin, *contents]).encode()).hexdigest()[:12]
-        checkpoint = output.with_name(f".{output.name}.{name}.checkpoint")
+        digest = sha256(origin.encode())
+        digest.update(rows.offsets.data)
+        digest.update(rows.values.data)
+        checkpoint = output.with_name(f".{output.name}.{digest.hexdigest()[:12]}.checkpoint")
         result = diversify(found, rule, options, threads, checkpoint)
-        with atomic(output) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(compress(lines, result.kept))
+        records = zip(read_jsonl(texts), result.kept, strict=True)
+        write_jsonl(output, (record for (_, record), kept in records if kept))
         kept = int(result.kept.sum())
         report = {
-            "texts": len(lines),
+            "texts": len(rows),
             "kept": kept,
-            "dropped": len(lines) - kept,
+            "dropped": len(rows) - kept,
             "rule": asdict(rule),
             "options": asdict(options),
             "vectors": str(vectors or pair),
@@ -331,13 +336,22 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _read(path: Path) -> tuple[list[str], list[str]]:
-    """Returns the lines to write and the texts to encode."""
-    lines, texts = [], []
+def _contents(path: Path) -> Iterator[str]:
+    """Yields the texts to encode."""
+    number = 0
     for number, record in read_jsonl(path):
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         title = string(path, number, {"title": record.get("title") or ""}, "title")
-        texts.append(document_text(title, string(path, number, record, "text")))
-    if not lines:
+        yield document_text(title, string(path, number, record, "text"))
+    if not number:
         raise DataError.at(path, "has no texts", "no_texts")
-    return lines, texts
+
+
+def _rows(path: Path, folder: Path) -> Rows:
+    """Returns the texts to encode as UTF-8, in an unnamed file in `folder`."""
+    lengths = array("q")
+    with scratch(folder, np.uint8) as file:
+        for text in _contents(path):
+            encoded = text.encode()
+            file.append(encoded)
+            lengths.append(len(encoded))
+        return Rows(file.array(), offsets_of(np.frombuffer(lengths, np.int64)))

@@ -4,13 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from core.errors import CareError
 from core.records import field_error, read_jsonl, string, write_json, write_jsonl
-from core.text import document_text, normalize_text
+from core.text import normalize_text
+from core.triples import Triple, read_triples
 from core.types import Document
 from curation.common import output_folder, sample_key
 from curation.config import BeirSource, BeirSplit, MixConfig, Source, StsSource, TriplesSource
@@ -24,14 +25,6 @@ from evaluation.beir import (
 )
 
 OUTPUT = "fine-tuning.jsonl"
-
-
-class Triple(NamedTuple):
-    """A query and its documents, as normalised texts."""
-
-    query: str
-    positives: Sequence[str]
-    negatives: Sequence[str]
 
 
 def mix(config: MixConfig) -> dict[str, Any]:
@@ -126,32 +119,15 @@ def _merged(
 
 def _triples(source: Source) -> Iterator[Triple]:
     """Yields the triples of a source that have a positive."""
+    found: Iterator[Triple]
     match source:
         case TriplesSource(path=path):
-            found = _read_triples(path)
+            found = (triple for _, triple in read_triples(path))
         case StsSource(path=path):
             found = _read_sts(path)
         case BeirSource():
             found = _read_beir(source)
     return (triple for triple in found if triple.positives)
-
-
-def _read_triples(path: Path) -> Iterator[Triple]:
-    for number, record in read_jsonl(path):
-        lists = []
-        for name in ("positives", "negatives"):
-            values = record.get(name) or []
-            if not isinstance(values, list):
-                raise field_error(path, number, name, "is not a list of texts")
-            lists.append([_text(path, number, name, value) for value in values])
-        yield Triple(normalize_text(string(path, number, record, "query")), *lists)
-
-
-def _text(path: Path, number: int, name: str, value: Any) -> str:
-    """Returns a normalised text; a document may be an object with `title` and `text`."""
-    record = value if isinstance(value, dict) else {"text": value}
-    title = string(path, number, {name: record.get("title") or ""}, name)
-    return document_text(title, string(path, number, {name: record.get("text")}, name))
 
 
 def _read_sts(path: Path) -> Iterator[Triple]:
@@ -166,7 +142,7 @@ def _read_sts(path: Path) -> Iterator[Triple]:
             raise field_error(path, number, "label", "is missing or not a number")
         positives, negatives = found.setdefault(first, ([], []))
         (positives if label >= 1 else negatives).append(second)
-    return (Triple(query, *lists) for query, lists in found.items())
+    return (Triple(query, tuple(p), tuple(n)) for query, (p, n) in found.items())
 
 
 def _judged(source: BeirSplit) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
@@ -187,8 +163,8 @@ def _read_beir(source: BeirSource) -> Iterator[Triple]:
     queries, qrels = _judged(source)
     texts = document_texts(_documents(source, qrels))
     for query, grades in qrels.items():
-        positives = [texts[id_] for id_, grade in grades.items() if grade > 0]
-        negatives = [texts[id_] for id_, grade in grades.items() if grade == 0]
+        positives = tuple(texts[id_] for id_, grade in grades.items() if grade > 0)
+        negatives = tuple(texts[id_] for id_, grade in grades.items() if grade == 0)
         yield Triple(queries[query], positives, negatives)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from core.encoders import Role
+from core.rows import blocks
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from training.corpus import Corpus
 from training.encoder import Tokens
-from training.rows import blocks
 from training.vectors import TeacherVectors
 
 # Batches per group: texts are shuffled into groups and sorted by length within a group.

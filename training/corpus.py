@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.encoders import Role
+from core.rows import Rows, RowsWriter, Texts, mapped, write_selected
 from core.types import RowArray
-from training.rows import Rows, RowsWriter, Texts, mapped, write_selected
 
 KeyArray = NDArray[np.uint64]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from core.encoders import Role
 from core.errors import DataError
 from core.records import field_error, read_jsonl, record_error
 from core.text import document_text, first_sentence, normalize_text
+from core.triples import read_field, read_triples
 from core.types import FloatArray
 from evaluation.beir import (
     Qrels,
@@ -209,7 +209,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
             # A document is its title and text, as at indexing.
             whole = {"text": record if entry.role == "document" else record.get("text")}
             fields = {name: record.get(name) for name in entry.fields} or whole
-            read = [_text(path, number, value, name) for name, value in fields.items()]
+            read = [read_field(path, number, value, name) for name, value in fields.items()]
             if in_part(read[0], entry.part):
                 yield [Text(entry.role, text) for text in read]
         return
@@ -227,23 +227,20 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
 
 
 def _triples(_: DataEntry, path: Path) -> Iterator[Example]:
-    for number, record in read_jsonl(path):
-        query = _text(path, number, record.get("query"), "query")
-        positives = _list(path, number, record, "positives")
-        negatives = _list(path, number, record, "negatives")
-        if not positives:
+    for number, triple in read_triples(path):
+        if not triple.positives:
             reason = "is empty: give at least one relevant document"
             raise field_error(path, number, "positives", reason)
-        if set(positives) & set(negatives):
+        if set(triple.positives) & set(triple.negatives):
             reason = "lists the same document in positives and negatives"
             raise record_error(path, number, reason, code="contradiction")
-        yield Example(query, positives, negatives)
+        yield Example(*triple)
 
 
 def _pairs(entry: DataEntry, path: Path) -> Iterator[Example]:
     fields = entry.fields or ("title", "text")
     for number, record in read_jsonl(path):
-        query, document = (_text(path, number, record.get(field), field) for field in fields)
+        query, document = (read_field(path, number, record.get(field), field) for field in fields)
         yield Example(query, (document,))
 
 
@@ -280,25 +277,4 @@ def _read_beir(entry: DataEntry | Dev) -> DevSet:
 def _not_empty(text: str, path: Path, id_: str) -> str:
     if not text:
         raise DataError(f"{path}: the text of '{id_}' is empty", code="empty", path=path, id=id_)
-    return text
-
-
-def _list(path: Path, number: int, record: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    values = record.get(field) or []
-    if not isinstance(values, list):
-        raise field_error(path, number, field, "is not a list of texts")
-    return tuple(_text(path, number, value, field) for value in values)
-
-
-def _text(path: Path, number: int, value: Any, field: str) -> str:
-    """Returns a normalised text; a document may be an object with `title` and `text`."""
-    text = ""
-    if isinstance(value, str):
-        text = normalize_text(value)
-    elif isinstance(value, dict):
-        title, body = value.get("title") or "", value.get("text")
-        if isinstance(title, str) and isinstance(body, str):
-            text = document_text(title, body)
-    if not text:
-        raise field_error(path, number, field, "is missing, empty or not a text")
     return text

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from tqdm import tqdm
 
 from core.encoders import EncoderSpec, Role
+from core.rows import Rows, RowsWriter, blocks, offsets_of
 from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_tokenizer
 from models.encoders.modules import read_modules, write_modules
@@ -25,7 +26,6 @@ from training.distributed import gather, processes, progress, shard, whole_state
 from training.errors import TrainingError
 from training.files import checksum
 from training.losses import l2_normalize
-from training.rows import Rows, RowsWriter, blocks, offsets_of
 from training.schema import EncoderInit, Precision
 
 # Texts that are tokenized at a time.

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from core.rows import blocks
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from stores.exact import exact_search
-from training.rows import blocks
 
 # Documents and queries that are compared at a time: 0.5 GB of scores.
 _DOCUMENTS, _QUERIES = 16_384, 8_192

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from core.encoders import Role
 from core.files import publish, write_text
+from core.rows import blocks
 from core.shards import (
     ShardedVectors,
     complete_shards,
@@ -28,7 +29,6 @@ from training.corpus import KeyArray, Text, key_of
 from training.distributed import from_main_process, processes, progress, wait_for_all
 from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
 from training.errors import TrainingError
-from training.rows import blocks
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"

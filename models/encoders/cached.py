@@ -66,7 +66,7 @@ def encode_cached(
     """
     cache = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
-    shards: list[FloatArray] = []
+    found = np.empty((len(texts), spec.dimension), np.float32)
     encoder: Encoder | None = None
     with tqdm(
         total=len(texts), desc=label, unit=" texts", leave=False, disable=not label
@@ -82,8 +82,8 @@ def encode_cached(
                     np.save(file, vectors)
             else:
                 progress.update(len(part))
-            shards.append(vectors)
-    return np.concatenate(shards) if shards else np.empty((0, spec.dimension), np.float32)
+            found[start : start + len(part)] = vectors
+    return found
 
 
 def _read(path: Path, count: int, dimension: int) -> FloatArray | None:

@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_missing_neighbours_are_never_near() -> None:
 
 KILLED = """
 import sys
+import tracemalloc
 from pathlib import Path
 from curation.diversity import DiversityOptions, GrowingIndex, diversify
 from tests.curation.test_diversity import RULE, vectors
@@ -225,6 +227,21 @@ def test_files_with_vectors_and_with_a_pair(tmp_path: Path) -> None:
     diversify_file(few, output, "queries", DiversityOptions(1), t=0.97, pair="care-mini")
     kept = [json.loads(line)["text"] for line in output.read_text("utf-8").splitlines()]
     assert len(kept) == 3 and "骨折" in kept
+
+
+def test_the_lines_of_a_file_are_never_all_in_memory(tmp_path: Path) -> None:
+    records = [{"text": f"{i}" + "头痛" * 1_000, "note": "发烧" * 1_000} for i in range(1_500)]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    del records
+    np.save(tmp_path / "vectors.npy", vectors(1_500))
+    path = tmp_path / "vectors.npy"
+    options = DiversityOptions(seeds=1_500)
+    tracemalloc.start()
+    diversify_file(corpus, tmp_path / "kept.jsonl", "documents", options, t=0.8, vectors=path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert corpus.read_bytes() == (tmp_path / "kept.jsonl").read_bytes()
+    assert peak < corpus.stat().st_size / 10
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((3, 4)), np.zeros((2, 4), np.float32)])

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from core.encoders import Role
 from core.files import atomic
 from core.records import write_jsonl
+from core.rows import blocks
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from training.files import TRIPLES
-from training.rows import blocks
 from training.schema import Positive, Precision
 from training.stages.base import Context, Outcome, Stage
 
