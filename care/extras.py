@@ -1,7 +1,7 @@
 """Optional dependencies: which packages of an extra are missing, and how to install them."""
 
 import re
-from importlib.metadata import requires
+from importlib.metadata import metadata
 
 from care.gpu_builds import installed
 from core.errors import CareError
@@ -11,8 +11,16 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def missing(extra: str) -> list[str]:
-    """Returns the names of the packages of an extra that are not installed."""
-    wanted = [line for line in requires(_DISTRIBUTION) or () if f'extra == "{extra}"' in line]
+    """Returns the names of the packages of an extra that are not installed.
+
+    Raises:
+        ValueError: If the installed distribution has no such extra.
+    """
+    facts = metadata(_DISTRIBUTION)
+    if extra not in facts.get_all("Provides-Extra", []):
+        raise ValueError(f"{_DISTRIBUTION} {facts['Version']} has no extra '{extra}'")
+    lines = facts.get_all("Requires-Dist", [])
+    wanted = [line for line in lines if f'extra == "{extra}"' in line]
     return [name for line in wanted for name in _NAME.findall(line)[:1] if not installed(name)]
 
 

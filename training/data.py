@@ -48,11 +48,11 @@ class DevSet:
         return list((self.queries if role == "query" else self.documents).values())
 
     def search(self, queries: FloatArray, documents: FloatArray) -> Run:
-        """Returns for each query its 100 nearest documents with their cosines.
+        """Returns for each query its 100 nearest documents that count, with their cosines.
 
         The vectors, float32 [queries, d] and [documents, d], have unit norm.
         """
-        return dense_run(self.queries, queries, self.documents, documents, 100)
+        return dense_run(self.queries, queries, self.documents, documents, 100, self.qrels)
 
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:

@@ -83,7 +83,11 @@ def run(
     if missing and not tasks:
         note(f"{data} does not hold {', '.join(missing)}")
     table = run_benchmark(
-        load_systems(systems or [DEFAULT_PAIR], cache, batch_size=batch_size), found, out
+        load_systems(
+            systems or [DEFAULT_PAIR], cache, instructions=instructions, batch_size=batch_size
+        ),
+        found,
+        out,
     )
     scores = {
         system: {task: score.value for task, score in by_task.items()}
@@ -151,7 +155,8 @@ def tradeoff(
 
     own = read_instructions(instructions) if instructions else None
     tasks = find_tasks(data, split, hub, ["retrieval"], own)
-    table = measure_tradeoff(load_systems(systems, cache, batch_size=batch_size), tasks, out)
+    loaded = load_systems(systems, cache, instructions=instructions, batch_size=batch_size)
+    table = measure_tradeoff(loaded, tasks, out)
     typer.echo(table)
     typer.echo(f"wrote {out}/tradeoff.md, .json, .png and .svg")
 

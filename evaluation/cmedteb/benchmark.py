@@ -9,7 +9,15 @@ from tqdm import tqdm
 
 from core.errors import CareError
 from core.files import write_text
-from evaluation.cmedteb.evaluate import BM25, Bm25Model, Load, PairModel, System, evaluate_task
+from evaluation.cmedteb.evaluate import (
+    BM25,
+    Bm25Model,
+    Load,
+    PairModel,
+    System,
+    evaluate_task,
+    takes_instruction,
+)
 from evaluation.cmedteb.results import markdown_table, read_scores
 from evaluation.cmedteb.tasks import Task, TaskData
 from models.encoders.factory import load_encoder
@@ -19,13 +27,22 @@ TABLE = "table.md"
 
 
 def load_systems(
-    names: Sequence[str], cache: Path, *, batch_size: int = 32, load: Load = load_encoder
+    names: Sequence[str],
+    cache: Path,
+    *,
+    instructions: Path | None = None,
+    batch_size: int = 32,
+    load: Load = load_encoder,
 ) -> list[System]:
     """Returns the systems with these names.
+
+    With the instructions of a file, a pair that takes instructions is the system PAIR+FILE, so
+    that its scores are kept beside those with other instructions.
 
     Args:
         names: Registered pairs, paths of pairs' TOML files, or "bm25".
         cache: Folder in which the vectors of pairs are kept.
+        instructions: File of the tasks' instructions; None for those of the benchmark.
         batch_size: Texts that an encoder encodes at once.
         load: Loads one side of a pair.
 
@@ -39,12 +56,16 @@ def load_systems(
         if given == BM25:
             system = Bm25Model()
         else:
-            system = PairModel(load_pair(given), cache, batch_size=batch_size, load=load)
+            pair = load_pair(given)
+            name = pair.name
+            if instructions and takes_instruction(pair.query):
+                name += f"+{instructions.stem}"
+            system = PairModel(pair, cache, batch_size=batch_size, load=load, name=name)
         name = system.name
-        if not re.fullmatch(r"\w[\w.-]*", name):
+        if not re.fullmatch(r"\w[\w.+-]*", name):
             message = (
                 f"{given}: the system name '{name}' cannot be a folder name: use letters, digits, "
-                "'.', '_' and '-'"
+                "'.', '_', '+' and '-'"
             )
             raise CareError(message, code="bad_system_name", system=name)
         if name in systems:

@@ -56,17 +56,28 @@ def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
     return spec.model_copy(update={"prompt": prompt})
 
 
+def takes_instruction(spec: EncoderSpec) -> bool:
+    """Returns whether the prompt of a spec has an instruction."""
+    return _INSTRUCTION.search(spec.prompt) is not None
+
+
 class PairModel(AbsEncoder):
     """A pair as a model of mteb.
 
     The document side encodes documents, the query side encodes all other texts. Vectors are cached
-    in the folder `cache`; `load` loads one side.
+    in the folder `cache`; `load` loads one side. `name` is by default that of the pair.
     """
 
     def __init__(
-        self, pair: Pair, cache: Path, *, batch_size: int = 32, load: Load = load_encoder
+        self,
+        pair: Pair,
+        cache: Path,
+        *,
+        batch_size: int = 32,
+        load: Load = load_encoder,
+        name: str = "",
     ) -> None:
-        self.name = pair.name
+        self.name = name or pair.name
         self.pair = pair
         self._cache = cache
         self._batch_size = batch_size

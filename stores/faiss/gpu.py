@@ -40,16 +40,19 @@ def check_device(device: SearchDevice) -> None:
     """Checks that FAISS can search on a device.
 
     Raises:
-        ProviderError: If the device is a GPU and FAISS has none.
+        ProviderError: If the device is a GPU, and FAISS is its build for processors or finds none.
     """
-    if device != "cpu" and not gpus():
-        fault = "finds no GPU" if hasattr(faiss, "StandardGpuResources") else "is faiss-cpu"
-        raise ProviderError(
-            f"CARE_FAISS_DEVICE is '{device}', but FAISS {faiss.__version__} {fault}: "
-            "install its build for GPUs (python -m care.gpu_builds), or set CARE_FAISS_DEVICE=cpu",
-            code="faiss_without_gpu",
-            device=device,
-        )
+    if device == "cpu" or gpus():
+        return
+    if hasattr(faiss, "StandardGpuResources"):
+        code, fault = "faiss_finds_no_gpu", "finds no GPU"
+        advice = "check that nvidia-smi lists one, the driver, CUDA_VISIBLE_DEVICES and, in a "
+        advice += "container, that it may use GPUs"
+    else:
+        code, fault = "faiss_without_gpu", "is its build for processors"
+        advice = "install its build for GPUs (python -m care.gpu_builds)"
+    message = f"CARE_FAISS_DEVICE is '{device}', but FAISS {faiss.__version__} {fault}: {advice}; "
+    raise ProviderError(f"{message}or set CARE_FAISS_DEVICE=cpu", code=code, device=device)
 
 
 class GpuCopy:

@@ -30,6 +30,11 @@ def test_packages_of_an_extra_that_are_missing_are_named(without: set[str]) -> N
     assert "make evaluate" in str(caught.value)
 
 
+def test_an_unknown_extra_is_a_programming_error() -> None:
+    with pytest.raises(ValueError):
+        extras.require("evaluation")
+
+
 @pytest.mark.parametrize(
     ("package", "command"),
     [

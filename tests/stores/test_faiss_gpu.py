@@ -119,13 +119,15 @@ def test_concurrent_searches_take_turns(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("installed", "code"), [(True, "faiss_finds_no_gpu"), (False, "faiss_without_gpu")]
+)
 def test_faiss_without_gpus_is_an_error_at_start(
-    monkeypatch: pytest.MonkeyPatch, device: SearchDevice, installed: bool
+    monkeypatch: pytest.MonkeyPatch, device: SearchDevice, installed: bool, code: str
 ) -> None:
     if installed:
         fake_gpus(monkeypatch, count=0)
-    with raises(ProviderError, "faiss_without_gpu", device=device):
+    with raises(ProviderError, code, device=device):
         VectorStores(device=device)
     FaissStore("cpu")
 

@@ -105,7 +105,9 @@ class Rankings:
     def _rank(self, encoder: Encoder) -> Run:
         judged = self.judged
         queries = encode_texts(encoder, list(judged.queries.values()), _BATCH)
-        return dense_run(judged.queries, queries, judged.documents, self._vectors, _DEPTH)
+        return dense_run(
+            judged.queries, queries, judged.documents, self._vectors, _DEPTH, judged.qrels
+        )
 
     def _ndcg(self, run: Run) -> float:
         return statistics.fmean(score_queries(NDCG_10, self.judged.qrels, run).values())

@@ -32,6 +32,16 @@ def test_systems_are_scored_compared_and_reported(tmp_path: Path) -> None:
     assert write_report(out, tasks, failures=1).read_text("utf-8").count("<svg") == len(tasks)
 
 
+def test_a_pair_with_instructions_of_a_file_is_another_system(tmp_path: Path) -> None:
+    pair = load_pair("care-mini")
+    told = pair.query.model_copy(update={"prompt": "Instruct: find\nQuery:"})
+    write_pair(pair.model_copy(update={"name": "told", "query": told}), tmp_path / "told.toml")
+    names = ["care-mini", str(tmp_path / "told.toml"), "bm25"]
+    for file, expected in ((None, "told"), (tmp_path / "table-8.toml", "told+table-8")):
+        systems = load_systems(names, tmp_path, instructions=file, load=Encoders().load)
+        assert [system.name for system in systems] == ["care-mini", expected, "bm25"]
+
+
 def test_tasks_are_found_by_name(tmp_path: Path) -> None:
     data = str(write_data(tmp_path / "data"))
     assert list(find_tasks(data, "test")) == list(TASKS[:5])
