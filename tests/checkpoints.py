@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import (
     Regex,
@@ -281,8 +280,11 @@ def _write_new(
     return folder
 
 
-def write_adapter(checkpoint: Path, folder: Path, kind: Any, task: str | None) -> PeftModel:
-    """Writes a LoRA adapter of random weights, and returns the adapted model."""
+def write_adapter(checkpoint: Path, folder: Path, kind: Any, task: str | None) -> Any:
+    """Writes a LoRA adapter of random weights, and returns the adapted model, a `PeftModel`."""
+    # An environment of vLLM for users lacks it.
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(3)
     config = LoraConfig(
         r=4, target_modules=["q_proj", "down_proj"], task_type=task, init_lora_weights=False

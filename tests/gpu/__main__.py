@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from core.gpus import visible_gpus
-from tests.gpu.paths import PATHS
+from tests.gpu.paths import NAMES, environment
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT = 900
 _LINES = 15
 
 
-def run(name: str, environment: str, *, on_gpu: bool) -> dict[str, Any]:
+def run(name: str, *, on_gpu: bool) -> dict[str, Any]:
     """Runs a check and returns its row: status, seconds, and what was found."""
     row = {"status": "passed" if on_gpu else "simulated", "seconds": 0.0, "what": ""}
-    python = ROOT / environment / "bin" / "python"
+    folder, made_by = environment(name, on_gpu=on_gpu)
+    python = ROOT / folder / "bin" / "python"
     if not python.exists():
-        return row | {"status": "not run", "what": f"{environment} is missing: make test-engines"}
+        return row | {"status": "not run", "what": f"{folder} is missing: {made_by}"}
     command = [str(python), "-m", "tests.gpu.checks", name, *(["--gpu"] if on_gpu else [])]
     started = time.monotonic()
     try:
@@ -54,12 +55,12 @@ def main(names: list[str]) -> int:
     hardware = ", ".join(f"{gpu.name} ({gpu.memory >> 30} GiB)" for gpu in gpus)
     driver = f"; driver {gpus[0].driver}" if gpus else ""
     print(f"GPUs: {hardware or 'none; paths are simulated on the processor'}{driver}\n", flush=True)
-    width = max(map(len, PATHS))
+    width = max(map(len, NAMES))
     failed = False
-    for name, environment in PATHS.items():
+    for name in NAMES:
         if names and name not in names:
             continue
-        row = run(name, environment, on_gpu=bool(gpus))
+        row = run(name, on_gpu=bool(gpus))
         status, seconds = f"{row['status']:9}", f"{row['seconds']:6.1f} s"
         print(f"{name:{width}}  {status}  {seconds}  {row['what']}", flush=True)
         failed |= row["status"] == "failed"

