@@ -139,7 +139,7 @@ def stream_texts(
         raise _no_data_error("text", entries)
 
 
-def read_corpus(entries: Sequence[DataEntry], mined: Mined) -> Iterator[str]:
+def stream_documents(entries: Sequence[DataEntry], mined: Mined) -> Iterator[str]:
     """Yields the documents of entries, from which hard negatives are mined, with repetitions."""
     for entry in entries:
         if entry.beir is not None:

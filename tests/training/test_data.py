@@ -9,7 +9,7 @@ from tests.conftest import write_jsonl
 from tests.errors import raises
 from tests.training.conftest import write_split
 from training.corpus import Example, Text
-from training.data import in_part, read_corpus, read_dev, read_examples, read_texts
+from training.data import in_part, read_dev, read_examples, read_texts, stream_documents
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
@@ -88,7 +88,7 @@ def test_texts_of_a_beir_folder(beir: Path) -> None:
 def test_all_documents_of_a_beir_folder_can_be_mined(beir: Path, tmp_path: Path) -> None:
     pairs = write_jsonl(tmp_path / "x.jsonl", [{"title": "问", "text": "另一篇"}])
     entries = [DataEntry(beir=str(beir), where={"source": "b"}), DataEntry(pairs=str(pairs))]
-    assert list(read_corpus(entries, {})) == ["文4。第二句。", "文5。第二句。", "另一篇"]
+    assert list(stream_documents(entries, {})) == ["文4。第二句。", "文5。第二句。", "另一篇"]
 
 
 def test_part_selects_queries_and_their_documents(beir: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from core.files import publish
 from core.locks import exclusive
 from core.records import write_json
 from training.corpus import Corpus, Text, TextSet, write_examples, write_texts
-from training.data import read_corpus, stream_examples, stream_texts
+from training.data import stream_documents, stream_examples, stream_texts
 from training.distributed import (
     from_main_process,
     main_process_first,
@@ -107,7 +107,7 @@ def prepare_documents(context: Context, entries: Sequence[DataEntry]) -> Prepare
     corpus = prepare_examples(context, entries).corpus
 
     def write(folder: Path, _: Counter[str]) -> None:
-        documents = chain(corpus.documents, read_corpus(entries, context.mined))
+        documents = chain(corpus.documents, stream_documents(entries, context.mined))
         texts = (Text("document", document) for document in documents)
         write_texts(folder, _shown(texts, "documents"))
 
