@@ -58,8 +58,9 @@ def from_main_process(compute: Callable[[], T]) -> T:
     main = processes().is_main_process
     if not distributed.is_initialized():
         return compute()
+    group = _patient_group()  # made by all processes before one of them works
     values = [compute() if main else None]
-    distributed.broadcast_object_list(values, group=_patient_group())
+    distributed.broadcast_object_list(values, group=group)
     return cast(T, values[0])
 
 
