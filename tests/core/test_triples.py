@@ -10,7 +10,7 @@ from tests.errors import raises
 
 
 def test_texts_are_normalised_and_documents_may_have_a_title(tmp_path: Path) -> None:
-    document = {"title": "题", "text": "第１段"}
+    document = {"title": "题", "text": "第1段"}
     records = [{"query": " 问  题 ", "positives": [document], "negatives": ["乙"]}, {"query": "问"}]
     path = write_jsonl(tmp_path / "t.jsonl", records)
     assert list(read_triples(path)) == [
