@@ -50,6 +50,9 @@ ARGS ?=
 # What make check runs: tests without a marker, and types of what imports no training library.
 PACKAGES := care core curation evaluation indexer loadtest models service stores
 FAST := not train and not e2e and not deploy and not browser
+# make test runs two tests at a time, but those that start servers and commands one after another.
+IN_PROCESS := not e2e and not deploy and not browser
+PROCESSES := e2e or deploy or browser
 TRAINING_LIBRARIES := accelerate|datasets|mteb|onnx|peft|safetensors|sentence_transformers|torch|transformers
 
 # Environments: each is complete when its stamp is newer than what it was installed from.
@@ -68,7 +71,8 @@ GPU := $(wildcard .venv/.gpu)
 CARE = .venv/bin/care
 cmedteb tradeoff export care-mini care-mini-1 train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
-PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
+# Commands that tests start share compiled modules, also where the shell turns this off.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
 EXPORTED = $(or $(OUT),$(if $(filter %.toml,$(CARE_PAIR)),$(error set OUT=pairs/NAME),$(or $(CARE_PAIRS),pairs)/$(CARE_PAIR)-$(1)))
 
@@ -109,7 +113,9 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/ruff check .
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
-	$(call PYTEST,.venv-test)
+	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder \
+	  -m '$(IN_PROCESS)'
+	$(call PYTEST,.venv-test) -m '$(PROCESSES)'
 
 chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models, from raw texts to a served answer, in two environments
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py

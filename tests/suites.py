@@ -1,4 +1,4 @@
-"""Pytest plugin: skips files by their markers, prints the time of each suite, ends a hung exit.
+"""Pytest plugin: skips files by markers, orders suites, prints their times, ends a hung exit.
 
 Loaded by `-p tests.suites` (pyproject.toml).
 """
@@ -16,6 +16,7 @@ _FILE_MARKERS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*$)", re.MULTILINE)
 _MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
 _EXCLUDED = re.compile(r"\bnot (\w+)")
 _SECONDS_TO_END = 120
+_LONGEST_SUITE = "training"
 
 
 def suite_of(test: str) -> str:
@@ -29,6 +30,11 @@ def excluded_markers(expression: str) -> set[str]:
     return set() if re.search(r"\bor\b|\(", expression) else set(_EXCLUDED.findall(expression))
 
 
+def wanted_markers(expression: str) -> set[str]:
+    """Returns the markers of which an expression like `e2e or browser` wants one."""
+    return set(expression.split(" or ")) if re.fullmatch(r"\w+( or \w+)*", expression) else set()
+
+
 def file_markers(path: Path) -> set[str]:
     """Returns the markers of all tests of a file, or of a folder with a conftest.py."""
     path = path / "conftest.py" if path.is_dir() else path
@@ -38,10 +44,25 @@ def file_markers(path: Path) -> set[str]:
     return set(_MARKER.findall(found[0])) if found else set()
 
 
+def named_markers(path: Path) -> set[str]:
+    """Returns the markers that a file names."""
+    return set(_MARKER.findall(path.read_text(encoding="utf-8")))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignores files whose markers are excluded, without importing them."""
-    excluded = excluded_markers(config.option.markexpr)
-    return True if excluded and file_markers(collection_path) & excluded else None
+    """Ignores files whose tests a marker expression does not select, without importing them."""
+    expression = config.option.markexpr
+    excluded, wanted = excluded_markers(expression), wanted_markers(expression)
+    if excluded and file_markers(collection_path) & excluded:
+        return True
+    if wanted and collection_path.match("test_*.py"):
+        return None if named_markers(collection_path) & wanted else True
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the longest suite to the front, so that workers of pytest-xdist end together."""
+    items.sort(key=lambda item: suite_of(item.nodeid) != _LONGEST_SUITE)
 
 
 class SuiteTimes:

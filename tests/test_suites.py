@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites import excluded_markers, file_markers, suite_of
+from tests.suites import (
+    excluded_markers,
+    file_markers,
+    named_markers,
+    suite_of,
+    wanted_markers,
+)
 
 TESTS = Path(__file__).parent
 MISSING = """
@@ -46,6 +52,27 @@ def test_the_suite_of_a_test_is_its_folder(test: str, suite: str) -> None:
 )
 def test_markers_that_a_run_excludes(expression: str, markers: set[str]) -> None:
     assert excluded_markers(expression) == markers
+
+
+@pytest.mark.parametrize(
+    ("expression", "markers"),
+    [
+        ("", set()),
+        ("train", {"train"}),
+        ("e2e or browser", {"e2e", "browser"}),
+        ("not train", set()),
+        ("e2e and not train", set()),
+        ("not (train or e2e)", set()),
+    ],
+)
+def test_markers_of_which_a_run_wants_one(expression: str, markers: set[str]) -> None:
+    assert wanted_markers(expression) == markers
+
+
+def test_markers_that_a_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text("@pytest.mark.e2e\ndef test_it(): pass\n\n\n# train\n")
+    assert named_markers(path) == {"e2e"}
 
 
 @pytest.mark.parametrize(

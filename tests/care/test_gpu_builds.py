@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import textwrap
 import tomllib
+import venv
 import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
+import pip
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -77,7 +79,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = canonicalize_name(Requirement(line).name)
         builds = {library.gpu: library.cpu for library in LIBRARIES}
         write_wheel(wheels, name, PINS[name], MODULES.get(builds.get(name, name)))
+    # make installs into an environment that exists; installing pip takes seconds.
+    venv.create(folder / ".venv", with_pip=False, symlinks=True)
+    for path in Path(pip.__file__).parents[1].glob("pip*"):
+        (site_packages(folder) / path.name).symlink_to(path)
     return folder
+
+
+def site_packages(checkout: Path) -> Path:
+    (site,) = (checkout / ".venv" / "lib").glob("*/site-packages")
+    return site
 
 
 def run(checkout: Path, *command: str | Path) -> str:
@@ -101,8 +112,8 @@ def builds(checkout: Path) -> set[str]:
 
 
 def versions(checkout: Path) -> dict[str, str]:
-    (site,) = (checkout / ".venv" / "lib").glob("*/site-packages")
-    return {found.name: found.version for found in distributions(path=[str(site)])}
+    found = distributions(path=[str(site_packages(checkout))])
+    return {one.name: one.version for one in found}
 
 
 @pytest.mark.e2e

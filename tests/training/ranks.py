@@ -1,12 +1,10 @@
-"""The work of one of several training processes, which torchrun starts.
-
-Runs recipes of a folder, then writes facts about the trained weights that this process holds.
-Stages with sharded weights are interrupted after their first checkpoint and resumed.
-"""
+"""The work of each of two training processes."""
 
 import json
-import sys
+import time
 from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from tests.training.gathering import write_gradients
+from training import vectors
 from training.distributed import processes
 from training.recipe import load_recipe
 from training.run import run
@@ -29,6 +28,45 @@ MAIN_ONLY = (
     "vectors._key",
     "vectors.complete_shards",
 )
+
+# Time-out of the process group, and the time that the first process encodes [s].
+TIME_OUT, WORK = 1, 2
+
+
+def train(rank: int, folder: Path, names: Sequence[str]) -> None:
+    """Runs recipes of a folder; writes facts about the trained weights that this process holds.
+
+    Stages with sharded weights are interrupted after their first checkpoint and resumed.
+    """
+    processes()
+    if rank:
+        for name in MAIN_ONLY:
+            patch(f"training.{name}", side_effect=AssertionError(name)).start()
+    write_gradients(rank, folder / f"gradients{rank}.pt")
+    found = {name: run_with_interruptions(folder / f"{name}.yaml", folder / name) for name in names}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def encode_slowly(rank: int, recipe: Path, out: Path) -> None:
+    """Runs a recipe whose first process encodes longer than the group's time-out.
+
+    Writes the number of texts that this process encoded.
+    """
+    processes()
+    encode, encoded = vectors.encode, []
+
+    def slow(encoder: Any, tokens: Any, **settings: Any) -> Any:
+        if rank == 0 and not encoded:
+            time.sleep(WORK)
+        encoded.append(len(tokens))
+        return encode(encoder, tokens, **settings)
+
+    vectors.encode = slow
+    distributed.barrier()
+    # Only now: processes start at different times.
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=TIME_OUT))
+    run(load_recipe(recipe), out, 0, lambda _: None)
+    Path(f"{out}.{rank}").write_text(str(sum(encoded)))
 
 
 def facts_of(trainer: StageTrainer) -> dict[str, Any]:
@@ -73,15 +111,3 @@ def run_with_interruptions(recipe: Path, out: Path) -> dict[str, dict[str, Any]]
                 continue
     finally:
         StageTrainer.fit, StageTrainer._save_checkpoint = fit, save
-
-
-if __name__ == "__main__":
-    folder, *names = sys.argv[1:]
-    root = Path(folder)
-    rank = processes().process_index
-    if rank:
-        for name in MAIN_ONLY:
-            patch(f"training.{name}", side_effect=AssertionError(name)).start()
-    write_gradients(rank, root / f"gradients{rank}.pt")
-    found = {name: run_with_interruptions(root / f"{name}.yaml", root / name) for name in names}
-    (root / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -1,13 +1,10 @@
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,8 +18,9 @@ from tests.training.conftest import (
     write_recipe,
     write_split,
 )
-from tests.training.encoding import encode_slowly
 from tests.training.gathering import Model, texts
+from tests.training.processes import run_in_two_processes
+from tests.training.ranks import encode_slowly, train
 from tests.training.runs import history_of
 from training.distributed import TIMEOUT
 from training.files import RECIPE, RESULT
@@ -111,15 +109,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, gte: Path, qwen3: Path, trip
     }
     for name, job in jobs.items():
         write_recipe(folder / f"{name}.yaml", paper_recipe(gte, qwen3, triples, folder, *job))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", "tests.training.ranks", str(folder), *jobs],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_in_two_processes(train, folder, [*jobs])
     return folder
 
 
@@ -174,7 +164,7 @@ def test_processes_wait_for_one_that_encodes_longer_than_the_time_out(
     """Each process encodes its own shards; the files equal those of one process."""
     base["stages"] = [teacher()]
     recipe = write_recipe(tmp_path / "two.yaml", base)
-    torch.multiprocessing.spawn(encode_slowly, (str(recipe), str(tmp_path / "two")), nprocs=2)
+    run_in_two_processes(encode_slowly, recipe, tmp_path / "two")
     run_recipe(base, out="one")
     one, two = (only(tmp_path / out / "stages", "teacher-*") for out in ("one", "two"))
     names, again = (

@@ -32,12 +32,14 @@ class Row(Settings):
         label: Text of the row.
         paper: The paper's scores in percent, in the order of the measures; may be fewer.
         reference: Recipe that the row is compared with, instead of the table's.
+        why: The likely reason why the result is not the paper's.
     """
 
     recipe: str
     label: str
     paper: list[float] = Field(default_factory=list)
     reference: str = ""
+    why: str = ""
 
 
 class Table(Settings):
@@ -120,7 +122,8 @@ def render(tables: Tables, summary: Summary) -> str:
             "|---|---|---:|---:|---:|---:|---|",
             *_lines(tables, table, summary),
         ]
-        blocks += [f"## {table.title}", table.note.strip(), "\n".join(lines)]
+        reasons = [f"- {row.label}: {row.why}" for row in table.rows if row.why]
+        blocks += [f"## {table.title}", table.note.strip(), "\n".join(lines), "\n".join(reasons)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

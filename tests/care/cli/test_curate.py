@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,6 @@ def test_an_error_is_one_line_with_its_code(
     assert error_code(shown.err) == "missing_key"
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert main(["curate", "diversify", "queries", "x", "--output", "y", "--seeds", "0"]) == 2
-
-
-@pytest.mark.e2e
-def test_the_command_runs_as_a_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "care", "curate", "sts", str(tmp_path / "none.yaml")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (result.returncode, error_code(result.stderr)) == (1, "unreadable")
 
 
 def test_the_command_filters_and_reports(

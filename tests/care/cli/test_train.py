@@ -1,10 +1,7 @@
 """The commands `care train`, `phrases` and `convert`, and the commands that a run prints."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,34 +51,24 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def care(folder: Path, *words: str) -> str:
-    """Runs the command as a process in a folder and returns its standard output."""
-    process = subprocess.run(
-        [sys.executable, "-m", "care", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
 def test_the_commands_that_a_run_prints_make_an_index_of_the_trained_pair(
-    recipe: Path, tmp_path: Path
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = care(tmp_path, "train", str(recipe)).splitlines()
-    export, index = (shlex.split(line) for line in lines[-2:])
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(recipe)]) == 0
+    export, index = (shlex.split(line) for line in capsys.readouterr().out.splitlines()[-2:])
     assert (export[0], index[0]) == ("next:", "then:")
-    care(tmp_path, *export[export.index("export") :])
+    assert main(export[export.index("export") :]) == 0
     from tests.checkpoints import TEXTS
 
     records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
     words = index[index.index("index") :]
     assert words[:4] == ["index", "CORPUS", "--index", "NAME"]
-    care(tmp_path, "index", str(corpus), "--index", "tiny", *words[4:])
+    assert main(["index", str(corpus), "--index", "tiny", *words[4:]]) == 0
     assert current_version(tmp_path / "indexes", "tiny")
 
 

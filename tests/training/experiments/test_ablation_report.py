@@ -16,6 +16,7 @@ from training.experiments.tables import Tables, read_tables, render, result
 # The report needs scipy and matplotlib, which are installed with torch.
 pytestmark = pytest.mark.train
 
+PUBLISHED = RECIPES.parents[1] / "results" / "ablations" / "scores.json"
 FACTS = {
     "questions": 40,
     "documents": 9,
@@ -38,7 +39,7 @@ TABLES = Tables.model_validate(
                 "reference": "care",
                 "rows": [
                     {"recipe": "low", "label": "low", "paper": [40.0, 50.0]},
-                    {"recipe": "high", "label": "high", "paper": [45.0, 55.0]},
+                    {"recipe": "high", "label": "high", "paper": [45.0, 55.0], "why": "a reason"},
                     {"recipe": "large", "label": "large", "paper": [52.0], "reference": "high"},
                     {"recipe": "missing", "label": "missing", "paper": [1.0, 1.0]},
                     {"recipe": "extra", "label": "extra"},
@@ -137,6 +138,7 @@ def test_tables_show_the_paper_beside_the_scores(tmp_path: Path) -> None:
     assert cells["large", NDCG][4] == "reproduces" and "-7.00" in cells["large", NDCG][2]
     assert cells["missing", NDCG][1::3] == ["not run", "not run"]
     assert cells["CARE", NDCG] == ["50.00", "44.5 ± 7.1", "", "", ""]
+    assert "\n- high: a reason\n" in text
     # The deviation is that of the question means: 44.5 of 69.9, and in the paper 50 of 100.
     assert "63.7 %" in text and "50.0 %" in text
     # Seven differences of the paper: two of `missing`, and `large` without MAP@10.
@@ -175,3 +177,20 @@ def test_invalid_tables_are_an_error_with_their_path(tmp_path: Path) -> None:
         with raises(TrainingError, "invalid_value", path=path):
             read_tables(tmp_path)
     assert read_tables(tmp_path / "none") == Tables()
+
+
+def test_each_published_contradiction_has_a_reason() -> None:
+    tables = read_tables(RECIPES)
+    summary = json.loads(PUBLISHED.read_text())
+    assert summary["scores"]
+    found = {(d["first"], d["second"], d["measure"]): d for d in summary["differences"]}
+    for table in tables.tables:
+        papers = {row.recipe: row.paper for row in table.rows}
+        for row in table.rows:
+            reference = row.reference or table.reference
+            for measure, ours, theirs in zip(
+                tables.measures, row.paper, papers[reference], strict=False
+            ):
+                difference = found.get((reference, row.recipe, measure))
+                if difference and result(difference, theirs - ours) == "contradicts":
+                    assert row.why, f"{table.title}: {row.label}"

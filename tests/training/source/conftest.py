@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,12 +36,6 @@ def source() -> Source:
 
 
 @pytest.fixture(scope="session")
-def small_source(source: Source) -> Source:
-    """The source with two of its twelve layers, to export it faster."""
-    return replace(source, layers=2)
-
-
-@pytest.fixture(scope="session")
 def kept(source: Source) -> NDArray[np.int64]:
     return kept_pieces(source)
 
@@ -54,13 +48,29 @@ def tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
-    return build_bert(source, kept)
+def small_source(source: Source) -> Source:
+    """The source with two of its twelve layers, to export it faster."""
+    return replace(source, layers=2)
 
 
 @pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first edition, quantised, as `pair.toml` and the folder `care-mini`."""
+def bert(small_source: Source, kept: NDArray[np.int64]) -> BertModel:
+    """The model with two layers."""
+    return build_bert(small_source, kept)
+
+
+@pytest.fixture(scope="session")
+def two_layers(small_source: Source, kept: NDArray[np.int64]) -> Iterator[None]:
+    """Makes conversions use the small source and its vocabulary."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("training.source.convert.load_source", lambda: small_source)
+        patched.setattr("training.source.convert.kept_pieces", lambda _: kept)
+        yield
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory, two_layers: None) -> Path:
+    """The first edition with two layers, quantised, as `pair.toml` and the folder `care-mini`."""
     folder = tmp_path_factory.mktemp("converted")
     convert(folder / "care-mini", folder / "pair.toml", "quantised", lambda _: None)
     return folder

@@ -83,7 +83,7 @@ def test_texts_and_tokens_on_disk_equal_those_in_memory(bert: Path, tmp_path: Pa
 
 
 def test_data_and_tokens_are_never_all_in_memory(bert: Path, tmp_path: Path) -> None:
-    records = [{"title": f"问{i}", "text": f"文{i}" + "头痛" * 1_000} for i in range(3_000)]
+    records = [{"title": f"问{i}", "text": f"文{i}" + "头痛" * 500} for i in range(3_000)]
     path = write_jsonl(tmp_path / "x.jsonl", records)
     context, checkpoint = Context(0, tmp_path / "out"), checkpoint_of(bert, tmp_path)
     tracemalloc.start()

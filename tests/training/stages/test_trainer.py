@@ -1,10 +1,9 @@
 import errno
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
+from itertools import count
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from care.cli.main import main
 from core.errors import CareError
 from tests.errors import raises
 from tests.training.conftest import (
@@ -24,6 +24,7 @@ from tests.training.conftest import (
     teacher,
     write_recipe,
 )
+from tests.training.processes import forkserver
 from tests.training.runs import history_of, limit_file_size, same, weights
 from training.encoder import Encoder
 from training.errors import TrainingError
@@ -40,29 +41,31 @@ def test_a_killed_run_resumes_to_the_same_weights(
         "kind": "contrastive",
         "data": DATA,
         "batch": 2,
-        "epochs": 40,
+        "epochs": 4,
         "dropout": 0.2,
-        "checkpoint_every": 7,
+        "checkpoint_every": 3,
         "learning_rate": 1e-3,
     }
     base["stages"] = [stage]
     path = write_recipe(tmp_path / "killed.yaml", base)
-    command = [sys.executable, "-m", "care", "train", str(path)]
-    with (tmp_path / "stderr").open("w") as stderr:
-        process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=stderr)
+    words = ["train", str(path), "--out", str(tmp_path / "killed")]
+    processes = forkserver()
+    reached = processes.Event()
+    process = processes.Process(target=train_8_steps, args=(words, tmp_path / "stderr", reached))
+    process.start()
+    assert reached.wait(timeout=120)
+    process.kill()
+    process.join()
+    assert "/12 [" in (tmp_path / "stderr").read_text("utf-8"), "there is no progress bar"
     stages = tmp_path / "killed" / "stages"
-    wait_for(lambda: any(stages.glob(".*/checkpoints/checkpoint-1[4-9]/complete")), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert "/120 [" in (tmp_path / "stderr").read_text("utf-8"), "there is no progress bar"
     assert list(stages.glob("contrastive-*")) == []
     kept = last_checkpoint(only(stages, ".*/checkpoints"))
-    assert kept is not None
+    assert kept is not None and kept.name == "checkpoint-6"
     # An incomplete checkpoint, which the kill may leave.
     (kept.with_name("checkpoint-9999")).mkdir()
     pair = pair_of(run_recipe(base, out="killed"))
     history = history_of(stages, "contrastive")
-    assert [e["step"] for e in history] == [1, *range(10, 121, 10)]
+    assert [e["step"] for e in history] == [1, 10]
     uninterrupted = pair_of(run_recipe(base, out="uninterrupted"))
     assert same(
         pair.folder / pair.query.weights, uninterrupted.folder / uninterrupted.query.weights
@@ -89,12 +92,19 @@ def test_a_run_interrupted_after_its_last_step_does_not_train_further(
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def train_8_steps(words: list[str], stderr: Path, reached: Event) -> None:
+    """Runs a command of `care` in this process until its ninth step, and waits to be killed."""
+    sys.stderr = stderr.open("w", buffering=1)
+    step, steps = StageTrainer.training_step, count(1)
+
+    def stop(*arguments: Any) -> torch.Tensor:
+        if next(steps) == 9:
+            reached.set()
+            threading.Event().wait()
+        return step(*arguments)
+
+    StageTrainer.training_step = stop
+    main(words)
 
 
 def test_a_learned_temperature_is_resumed(
