@@ -46,7 +46,8 @@ def write_report(
     }
     write_text(out / SCORES, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     write_text(out / TABLE, render(tables, summary))
-    _draw([(titles.get(name, name), name) for name in rows], summary, out / PLOT)
+    labels = [(_label(name, titles), name) for name in rows]
+    _draw(labels, tables.share.recipe if tables.share else "", summary, out / PLOT)
 
 
 def compare(
@@ -79,16 +80,23 @@ def compare(
     return compared
 
 
-def _draw(rows: Sequence[tuple[str, str]], summary: Summary, path: Path) -> None:
+def _label(row: str, titles: Mapping[str, str]) -> str:
+    name, _, dimension = row.partition("@")
+    title = titles.get(name, name)
+    return f"{title}, {dimension} dimensions" if dimension else title
+
+
+def _draw(rows: Sequence[tuple[str, str]], highlighted: str, summary: Summary, path: Path) -> None:
     figure = Figure(figsize=(11, 1 + 0.32 * len(rows)), layout="constrained")
     for axes, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
         # The first row is drawn at the top.
         for title, name in rows[::-1]:
             if found := statistics(summary, name, measure):
                 mean, deviation, _ = found
-                color = "#c26a4a" if name == rows[0][1] else "#7aa6c2"
+                color = "#c26a4a" if name == highlighted else "#7aa6c2"
                 axes.barh(title, mean, xerr=deviation or 0.0, color=color, ecolor="#333")
-        axes.set_xlabel(f"{measure} in percent, mean ± deviation over seeds")
+        axes.set_xlabel(f"{measure} in percent, ± deviation over seeds")
+        axes.margins(y=0.01)
         axes.grid(axis="x", alpha=0.3)
     with atomic(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

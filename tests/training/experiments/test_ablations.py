@@ -34,7 +34,7 @@ COMPARED = {
     "query-fine-tuning": {"epochs", "data", "negatives"},
     "teacher": {"data", "prompts"},
     "alignment": {"contrastive", "mse", "kl", "temperature", "data"},
-    "joint": {"learning_rate", "train"},
+    "joint": {"learning_rate", "train", "epochs"},
 }
 # Endings of the training questions.
 MARKS = "？", "呢？", "呀？"
@@ -99,6 +99,15 @@ def test_a_new_stage_trains_as_long_as_the_stage_it_replaces(name: str) -> None:
             expected = stages(CARE)[replaced[stage.label]]
             for key in ("batch", "learning_rate", "max_steps", "warmup"):
                 assert getattr(stage, key) == expected[key], key
+
+
+def test_a_pair_without_stage_1_can_train_as_long_as_both_stages() -> None:
+    longer = [name for name in NAMES if "epochs" in changed(name).get("joint", ())]
+    assert longer == ["hotelmatch"]
+    base, joint = stages(CARE), stages("hotelmatch")["joint"]
+    # 26 steps an epoch: 1,686 questions in batches of 64.
+    steps = base["alignment"]["max_steps"] + 26 * base["joint"]["epochs"]
+    assert 26 * joint["epochs"] == pytest.approx(steps, rel=0.05)
 
 
 @pytest.mark.parametrize("name", [name for name in table(5) if name != CARE])
