@@ -108,7 +108,8 @@ and the figures of the paper; [scores.json](../training/results/ablations/scores
 [training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders
 and settings, for GPUs; they have not been run.
 
-Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds.
+Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds;
+scores without a deviation have one seed.
 The difference of a row is the table's reference minus the row, with its 95 % interval by paired
 bootstrap over questions:
 
