@@ -105,8 +105,12 @@ def read_tables(folder: Path) -> Tables:
         return Tables()
     try:
         return Tables.model_validate(tomllib.loads(read_text(path)))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise TrainingError.at(path, str(error), "invalid_value") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise TrainingError.at(path, reason, "invalid_value") from error
 
 
 def render(tables: Tables, summary: Summary) -> str:
