@@ -102,8 +102,8 @@ make docs
 Each row is a recipe in [training/recipes/ablations](../training/recipes/ablations), run with
 `care ablations --data FOLDER --only NAME`.
 [tables.toml](../training/recipes/ablations/tables.toml) has the names
-and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours, made with
-the recipes of c96a4c7 ([plot](../training/results/ablations/scores.png)).
+and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours,
+made with the recipes of c96a4c7 ([plot](../training/results/ablations/scores.png)).
 [train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
 [training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders
 and settings, for GPUs; they have not been run.
