@@ -276,6 +276,11 @@ def tokenizer_key(checkpoint: EncoderCheckpoint, prompt: str) -> str:
     return checksum([tokenizer, prompt, checkpoint.init.max_length])
 
 
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Returns a context in which torch computes with a precision."""
+    return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES)
+
+
 @torch.no_grad()
 def encode(
     encoder: Encoder,
@@ -298,7 +303,7 @@ def encode(
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         ids, mask = tokens.padded(rows.tolist())
-        with torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES):
+        with autocast(device, precision):
             raw = encoder(ids.to(device), mask.to(device))
         vectors[rows] = l2_normalize(raw, dimension).cpu().numpy()
         if bar is not None:

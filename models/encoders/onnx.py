@@ -1,9 +1,13 @@
-"""Encoders in ONNX Runtime; the graph includes pooling and normalisation."""
+"""Encoders in ONNX Runtime; the graph includes pooling and normalisation.
+
+A graph can have a second output, the token vectors for late interaction, which is computed on
+request only.
+"""
 
 import importlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +30,7 @@ from models.encoders.tokenizer import (
     verified_file,
 )
 
-OUTPUT = "sentence_embedding"
+OUTPUT, TOKEN_OUTPUT = "sentence_embedding", "token_embeddings"
 # Metadata key of the checksum of external tensors, for graphs that are too large for one file.
 DATA_SHA256 = "data_sha256"
 
@@ -63,6 +67,15 @@ class OnnxEncoder(TokenEncoder):
         self.buckets = provider.buckets(spec.max_length)
         self._provider = provider
         self._session = _load_session(weights, threads, provider, spec)
+        # Without this option, ONNX Runtime computes outputs that nobody asked for.
+        self._run_options = ort.RunOptions()
+        self._run_options.only_execute_path_to_fetches = True
+
+    @property
+    def token_dimension(self) -> int:
+        """Dimensions of the token vectors, 0 if the graph has none."""
+        shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        return int(shapes.get(TOKEN_OUTPUT, [0])[-1])
 
     def warm_up(self) -> None:
         """Runs the encoder once for each relevant shape, so that first requests are not slower.
@@ -78,17 +91,43 @@ class OnnxEncoder(TokenEncoder):
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
         """Encodes texts that `tokenize` returned; splits batches that exceed the largest bucket."""
-        step = self.buckets.rows[-1] if self.buckets else len(tokens)
-        batches = (tokens[first : first + step] for first in range(0, len(tokens), step))
-        vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
-        return make_encoding(self.spec, vectors, tokens)
+        batches = self._batches(tokens)
+        vectors = [self.run(ids, mask)[: len(batch)] for batch, ids, mask in batches]
+        return make_encoding(self.spec, np.concatenate(vectors), tokens)
 
-    def _encode_batch(self, tokens: Sequence[Tokens]) -> FloatArray:
-        shape = (len(tokens), max(map(len, tokens)))
-        ids, mask = pad(tokens, self.buckets.fit(*shape) if self.buckets else shape)
-        # One token per padding row, because the mean of zero tokens is NaN.
-        mask[len(tokens) :, 0] = 1
-        return self.run(ids, mask)[: len(tokens)]
+    def encode_token_vectors(self, tokens: Sequence[Tokens]) -> tuple[Encoding, list[FloatArray]]:
+        """Encodes as `encode_tokens`, and returns the token vectors of the same pass.
+
+        Returns:
+            The encoding, and for each text float32 [tokens, `token_dimension`] of unit norm,
+            with the vectors of the prompt and of special tokens.
+
+        Raises:
+            PairError: If the graph has no token vectors.
+        """
+        if not self.token_dimension:
+            message = f"{self.spec.model} has no output {TOKEN_OUTPUT}: add it with "
+            message += "care late-interaction export"
+            raise PairError(message, code="no_token_output", model=self.spec.model)
+        vectors, token_vectors = [], []
+        for batch, ids, mask in self._batches(tokens):
+            found, states = self._run([OUTPUT, TOKEN_OUTPUT], ids, mask)
+            vectors.append(found[: len(batch)])
+            token_vectors += [states[row, : len(text)].copy() for row, text in enumerate(batch)]
+        return make_encoding(self.spec, np.concatenate(vectors), tokens), token_vectors
+
+    def _batches(
+        self, tokens: Sequence[Tokens]
+    ) -> Iterator[tuple[Sequence[Tokens], NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields batches of texts that fit the buckets, with their padded ids and masks."""
+        step = self.buckets.rows[-1] if self.buckets else len(tokens)
+        for first in range(0, len(tokens), step):
+            batch = tokens[first : first + step]
+            shape = (len(batch), max(map(len, batch)))
+            ids, mask = pad(batch, self.buckets.fit(*shape) if self.buckets else shape)
+            # One token per padding row, because the mean of zero tokens is NaN.
+            mask[len(batch) :, 0] = 1
+            yield batch, ids, mask
 
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> FloatArray:
         """Runs the graph.
@@ -100,8 +139,15 @@ class OnnxEncoder(TokenEncoder):
         Returns:
             float32 [n, dimension].
         """
-        (vectors,) = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
-        return np.asarray(vectors, dtype=np.float32)
+        (vectors,) = self._run([OUTPUT], ids, mask)
+        return vectors
+
+    def _run(
+        self, outputs: list[str], ids: NDArray[np.int64], mask: NDArray[np.int64]
+    ) -> list[FloatArray]:
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        found = self._session.run(outputs, inputs, self._run_options)
+        return [np.asarray(values, dtype=np.float32) for values in found]
 
 
 def _load_session(

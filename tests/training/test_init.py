@@ -9,7 +9,8 @@ import torch
 
 from core.encoders import Pair
 from core.errors import PairError
-from models.pairs import write_pair
+from models.encoders.onnx import OnnxEncoder
+from models.pairs import load_pair, write_pair
 from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH, add_dense, checkpoint_spec
 from tests.conftest import write_jsonl
 from tests.errors import raises
@@ -136,9 +137,17 @@ def test_a_start_from_a_pair_has_the_facts_of_the_pair(qwen3: Path, tmp_path: Pa
     assert np.abs(other - again).max() > 0.05
 
 
-def test_an_onnx_pair_cannot_be_trained(tmp_path: Path) -> None:
-    with raises(TrainingError, "not_trainable", key="query.pair"):
-        prepare(EncoderInit(pair="care-mini"), "query", tmp_path)
+def test_an_onnx_pair_is_dequantised(tmp_path: Path) -> None:
+    checkpoint = prepare(EncoderInit(pair="care-mini", side="query"), "query", tmp_path)
+    pair = load_pair("care-mini")
+    tokens = tokenize(checkpoint, pair.query.prompt, TEXTS)
+    found = encode(Encoder(checkpoint, trainable=False), tokens, batch=6)
+    expected = OnnxEncoder(pair.query, pair.folder, 1).encode(TEXTS).vectors
+    # The graph also quantises activations.
+    assert (found * expected).sum(axis=1).min() > 0.99
+    changed = checkpoint.folder.stat().st_mtime_ns
+    assert prepare(EncoderInit(pair="care-mini", side="query"), "query", tmp_path) == checkpoint
+    assert checkpoint.folder.stat().st_mtime_ns == changed
 
 
 def test_missing_layers_and_dimensions_are_errors(bert: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def write_checkpoint(
     Args:
         spec: The side.
         base: Folder that the spec's paths are relative to.
-        folder: New folder.
+        folder: New or empty folder.
         truncate: Whether a linear module truncates vectors to `spec.dimension` dimensions before
             normalisation.
 
@@ -91,7 +91,7 @@ def write_checkpoint(
     Raises:
         PairError: If the side cannot be loaded.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     dense: list[str] = []
     if spec.format == "onnx":
         model = bert_of_graph(spec, base)
