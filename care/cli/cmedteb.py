@@ -161,5 +161,37 @@ def tradeoff(
     typer.echo(f"wrote {out}/tradeoff.md, .json, .png and .svg")
 
 
+@app.command()
+def splits(
+    data: Annotated[Path, typer.Option(metavar="FOLDER", help="BEIR folder, as of care splits.")],
+    splits: Annotated[
+        list[str],
+        typer.Option("--split", metavar="SPLIT", help="Split of the folder. May be repeated."),
+    ],
+    out: Out,
+    systems: Systems = None,
+    instructions: Instructions = None,
+    cache: Cache = _DEFAULT_CACHE,
+    batch_size: BatchSize = 32,
+    json_: Json = False,
+) -> None:
+    """Compare systems on splits of one corpus: nDCG@10, speed and size of the query side.
+
+    Differences are to the first system.
+    """
+    _require()
+    from evaluation.cmedteb.benchmark import load_systems
+    from evaluation.cmedteb.splits import compare_on_splits
+    from evaluation.cmedteb.tasks import read_instructions
+
+    own = read_instructions(instructions) if instructions else None
+    loaded = load_systems(
+        systems or [DEFAULT_PAIR], cache, instructions=instructions, batch_size=batch_size
+    )
+    result, table = compare_on_splits(loaded, data, splits, out, own)
+    lines = [table.rstrip(), f"wrote {out}/splits.md and .json"]
+    show(result, lines, as_json=json_)
+
+
 def _require() -> None:
     require("cmedteb", "eval", make="cmedteb")

@@ -118,6 +118,31 @@ def sts(
 
 
 @app.command()
+def reword(
+    queries: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSONL of questions: _id and text.")
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL of the rewordings: _id, text, original.")
+    ],
+    part: Annotated[
+        Literal["a", "b"],
+        typer.Option(help="Part of the rules: a to train with, b to measure with."),
+    ] = "a",
+    versions: Annotated[
+        int, typer.Option(min=1, help="Largest number of rewordings of a question.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Reword questions in patients' everyday words, by rules."""
+    _require()
+    from curation.rewording import reword_file
+
+    _show(reword_file(queries, output, part, versions=versions, seed=seed), json_)
+
+
+@app.command()
 def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json = False) -> None:
     """Mix annotated triples with the training splits of the tasks."""
     _run("mix", config, json_, data=data, changes=changes or ())

@@ -1,4 +1,4 @@
-"""`care train`, and the maintainers' commands `ablations`, `phrases` and `convert`."""
+"""`care train`, and the maintainers' commands `ablations`, `phrases`, `splits`, `convert`."""
 
 import shlex
 import sys
@@ -18,6 +18,7 @@ from core.errors import CareError
 
 _DEFAULT_ABLATIONS = Path("builds/ablations")
 _DEFAULT_LENGTHS = (4, 60)
+_DEFAULT_SPOKEN = Path("data/medical-qa-zh-spoken/queries.jsonl")
 
 Recipe = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")
@@ -135,6 +136,32 @@ def phrases(
 
     write(load_recipe(recipe, changes or []), out, count, seed, lengths)
     typer.echo(f"wrote {out}")
+
+
+def splits(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="BEIR folder with metadata source: medical-qa-zh."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="BEIR folder to write.")],
+    spoken: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL of questions rewritten by hand; those whose original is not in the "
+            "split unseen are left out.",
+        ),
+    ] = _DEFAULT_SPOKEN,
+    json_: Json = False,
+) -> None:
+    """Write the splits that care-mini is trained on, tuned by and measured with."""
+    require("train", "eval", "curation")
+    from curation.rewording import reword
+    from training.experiments.splits import write_splits
+
+    sizes = write_splits(data, out, reword, spoken=spoken)
+    lines = [f"{name}: {count}" for name, count in sizes.items()]
+    show({"splits": sizes, "folder": out}, [*lines, f"wrote {out}"], as_json=json_)
 
 
 def convert(

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -96,6 +96,18 @@ class PairModel(AbsEncoder):
             prompt = task_metadata.prompt
             instruction = prompt.get("query", "") if isinstance(prompt, dict) else prompt or ""
             spec = with_instruction(self.pair.query, instruction)
+        return self.vectors(spec, texts)
+
+    def vectors(self, spec: EncoderSpec, texts: Sequence[str]) -> FloatArray:
+        """Encodes normalised texts, or reads their vectors from the cache.
+
+        Args:
+            spec: One of the pair's specifications, perhaps with an instruction.
+            texts: n texts.
+
+        Returns:
+            float32 [n, dimension], unit norm.
+        """
         return encode_cached(
             lambda: self._encoder(spec),
             spec,

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from core.cpus import available_cpus
-from core.encoders import Pair
+from core.encoders import EncoderSpec, Pair
 from core.files import write_text
 from core.provenance import environment
 from core.records import write_json
@@ -25,7 +25,8 @@ from models.encoders.factory import load_encoder
 _ROUNDS = 5
 _WARM_UP = 20
 
-QuerySide = Callable[[str], object]
+# Encodes or searches a batch of queries.
+QuerySide = Callable[[Sequence[str]], object]
 
 
 def measure_tradeoff(
@@ -49,8 +50,8 @@ def measure_tradeoff(
         score = evaluate_task(system, known, data, out)
         assert score is not None
         scores[system.name] = score.interval
-        query_sides[system.name] = _query_side(system, known, data)
-    rates = _measure_rates(query_sides, list(data.queries.values()))
+        query_sides[system.name] = query_side(system, known, data.corpus)
+    rates = measure_rates(query_sides, list(data.queries.values()))
     points = []
     for system in systems:
         pair = system.pair if isinstance(system, PairModel) else None
@@ -60,7 +61,7 @@ def measure_tradeoff(
                 rates[system.name],
                 scores[system.name],
                 asymmetric=pair is not None and is_asymmetric(pair),
-                document_bytes=_document_bytes(pair) if pair else None,
+                document_bytes=weights_bytes(pair.document, pair.folder) if pair else None,
             )
         )
     machine = environment() | {"processors": available_cpus()}
@@ -71,29 +72,48 @@ def measure_tradeoff(
     return table
 
 
-def _measure_rates(sides: Mapping[str, QuerySide], queries: Sequence[str]) -> dict[str, float]:
-    """Returns queries/s of each system: the median of interleaved rounds."""
+def measure_rates(
+    sides: Mapping[str, QuerySide], queries: Sequence[str], batch_size: int = 1
+) -> dict[str, float]:
+    """Returns queries/s of each system: the median of interleaved rounds.
+
+    Args:
+        sides: As `query_side` returns them, by system.
+        queries: Queries of a round.
+        batch_size: Queries that are encoded or searched at once.
+    """
     rates: dict[str, list[float]] = {name: [] for name in sides}
+    starts = range(0, len(queries), batch_size)
+    batches = [queries[start : start + batch_size] for start in starts]
     for run in sides.values():
-        for query in queries[:_WARM_UP]:
-            run(query)
+        for batch in batches[:_WARM_UP]:
+            run(batch)
     for _ in tqdm(range(_ROUNDS), desc="queries/s", unit=" rounds"):
         for name, run in sides.items():
             started = time.perf_counter()
-            for query in queries:
-                run(query)
+            for batch in batches:
+                run(batch)
             rates[name].append(len(queries) / (time.perf_counter() - started))
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _query_side(system: System, known: Task, data: RankingData) -> QuerySide:
-    """Returns a function that encodes one query, or searches it by BM25."""
+def query_side(
+    system: System, known: Task, corpus: Mapping[str, str], threads: int = 0
+) -> QuerySide:
+    """Returns a function that encodes queries, or searches them by BM25.
+
+    Args:
+        system: A system.
+        known: The task, whose instruction is added to the prompts that take one.
+        corpus: Texts of the documents by id, for BM25.
+        threads: Threads of ONNX Runtime; 0 for all available processors.
+    """
     if isinstance(system, PairModel):
         spec = with_instruction(system.pair.query, known.instruction)
-        encoder = load_encoder(spec, system.pair.folder)
-        return lambda query: encoder.encode([normalize_text(query)])
-    index = Bm25Index(Document(id_, text) for id_, text in data.corpus.items())
-    return lambda query: index.search([query], 10)
+        encoder = load_encoder(spec, system.pair.folder, threads)
+        return lambda queries: encoder.encode([normalize_text(query) for query in queries])
+    index = Bm25Index(Document(id_, text) for id_, text in corpus.items())
+    return lambda queries: index.search(queries, 10)
 
 
 def is_asymmetric(pair: Pair) -> bool:
@@ -101,12 +121,12 @@ def is_asymmetric(pair: Pair) -> bool:
     return (pair.query.model, pair.query.revision) != (pair.document.model, pair.document.revision)
 
 
-def _document_bytes(pair: Pair) -> int:
-    """Returns the size [bytes] of the document encoder's weights."""
-    if pair.document.format == "onnx":
-        return (pair.folder / pair.document.weights).stat().st_size
+def weights_bytes(spec: EncoderSpec, folder: Path) -> int:
+    """Returns the size [bytes] of an encoder's weights; paths are relative to `folder`."""
+    if spec.format == "onnx":
+        return (folder / spec.weights).stat().st_size
     from models.encoders.checkpoints import checkpoint_folder
 
-    folder = checkpoint_folder(pair.document, pair.folder)
+    folder = checkpoint_folder(spec, folder)
     weights = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(path.stat().st_size for path in weights)

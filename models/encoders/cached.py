@@ -53,6 +53,9 @@ def encode_cached(
 ) -> FloatArray:
     """Encodes n normalised texts in shards that are cached by the checksum of encoder and texts.
 
+    Pairs that share an encoder share its vectors: neither the paths of its files, which have
+    checksums, nor the name of the embedding space are a part of the checksum.
+
     Args:
         load: Loads the encoder; not called if all shards are cached.
         spec: Specification of the encoder.
@@ -64,7 +67,9 @@ def encode_cached(
     Returns:
         float32 [n, dimension], unit norm, in the order of the texts.
     """
-    cache = folder / hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+    unused = {"embedding_space"} | ({"weights", "tokenizer"} if spec.format == "onnx" else set())
+    facts = spec.model_dump_json(exclude=unused)
+    cache = folder / hashlib.sha256(facts.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
     found = np.empty((len(texts), spec.dimension), np.float32)
     encoder: Encoder | None = None

@@ -78,6 +78,26 @@ def test_tradeoff_measures_rates_and_draws_the_plot(
     assert "<svg" in (out / "tradeoff.svg").read_text("utf-8")
 
 
+def test_splits_are_compared(
+    run: Run,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evaluation.cmedteb.splits._TIMED", 32)
+    monkeypatch.setattr("evaluation.cmedteb.tradeoff._ROUNDS", 1)
+    out = tmp_path / "out"
+    systems = ["--system", "care-mini", "--system", "bm25", "--cache", tmp_path / "cache"]
+    words = ["splits", "--data", data / "retrieval", "--split", "test", *systems, "--out", out]
+    assert run(*words) == 0
+    table = (out / "splits.md").read_text("utf-8")
+    assert table in capsys.readouterr().out
+    scores = json.loads((out / "splits.json").read_text("utf-8"))["systems"]
+    assert [s["name"] for s in scores] == ["care-mini", "bm25"]
+    assert f"| bm25 | {100 * scores[1]['splits']['test']['ndcg@10']['value']:.2f} |" in table
+
+
 @pytest.mark.parametrize(
     ("name", "code"), [("care-mini", "duplicate_system"), ("a/b", "bad_system_name")]
 )

@@ -84,3 +84,24 @@ def test_a_benchmark_its_expert_check_and_its_costs(
     assert "agreement: 1.0" in capsys.readouterr().out
     assert main(["curate", "expert-agreement", str(pairs / "pairs.csv"), *key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["agreement"] == 1
+
+
+def test_questions_are_reworded_by_a_part_of_the_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = write_jsonl(
+        tmp_path / "queries.jsonl",
+        [{"_id": id_, "text": text} for id_, text in QUERIES.items()],
+    )
+    words = ["curate", "reword", str(queries), "--versions", "2", "--json", "--output"]
+    made = {}
+    for part in ("a", "b"):
+        out = tmp_path / "new" / f"{part}.jsonl"
+        assert main([*words, str(out), "--part", part]) == 0
+        assert json.loads(capsys.readouterr().out) == {"queries": 2, "rewordings": 4}
+        made[part] = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+        assert [row["_id"] for row in made[part]] == ["q1-1", "q1-2", "q2-1", "q2-2"]
+        assert [row["original"] for row in made[part]] == ["q1", "q1", "q2", "q2"]
+    assert not {row["text"] for row in made["a"]} & {row["text"] for row in made["b"]}
+    assert main([*words, str(tmp_path / "queries.jsonl" / "x"), "--part", "a"]) == 1
+    assert error_code(capsys.readouterr().err) == "input_output"

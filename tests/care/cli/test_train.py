@@ -1,4 +1,4 @@
-"""The commands `care train`, `phrases` and `convert`, and the commands that a run prints."""
+"""The commands `care train`, `phrases`, `splits`, `convert`, and those that a run prints."""
 
 import json
 import shlex
@@ -12,6 +12,7 @@ from core.versions import current_version
 from models.pairs import load_pair
 from tests.conftest import write_jsonl
 from tests.errors import error_code
+from tests.training.conftest import write_split
 
 pytestmark = pytest.mark.train
 
@@ -110,3 +111,24 @@ def test_a_pair_that_was_not_trained_from_the_embedded_one_is_not_converted(
     words = ["--out", str(tmp_path / "out"), "--spec", str(tmp_path / "pair.toml")]
     assert main(["convert", *words, "--trained", str(tmp_path / "none.toml")]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_pair"
+
+
+def test_splits_are_written_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    texts = {f"q{i}": f"第{i}个高血压病人怎么治疗？" for i in range(1100)}
+    write_jsonl(
+        data / "corpus.jsonl",
+        [{"_id": "d", "text": "少吃盐。", "metadata": {"source": "patient-qa"}}],
+    )
+    write_split(data, "train", texts, [(id_, "d", 1) for id_ in texts])
+    words = ["splits", "--data", str(data), "--out", str(out), "--json"]
+    assert main(words) == 0
+    sizes = json.loads(capsys.readouterr().out)["splits"]
+    assert sizes["held-out-patients"] == 1000 and sizes["tune"] == 100
+    assert sizes["held-out-reworded"] >= 1000
+    # The questions that were rewritten by hand are not in this folder.
+    assert "held-out-spoken" not in sizes
+    assert len((out / "unseen.queries.jsonl").read_text("utf-8").splitlines()) == sizes["unseen"]
+    assert main(words) == 1
+    assert error_code(capsys.readouterr().err) == "folder_exists"

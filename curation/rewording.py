@@ -1,0 +1,160 @@
+"""Rewording of short medical questions in patients' everyday words, by rules.
+
+rewording.yaml has the rules: formal words and what patients say instead, who asks, other orders of
+the words. Its two parts have no text in common: queries reworded by part `a` train, those reworded
+by part `b` measure.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from core.files import writing_in
+from core.records import write_jsonl
+from core.text import normalize_text
+from evaluation.beir import read_queries
+
+Part = Literal["a", "b"]
+
+_RULES = Path(__file__).with_suffix(".yaml")
+# Shares of the texts in which a rule is applied where it applies.
+_WORD_SHARE = 0.75
+_ORDER_SHARE = 0.5
+_ASKER_SHARE = 0.7
+_CLOSER_SHARE = 0.2
+_MARK_SHARE = 0.4
+_ATTEMPTS = 20
+
+_MARKS = "？?。.！!，, "
+# The subject of a question ends where one of these words begins.
+_TOPIC = re.compile(
+    r"(?:得了|患有|患了|患上|我有|我得了|有)?(?P<topic>[^的有，,]{2,10}?)(?:患者|病人|的人)?"
+    r"(?P<rest>(?:怎么|如何|怎样|咋|能|可以|可不可以|会|应该|该|有什么|有哪些|吃什么|吃啥|吃点|"
+    r"平时|平常|需要|要|想|用什么|对|治疗|多久|是怎么|为什么).{2,})"
+)
+_NO_TOPIC = re.compile(r"治疗|怎|如何|吃|喝|检查|什么|哪|为|是|会|能|可以|这|我")
+
+
+class Reworded(NamedTuple):
+    """A reworded query: its id, its text and the id of the query that it was made of."""
+
+    id: str
+    text: str
+    original: str
+
+
+class Rewording:
+    """The rules of one part.
+
+    Args:
+        part: `a` or `b`.
+        seed: Seed of all random choices; those of a query depend on its id alone.
+    """
+
+    def __init__(self, part: Part, seed: int = 0) -> None:
+        rules: dict[str, Any] = yaml.safe_load(_RULES.read_text(encoding="utf-8"))
+        self._key = f"{seed} {part}"
+        self._words = _replacements(rules["words"], part)
+        endings = _replacements(rules["endings"], part)
+        # A word after 性 or 型 is a part of a longer term, as in 大叶性肺炎.
+        words = f"(?<![性型])(?:{_any_of(self._words)})|(?:{_any_of(endings)})$"
+        self._pattern = re.compile(words)
+        self._words |= endings
+        self._opener = re.compile(f"^(?:{_any_of(rules['openers'].split())})[，,]?")
+        self._askers = [(group["of"].split(), group[part].split()) for group in rules["askers"]]
+        self._orders: list[str] = rules["orders"][part].split()
+        self._closers: list[str] = rules["closers"][part].split()
+
+    def versions(self, id_: str, text: str, count: int) -> list[str]:
+        """Returns up to `count` different rewordings of a query, all different from its text."""
+        rng = random.Random(f"{self._key} {id_}")
+        made = dict.fromkeys([normalize_text(text)])
+        for _ in range(_ATTEMPTS):
+            if len(made) > count:
+                break
+            made[normalize_text(self._reworded(text, rng))] = None
+        return list(made)[1 : count + 1]
+
+    def _reworded(self, text: str, rng: random.Random) -> str:
+        question = self._opener.sub("", normalize_text(text)).strip(_MARKS).rstrip("啊")
+        found = _TOPIC.fullmatch(question)
+        if found and not _NO_TOPIC.match(found["topic"]) and rng.random() < _ORDER_SHARE:
+            topic, rest = (self._replaced(found[name], rng) for name in ("topic", "rest"))
+            made = rng.choice(self._orders).format(topic=topic, rest=rest)
+        else:
+            made = self._replaced(question, rng)
+        if rng.random() < _ASKER_SHARE:
+            made = rng.choice(self._asker(text)).format(made)
+        if rng.random() < _CLOSER_SHARE:
+            made = f"{made}，{rng.choice(self._closers)}"
+        return made + ("？" if rng.random() < _MARK_SHARE else "")
+
+    def _replaced(self, text: str, rng: random.Random) -> str:
+        def replacement(found: re.Match[str]) -> str:
+            if rng.random() < _WORD_SHARE:
+                return rng.choice(self._words[found[0]])
+            return found[0]
+
+        return self._pattern.sub(replacement, text)
+
+    def _asker(self, text: str) -> list[str]:
+        return next(forms for words, forms in self._askers if any(w in text for w in words or [""]))
+
+
+def reword(
+    queries: Mapping[str, str], part: Part, *, versions: int = 1, seed: int = 0
+) -> Iterator[Reworded]:
+    """Yields rewordings of queries, given their texts by id.
+
+    The id of version n of a query is `ID-n`, from 1. A query to which no rule applies is left out.
+
+    Args:
+        queries: Texts of the queries, by id.
+        part: Part of the rules: `a` to train with, `b` to measure with.
+        versions: Largest number of rewordings of a query.
+        seed: Seed of all random choices.
+    """
+    rewording = Rewording(part, seed)
+    for id_, text in queries.items():
+        for number, made in enumerate(rewording.versions(id_, text, versions), start=1):
+            yield Reworded(f"{id_}-{number}", made, id_)
+
+
+def reword_file(
+    queries: Path, output: Path, part: Part, *, versions: int = 1, seed: int = 0
+) -> dict[str, int]:
+    """Writes rewordings of queries as JSONL: `_id`, `text` and `original`, the query's id.
+
+    Args:
+        queries: JSONL with `_id` and `text`.
+        output: File to write.
+        part: See `reword`.
+        versions: See `reword`.
+        seed: See `reword`.
+
+    Returns:
+        The numbers of `queries` and of `rewordings`.
+
+    Raises:
+        DataError: If `queries` cannot be read or is invalid.
+        CareError: If `output` cannot be written.
+    """
+    texts = read_queries(queries)
+    made = list(reword(texts, part, versions=versions, seed=seed))
+    with writing_in(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(output, ({"_id": m.id, "text": m.text, "original": m.original} for m in made))
+    return {"queries": len(texts), "rewordings": len(made)}
+
+
+def _replacements(rules: list[dict[str, str]], part: Part) -> dict[str, list[str]]:
+    return {word: rule[part].split() for rule in rules for word in rule["of"].split()}
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Returns a regular expression that matches the longest of some words."""
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))

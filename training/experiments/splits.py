@@ -1,0 +1,172 @@
+"""Splits of medical-qa-zh to train on, to choose settings by, and to measure with.
+
+The questions of the split `train` are divided by checksums, so every run gives the same splits.
+Questions with documents of the source knowledge-qa, which may be used for research only, are in
+one split for measurements and in no other.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from core.errors import DataError
+from core.files import new_folder
+from core.records import read_jsonl, string, write_tsv
+from core.text import normalize_text
+from evaluation.beir import (
+    Qrels,
+    beir_paths,
+    check_judged,
+    read_documents,
+    read_judged_queries,
+    read_queries,
+    write_queries,
+)
+from training.data import in_part
+from training.schema import Part
+
+PATIENTS, KNOWLEDGE = "patient-qa", "knowledge-qa"
+PARAPHRASES = "train.paraphrases.jsonl"
+# The fold that training/recipes/care-mini.yaml holds out.
+UNSEEN = Part(folds=9, only=0)
+HELD_OUT, TUNE = 1000, 500
+# Rewordings of a training question.
+VERSIONS = 2
+
+
+class Reword(Protocol):
+    """Rewords queries, as `curation.rewording.reword` does."""
+
+    def __call__(
+        self, queries: Mapping[str, str], part: Literal["a", "b"], *, versions: int
+    ) -> Iterable[tuple[str, str, str]]:
+        """Returns id, text and the id of the original query of each rewording."""
+        ...
+
+
+def write_splits(
+    data: Path,
+    out: Path,
+    reword: Reword,
+    *,
+    spoken: Path,
+    held_out: int = HELD_OUT,
+    tune: int = TUNE,
+) -> dict[str, int]:
+    """Writes a BEIR folder with a copy of the corpus and the files of each split.
+
+    A split NAME is NAME.queries.jsonl and NAME.qrels.tsv; docs/train-a-pair.md lists the splits.
+    Splits that are empty are not written.
+
+    Args:
+        data: BEIR folder with the split `train`. Documents have the metadata `source`, and
+            train.paraphrases.jsonl, if it exists, has the description (`text2`) of a question
+            (`text1`).
+        out: Folder to write.
+        reword: Rewords the questions of `train` by part `a` of its rules, held-out ones by `b`.
+        spoken: JSONL with `_id` and `text`: questions rewritten by hand, by the id of the original.
+            Those whose original is not in the split `unseen` are left out.
+        held_out: Number of held-out questions of each source.
+        tune: Number of questions to choose settings by.
+
+    Returns:
+        The number of queries of each split.
+
+    Raises:
+        DataError: If a file cannot be read or is invalid, or a judged document has neither source.
+        CareError: If `out` exists.
+    """
+    paths = beir_paths(data, "train")
+    texts, qrels = read_judged_queries(paths.queries, paths.qrels)
+    sources = {d.id: d.metadata.get("source") for d in read_documents(paths.corpus)}
+    check_judged(paths.qrels, qrels, texts, sources)
+    by_source: dict[str, list[str]] = {PATIENTS: [], KNOWLEDGE: []}
+    for id_ in sorted(texts, key=_checksum):
+        by_source[_source(paths.corpus, qrels[id_], sources)].append(id_)
+    patients = by_source[PATIENTS]
+    measured, others = patients[:held_out], patients[held_out:]
+    in_fold = (id_ for id_ in patients if in_part(normalize_text(texts[id_]), UNSEEN))
+    unseen = dict.fromkeys(in_fold)
+    # A stable sort: the unseen questions come first, each part in the order of the checksums.
+    tuned = sorted(others, key=lambda id_: id_ not in unseen)[:tune]
+    not_trained = {*measured, *unseen, *tuned}
+    trained = [id_ for id_ in others if id_ not in not_trained]
+    held = list(dict.fromkeys([*measured, *unseen]))
+
+    splits = {
+        "train": _pick(texts, trained),
+        "tune": _pick(texts, tuned),
+        "held-out-patients": _pick(texts, measured),
+        "held-out-knowledge": _pick(texts, by_source[KNOWLEDGE][:held_out]),
+        "unseen": _pick(texts, unseen),
+    }
+    originals: dict[str, str] = {}
+    descriptions = _descriptions(data / PARAPHRASES)
+    parts: dict[str, tuple[list[str], Literal["a", "b"], int]] = {
+        "train": (trained, "a", VERSIONS),
+        "held-out": (held, "b", 1),
+    }
+    for name, (ids, part, versions) in parts.items():
+        described = {id_: descriptions[texts[id_]] for id_ in ids if texts[id_] in descriptions}
+        splits[f"{name}-described"] = described
+        made = list(reword(_pick(texts, ids), part, versions=versions))
+        splits[f"{name}-reworded"] = {id_: text for id_, text, _ in made}
+        originals |= {id_: original for id_, _, original in made}
+    by_hand = read_queries(spoken)
+    asked = [id_ for id_ in by_hand if id_ in unseen]
+    splits["held-out-spoken"] = _pick(by_hand, asked)
+    splits["held-out-asked"] = _pick(texts, asked)
+    return _write(out, paths.corpus, splits, qrels, originals)
+
+
+def _write(
+    out: Path,
+    corpus: Path,
+    splits: Mapping[str, Mapping[str, str]],
+    qrels: Qrels,
+    originals: Mapping[str, str],
+) -> dict[str, int]:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(out) as folder:
+        shutil.copyfile(corpus, folder / "corpus.jsonl")
+        for name, queries in splits.items():
+            if not queries:
+                continue
+            write_queries(folder / f"{name}.queries.jsonl", queries)
+            rows = [
+                (id_, document, grade)
+                for id_ in queries
+                for document, grade in qrels[originals.get(id_, id_)].items()
+            ]
+            write_tsv(folder / f"{name}.qrels.tsv", [("query-id", "corpus-id", "score"), *rows])
+    return {name: len(queries) for name, queries in splits.items() if queries}
+
+
+def _checksum(id_: str) -> str:
+    return hashlib.sha256(id_.encode()).hexdigest()
+
+
+def _source(corpus: Path, judged: Mapping[str, int], sources: Mapping[str, object]) -> str:
+    """Returns the source of a question: knowledge-qa if one of its documents is from there."""
+    found = {sources[id_] for id_ in judged}
+    if not found <= {PATIENTS, KNOWLEDGE}:
+        id_ = next(id_ for id_ in judged if sources[id_] not in (PATIENTS, KNOWLEDGE))
+        reason = f"has the document '{id_}', whose metadata source is not {PATIENTS} or {KNOWLEDGE}"
+        raise DataError.at(corpus, reason, "unknown_source", id=id_)
+    return KNOWLEDGE if KNOWLEDGE in found else PATIENTS
+
+
+def _pick(texts: Mapping[str, str], ids: Iterable[str]) -> dict[str, str]:
+    return {id_: texts[id_] for id_ in ids}
+
+
+def _descriptions(path: Path) -> dict[str, str]:
+    """Returns the first description of each question, by its text."""
+    descriptions: dict[str, str] = {}
+    if path.is_file():
+        for number, record in read_jsonl(path):
+            question, description = (string(path, number, record, f"text{n}") for n in (1, 2))
+            descriptions.setdefault(question, description)
+    return descriptions
