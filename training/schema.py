@@ -45,6 +45,21 @@ class Lora(Settings):
     targets: str | list[str] = "all-linear"
 
 
+class Lookup(Settings):
+    """A query encoder without layers, `models.encoders.lookup`, made from another encoder.
+
+    Attributes:
+        table: First token vectors: `outputs`, the encoder's vector of each token alone;
+            `embeddings`, its token embeddings; or `random`.
+        prompt: Prompt of the encoder for `outputs`.
+        context: Width of the tables of a token's neighbours; 0 for none.
+    """
+
+    table: Literal["outputs", "embeddings", "random"] = "outputs"
+    prompt: str = ""
+    context: int = Field(0, ge=0)
+
+
 class Part(Settings):
     """A subset of the queries: one of `folds` folds, or all folds except one.
 
@@ -142,12 +157,17 @@ class EncoderInit(Settings):
     dimension: Positive | None = None
     projection: Positive | None = None
     lora: Lora | None = None
+    lookup: Lookup | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @model_validator(mode="after")
     def _check_checkpoint(self) -> Self:
         if (self.start is None) == (self.pair is None):
             raise ValueError("set either start or pair")
+        if self.lookup is not None:
+            for key in ("lora", "frozen_layers"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"lookup and {key} cannot be combined: remove one of the two")
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from core.errors import PairError
+from models.encoders import lookup as lookup  # registers its model type
 
 # Entries of config.json that name the code of a layer.
 _IMPLEMENTATIONS = (

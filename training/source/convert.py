@@ -15,6 +15,8 @@ from transformers import BertModel
 
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
+from core.files import sha256_file
+from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
 from training.export.measurement import read_calibration
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
@@ -65,13 +67,17 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
     """Converts a trained pair: int8 queries, documents in 8-bit blocks.
 
-    The token embeddings of the document side stay in 4-bit blocks without loss, because training
-    does not change them. Both sides must be BERT over the vocabulary of the embedded pair.
+    Of a pair whose document side is a graph, as that of a lookup encoder, only the query side is
+    converted, and the pair keeps its name and embedding space. Otherwise both sides must be BERT
+    over the vocabulary of the embedded pair, and the token embeddings of the document side stay in
+    4-bit blocks without loss, because training does not change them.
 
     Raises:
         PairError: If the pair does not consist of checkpoints.
     """
     pair = load_pair(str(trained.resolve()))
+    if (pair.query.format, pair.document.format) == ("transformers", "onnx"):
+        return _convert_query_side(pair, out, spec, report)
     if {pair.query.format, pair.document.format} != {"transformers"}:
         reason = "must be a pair of transformers checkpoints, as training writes them"
         raise PairError.at(trained, reason, "not_a_checkpoint")
@@ -87,6 +93,29 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
         sides[side.role] = graph, f"{side.role}.onnx", facts
     about = "multilingual-e5-small for Chinese medicine, query encoder distilled to 5 layers"
     _write("care-mini", about, sides, tokenizer, out, spec, report)
+
+
+def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
+    """Writes the query side, and the pair with the document side's graph where it is."""
+    encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
+    model = encoder.parts()[0]
+    checkpoint, shared = pair.folder / pair.query.weights, pair.folder / pair.document.tokenizer
+    own, tokenizer = (Tokenizer.from_file(str(p)) for p in (checkpoint / TOKENIZER, shared))
+    if own.to_str() != tokenizer.to_str():
+        reason = "tokenizes unlike the document encoder: start both encoders from the same pair"
+        raise PairError.at(checkpoint, reason, "other_tokenizer")
+    out.mkdir(parents=True, exist_ok=True)
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    graph = export_encoder(model, pair.query.pooling, dimension=pair.query.dimension)
+    weights = out / "query.onnx"
+    save(_quantize_query_side(graph, tokenizer, pair.query.prompt, 8), weights)
+    files = {"weights": str(weights.resolve()), "weights_sha256": sha256_file(weights)}
+    files |= {"tokenizer": str(shared), "tokenizer_sha256": pair.document.tokenizer_sha256}
+    facts = pair.query.model_dump(exclude={"adapter", "config", "format"})
+    query = EncoderSpec.model_validate(facts | files | {"model": f"{pair.name} query"})
+    write_pair(pair.model_copy(update={"query": query}), spec)
+    report(f"{weights.name}  {weights.stat().st_size:,} bytes  sha256 {query.weights_sha256}")
+    report(f"wrote {spec}")
 
 
 def _export(side: EncoderSpec, folder: Path) -> onnx.ModelProto:

@@ -1,0 +1,292 @@
+"""Lookup encoders: their first vectors, their training, and their pair in export and service."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from care.cli.main import main as care
+from core.encoders import Pair
+from core.errors import PairError
+from core.files import sha256_file
+from models.encoders.configuration import read_configuration
+from models.encoders.factory import load_encoder
+from models.encoders.lookup import LookupConfig, LookupModel
+from models.encoders.onnx import OnnxEncoder
+from models.encoders.tokenizer import file_tokenizer
+from models.encoders.transformers import TransformersEncoder
+from models.pairs import load_pair, write_pair
+from service.app import create_app, load_query_encoder
+from service.settings import Settings
+from tests.checkpoints import LONG, MAX_LENGTH, TEXTS, WIDTH
+from tests.conftest import write_jsonl
+from tests.errors import raises
+from tests.training.conftest import RunRecipe, align, joint, pair_of, teacher
+from tests.training.encoders import check_parity, checkpoint_of
+from training.encoder import Encoder, encode, tokenize
+from training.errors import TrainingError
+from training.export.onnx import TOKENIZER, describe, export_encoder, save
+from training.export.quantization import quantize_blocks
+from training.init import prepare
+from training.lookup import token_vectors
+from training.schema import EncoderInit
+from training.source.convert import convert_trained
+
+pytestmark = pytest.mark.train
+
+LOOKUP = {"table": "outputs", "prompt": "头痛", "context": 8}
+
+
+@pytest.fixture(scope="module")
+def graphs(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair whose sides are one float32 BERT graph, with the prompt "骨折"."""
+    folder = tmp_path_factory.mktemp("graphs")
+    spec = checkpoint_of(bert, folder, pooling="mean").spec("query", "tiny-graphs")
+    model, _, tokenizer = TransformersEncoder(spec, Path(), device="cpu").parts()
+    model.set_attn_implementation("eager")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for value in model.parameters():
+            # The exporter stores equal tensors, such as biases of zeros, once.
+            value += 0.01 * torch.randn_like(value)
+    tokenizer.save(str(folder / TOKENIZER))
+    save(export_encoder(model, "mean"), folder / "encoder.onnx")
+    facts = spec.model_dump(exclude={"adapter", "config"})
+    query, document = (
+        describe(facts | {"role": role, "prompt": "骨折"}, folder / "encoder.onnx")
+        for role in ("query", "document")
+    )
+    pair = Pair(name="graphs", description="d", folder=folder, query=query, document=document)
+    write_pair(pair, folder / "pair.toml")
+    return load_pair(str(folder / "pair.toml"))
+
+
+@pytest.fixture
+def recipe(graphs: Pair, triples: Path) -> dict[str, Any]:
+    pair = str(graphs.folder / "pair.toml")
+    aligned = align(epochs=80, batch=6, learning_rate=1e-2, data=[{"triples": str(triples)}])
+    prompts = {"query": "骨折", "document": "骨折"}
+    return {
+        "name": "tiny-lookup",
+        "query": {"pair": pair, "lookup": LOOKUP, "prompts": prompts | {"query": ""}},
+        "document": {"pair": pair},
+        "variables": {"triples": str(triples)},
+        "stages": [teacher(prompts=prompts), aligned, joint(train=["query"], negatives=0)],
+    }
+
+
+def test_a_graph_is_dequantised_as_a_checkpoint(graphs: Pair, tmp_path: Path) -> None:
+    start = EncoderInit(pair=str(graphs.folder / "pair.toml"))
+    checkpoint = prepare(start, "document", tmp_path)
+    expected = OnnxEncoder(graphs.document, graphs.folder, threads=1).encode(TEXTS).vectors
+    found = encode(
+        Encoder(checkpoint, trainable=False), tokenize(checkpoint, "骨折", TEXTS), batch=6
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert checkpoint.graph is not None
+    assert checkpoint.graph.embedding_space == "tiny-graphs"
+    # With another fact or other weights it is not the pair's encoder any more.
+    for changes in ({"max_length": MAX_LENGTH - 1}, {"layers": [1]}):
+        assert prepare(start.model_copy(update=changes), "document", tmp_path).graph is None
+
+
+def test_a_changed_graph_is_an_error(graphs: Pair, tmp_path: Path) -> None:
+    document = graphs.document.model_copy(update={"weights_sha256": "0" * 64})
+    write_pair(graphs.model_copy(update={"document": document}), tmp_path / "pair.toml")
+    with raises(PairError, "checksum_mismatch"):
+        prepare(EncoderInit(pair=str(tmp_path / "pair.toml")), "document", tmp_path)
+
+
+def test_outputs_are_the_vectors_of_single_tokens(bert: Path, tmp_path: Path) -> None:
+    encoder = Encoder(checkpoint_of(bert, tmp_path, pooling="mean"), trainable=False)
+    vectors = token_vectors(encoder, "头痛")
+    # Each character is a token of this tokenizer.
+    texts = ["骨", "服", "药"]
+    ids = [tokenize(encoder.checkpoint, "", [text]).values[1] for text in texts]
+    expected = encode(encoder, tokenize(encoder.checkpoint, "头痛", texts), batch=3)
+    np.testing.assert_allclose(vectors[ids], expected, atol=1e-5)
+    made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
+    saved = Encoder(made, trainable=False).model.tokens.weight.numpy()
+    np.testing.assert_allclose(saved, vectors, atol=1e-6)
+
+
+def test_tables_start_from_embeddings_or_at_random(bert: Path, tmp_path: Path) -> None:
+    tables = {}
+    for table in ("embeddings", "random"):
+        made = checkpoint_of(bert, tmp_path, pooling="mean", lookup={"table": table})
+        tables[table] = Encoder(made, trainable=False).model.tokens.weight
+    source = Encoder(checkpoint_of(bert, tmp_path), trainable=False)
+    assert torch.equal(tables["embeddings"], source.model.get_input_embeddings().weight)
+    assert tables["random"].shape == tables["embeddings"].shape
+    assert float(tables["random"].std()) == pytest.approx(0.02, rel=0.1)
+    with raises(TrainingError, "dimension_mismatch", key="lookup.table"):
+        checkpoint_of(bert, tmp_path, projection=8, lookup={"table": "embeddings"})
+
+
+@pytest.mark.parametrize("context", [0, 8])
+def test_training_serving_and_saving_agree(bert: Path, tmp_path: Path, context: int) -> None:
+    lookup = LOOKUP | {"context": context}
+    encoder = Encoder(checkpoint_of(bert, tmp_path, pooling="mean", lookup=lookup), trainable=True)
+    with torch.no_grad():
+        for value in encoder.parameters():
+            value += 0.1 * torch.randn_like(value)
+    saved = check_parity(encoder.save(tmp_path / "saved"), (*TEXTS, LONG))
+    assert saved.model.config.context == context
+    assert saved.checkpoint.dimension == WIDTH
+    # Padding is no neighbour: a vector does not depend on its batch.
+    tokens = tokenize(saved.checkpoint, "", TEXTS)
+    together = encode(saved, tokens, batch=len(TEXTS))
+    np.testing.assert_allclose(together, encode(saved, tokens, batch=1), atol=1e-6)
+
+
+def test_with_context_the_order_of_tokens_counts(bert: Path, tmp_path: Path) -> None:
+    for context in (0, 8):
+        lookup = LOOKUP | {"context": context}
+        made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=lookup)
+        encoder = Encoder(made, trainable=False)
+        if context:
+            encoder.model.map.weight.normal_()
+        one, other = encode(encoder, tokenize(made, "", ["头痛骨", "骨痛头"]), batch=2)
+        assert (float(np.abs(one - other).max()) > 1e-3) == bool(context)
+
+
+def test_lookup_cannot_be_combined_with_an_adapter() -> None:
+    for changes in ({"lora": {}}, {"frozen_layers": 0}):
+        with pytest.raises(ValueError, match="cannot be combined"):
+            EncoderInit.model_validate({"start": "x", "lookup": {}} | changes)
+
+
+def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
+    graphs: Pair,
+    recipe: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    settings: Settings,
+) -> None:
+    records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
+    arguments += ["--builds", str(tmp_path / "builds")]
+    assert care(["index", *arguments, "--pair", str(graphs.folder / "pair.toml")]) == 0
+
+    trained = pair_of(run_recipe(recipe))
+    assert trained.embedding_space == graphs.embedding_space
+    assert trained.document.weights_sha256 == graphs.document.weights_sha256
+    assert (trained.folder / trained.document.weights).samefile(graphs.folder / "encoder.onnx")
+    convert_trained(
+        trained.folder / "pair.toml", tmp_path / "converted", tmp_path / "x.toml", print
+    )
+    pair = load_pair(str(tmp_path / "x.toml"))
+    assert pair.name == "tiny-lookup"
+    assert [path.name for path in (tmp_path / "converted").iterdir()] == ["query.onnx"]
+    assert pair.query.weights_sha256 == sha256_file(tmp_path / "converted" / "query.onnx")
+    assert pair.document == trained.document.model_copy(
+        update={name: getattr(pair.document, name) for name in ("weights", "tokenizer")}
+    )
+    checkpoint = load_encoder(trained.query, trained.folder)
+    graph = load_encoder(pair.query, pair.folder)
+    assert isinstance(graph, OnnxEncoder)
+    texts = [*TEXTS, LONG]
+    expected, vectors = checkpoint.encode(texts).vectors, graph.encode(texts).vectors
+    assert (expected * vectors).sum(axis=1).min() > 0.999
+    np.testing.assert_allclose(
+        vectors, np.concatenate([graph.encode([text]).vectors for text in texts]), atol=1e-6
+    )
+
+    served = settings.model_copy(update={"pair": str(tmp_path / "x.toml")})
+    with TestClient(create_app(served, load_query_encoder(served))) as client:
+        for number, text in enumerate(TEXTS):
+            response = client.post("/search", json={"query": text, "top_k": 1})
+            assert response.json()["hits"][0]["id"] == f"d{number}"
+
+
+QUESTIONS = [
+    "高血压能喝咖啡吗？",
+    "胃疼怎么办",
+    "HPV16阳性，TCT正常，需要治疗吗",
+    "孩子发烧39.5℃不退烧",
+    "乙肝小三阳会传染给宝宝吗",
+    "糖尿病人可以吃西瓜吗",
+    "膝盖积水要做手术吗",
+    "甲状腺结节需要切除吗",
+]
+
+
+def test_a_lookup_encoder_serves_an_index_of_care_mini(tmp_path: Path, settings: Settings) -> None:
+    """Its token vectors solve a linear system: from the texts' tokens to the documents' vectors."""
+    care_mini = load_pair("care-mini")
+    records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(QUESTIONS)]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+    arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
+    assert care(["index", *arguments, "--builds", str(tmp_path / "builds")]) == 0
+
+    targets = load_encoder(care_mini.document, care_mini.folder).encode(QUESTIONS).vectors
+    split = file_tokenizer(care_mini.query, care_mini.folder)
+    model = LookupModel(LookupConfig(vocab_size=33_040, hidden_size=384)).eval()
+    shares = np.zeros((len(QUESTIONS), 33_040), np.float32)
+    for row, tokens in enumerate(split(QUESTIONS)):
+        np.add.at(shares[row], tokens.ids, 1 / len(tokens))
+    used = np.flatnonzero(shares.any(axis=0))
+    solved = np.linalg.lstsq(shares[:, used], targets, rcond=None)[0]
+    model.tokens.weight.data[used] = torch.from_numpy(solved)
+
+    weights = tmp_path / "query.onnx"
+    save(quantize_blocks(export_encoder(model, "mean"), 8), weights)
+    files = {"weights": str(weights), "weights_sha256": sha256_file(weights)}
+    files["tokenizer"] = str((care_mini.folder / care_mini.query.tokenizer).resolve())
+    paths = {
+        name: str((care_mini.folder / getattr(care_mini.document, name)).resolve())
+        for name in ("weights", "tokenizer")
+    }
+    pair = Pair(
+        name="lookup",
+        description="d",
+        folder=Path(),
+        query=care_mini.query.model_copy(update=files),
+        document=care_mini.document.model_copy(update=paths),
+    )
+    write_pair(pair, tmp_path / "lookup.toml")
+    served = settings.model_copy(update={"pair": str(tmp_path / "lookup.toml")})
+    with TestClient(create_app(served, load_query_encoder(served))) as client:
+        for number, text in enumerate(QUESTIONS):
+            response = client.post("/search", json={"query": text, "top_k": 1})
+            assert response.json()["hits"][0]["id"] == f"d{number}"
+
+
+def test_an_export_of_a_lookup_pair_passes_its_thresholds(
+    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    del recipe["stages"][1:]
+    recipe["stages"].append(align(epochs=1))
+    trained = pair_of(run_recipe(recipe))
+    arguments = ["--pair", str(trained.folder / "pair.toml"), "--out", str(tmp_path / "exported")]
+    arguments += ["--precision", "int8", "--corpus", "none", "--threads", "1"]
+    assert care(["export", *arguments]) == 0
+    pair = load_pair(str(tmp_path / "exported" / "pair.toml"))
+    assert pair.embedding_space == trained.embedding_space
+    assert {path.stem for path in (tmp_path / "exported").glob("pair*")} == {
+        "pair",
+        "pair-fp32",
+        "pair-int8",
+    }
+
+
+def test_a_query_side_with_another_tokenizer_is_not_converted(
+    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    del recipe["stages"][1:]
+    recipe["stages"].append(align(epochs=1))
+    trained = pair_of(run_recipe(recipe))
+    path = trained.folder / trained.query.weights / TOKENIZER
+    path.write_text(path.read_text("utf-8").replace('"骨"', '"骩"'), encoding="utf-8")
+    with raises(PairError, "other_tokenizer"):
+        convert_trained(trained.folder / "pair.toml", tmp_path / "out", tmp_path / "x", print)
+
+
+def test_the_model_type_is_known_to_transformers(bert: Path, tmp_path: Path) -> None:
+    made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
+    config = read_configuration(made.folder, {})
+    assert (config.model_type, config.context) == ("care-lookup", 8)
