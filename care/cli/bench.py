@@ -1,4 +1,4 @@
-"""`care bench`: benchmarks of the service, of index types, builds and filters."""
+"""`care bench`: benchmarks of the service, of index types, builds, filters and encoders."""
 
 import inspect
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from care.cli.options import Json
+from care.cli.output import show
 from care.extras import require
 from loadtest.bench.options import (
     BuildBenchOptions,
@@ -17,10 +19,11 @@ from loadtest.bench.options import (
     ServiceOptions,
     StartOptions,
 )
+from loadtest.traffic import SAMPLE
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the service, index types, starts, builds and filters, from a checkout.",
+    help="Measure the service, index types, starts, builds, filters and encoders, from a checkout.",
 )
 
 
@@ -116,6 +119,32 @@ def hostile(options: HostileOptions) -> None:
     from loadtest.bench.hostile import run
 
     run(options)
+
+
+@app.command()
+def encoders(
+    pairs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PAIR...",
+            help="Trained or registered pairs, or paths of .toml files; ratios are relative to the "
+            "first one.",
+        ),
+    ],
+    queries: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL of queries with text.")
+    ] = SAMPLE,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of ONNX Runtime.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds; the encoders alternate in each.")
+    ] = 15,
+    json_: Json = False,
+) -> None:
+    """Compare the speed of query encoders, one query at a time and in batches of 32."""
+    from loadtest.bench.encoders import compare, lines
+
+    result = compare(pairs, queries, threads, rounds)
+    show(result, lines(result), as_json=json_)
 
 
 @app.command()

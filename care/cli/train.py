@@ -177,14 +177,27 @@ def convert(
         Path | None,
         typer.Option(metavar="FILE", help="pair.toml of a training run: convert that pair."),
     ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PAIR",
+            help="Name or .toml file of a converted pair: quantise its query side again, and copy "
+            "its document side, so that its indexes stay valid.",
+        ),
+    ] = None,
 ) -> None:
     """Write the ONNX files of care-mini, the pair in this repository."""
+    if trained and pair:
+        raise typer.BadParameter("give --trained or --pair, not both", param_hint="--pair")
     require("train")
+    from models.pairs import load_pair
     from training.source.convert import convert as convert_source
-    from training.source.convert import convert_trained
+    from training.source.convert import requantize_query_side, convert_trained
 
     report = reporter(as_json=False)
-    if trained:
+    if pair:
+        requantize_query_side(load_pair(pair), out, spec, report)
+    elif trained:
         convert_trained(trained, out, spec, report)
     else:
         convert_source(out, spec, precision, report)

@@ -25,6 +25,8 @@ from training.export.checkpoint import write_checkpoint
 from training.export.onnx import export_encoder, save
 
 HIDDEN_STATES = "last_hidden_state"
+# Operators that a layer can end with.
+_NORMALISATIONS = ("SkipLayerNormalization", "LayerNormalization")
 
 
 def write_weights(out: Path) -> None:
@@ -62,7 +64,7 @@ def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:
         raise ValueError(f"the graph must have {OUTPUT} as its only output")
     cut = onnx.ModelProto()
     cut.CopyFrom(model)
-    last = max(i for i, n in enumerate(cut.graph.node) if n.op_type == "SkipLayerNormalization")
+    last = max(i for i, node in enumerate(cut.graph.node) if node.op_type in _NORMALISATIONS)
     cut.graph.node[last].output[0] = HIDDEN_STATES
     shape: list[str | int | None] = ["n", "length", width]
     states = helper.make_tensor_value_info(HIDDEN_STATES, TensorProto.FLOAT, shape)

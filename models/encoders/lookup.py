@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 MODEL_TYPE = "care-lookup"
 
 
-class LookupConfig(PreTrainedConfig):
+class LookupConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """Configuration of a `LookupModel`.
 
     Args:
@@ -47,7 +47,7 @@ class LookupConfig(PreTrainedConfig):
         super().__init__(**options)
 
 
-class LookupModel(PreTrainedModel):
+class LookupModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Token states from tables; see the module."""
 
     config_class = LookupConfig
@@ -59,7 +59,7 @@ class LookupModel(PreTrainedModel):
         if config.context:
             self.neighbours = nn.Embedding(config.vocab_size, 3 * config.context)
             self.map = nn.Linear(config.context, config.hidden_size)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
@@ -73,7 +73,7 @@ class LookupModel(PreTrainedModel):
         """Returns the table of token vectors."""
         return self.tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the table of token vectors."""
         self.tokens = value
 

@@ -69,7 +69,10 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
     for node, matrix in dequantize(model).items():
         module = _module(node)
         parameters[f"{module}.weight"] = matrix if module.startswith("embeddings.") else matrix.T
-    attention = [node for node in model.graph.node if node.op_type == "MultiHeadAttention"]
+    attention, normalisation = (
+        [node for node in model.graph.node if node.op_type == kind]
+        for kind in ("MultiHeadAttention", "LayerNormalization")
+    )
     for node in attention:
         # The first input is the output of the query projection.
         module = _module(node.input[0]).removesuffix("query")
@@ -77,11 +80,10 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
         for part, bias in zip(("query", "key", "value"), biases, strict=True):
             parameters[f"{module}{part}.bias"] = bias
     try:
-        (first,) = (n for n in model.graph.node if n.op_type == "LayerNormalization")
         return build_bert(
             parameters,
             heads=helper.get_node_attr_value(attention[0], "num_heads"),
-            layer_norm_eps=helper.get_node_attr_value(first, "epsilon"),
+            layer_norm_eps=helper.get_node_attr_value(normalisation[0], "epsilon"),
             pad_token_id=pad_token_id(Tokenizer.from_file(str(folder / spec.tokenizer))),
         )
     except (IndexError, KeyError, RuntimeError, ValueError) as error:

@@ -11,8 +11,9 @@ inputs of matrix products: for multilingual-e5-small, its lowest cosine to float
 support 8-bit look-ups.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -32,78 +33,145 @@ _SMALLEST_TABLE = 1000
 # Seven bits: CPUs without VNNI add two 8-bit products in a 16-bit register, which must not
 # exceed 2 * 63 * 255. An eighth bit would raise the cosine by 0.0002.
 _WEIGHT_LIMIT = 63
-# Inputs whose peak exceeds the mean magnitude by this factor are outliers: 8-bit integers would
-# leave too few values for the rest. 8 of the 48 inputs of multilingual-e5-small are outliers,
-# most of them after a GELU; not quantising them raises the cosine to float32 from 0.9968 to 0.9989.
-_HIGHEST_PEAK = 100.0
 
 
 def quantize_int8(
-    model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]], bits: Bits = 8
+    model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]], table_bits: Bits = 8
 ) -> onnx.ModelProto:
     """Static int8 quantisation of matrix products, with `MatMulIntegerToFloat` operators.
 
     Activations become 8-bit integers with a fixed range per input, measured on typical texts;
     values outside the range are clipped. Weights become 7-bit integers with a scale per output
-    column. Products whose inputs have outliers, and look-ups, store their weights in blocks of
-    `bits` bits (see `quantize_blocks`).
+    column. Input channels with outliers are divided by fixed factors before quantisation, and the
+    rows of the weights multiplied by them, as in SmoothQuant (arXiv 2211.10438); see `_factors`.
+    Look-ups store their tables in blocks of `table_bits` bits (see `quantize_blocks`).
+
+    Layer normalisations and GELUs become operators that are faster on processors.
 
     Args:
         model: A float32 graph.
         texts: Token ids of typical texts, each int64 [length].
-        bits: Bits of weights in blocks.
+        table_bits: Bits of a weight in look-up tables.
     """
-    ranges = _activation_ranges(model, texts)
+    model = _with_fast_operators(model)
+    inputs = _measured_inputs(model, texts)
     copy, nodes = _Copy(model), []
-    constants: dict[str, list[str]] = {}
+    scales: dict[str, list[str]] = {}
     for node in copy.nodes:
-        source = node.input[0] if node.input else ""
-        if not copy.is_product(node) or source not in ranges:
+        if not copy.is_product(node):
             nodes.append(node)
             continue
+        source, weights = node.input[:2]
+        measured = inputs[source]
         values = f"{source}_int8"
-        if source not in constants:
-            low, high = ranges[source]
-            scale = np.float32((high - low) / 255)
-            zero = np.array(np.rint(-low / scale), dtype=np.uint8)
-            constants[source] = copy.add(source, scale=np.array(scale), zero=zero)
-            inputs = [source, *constants[source]]
-            nodes.append(helper.make_node("QuantizeLinear", inputs, [values], name=values))
-        matrix = copy.weights[node.input[1]]
+        if source not in scales:
+            scales[source] = copy.add(source, scale=measured.scale, zero=measured.zero)
+            divided = source
+            if measured.factors.max() > 1:
+                divided = f"{source}_divided"
+                factors = [source, *copy.add(source, inverse_factors=1 / measured.factors)]
+                nodes.append(helper.make_node("Mul", factors, [divided], name=divided))
+            quantized = [divided, *scales[source]]
+            nodes.append(helper.make_node("QuantizeLinear", quantized, [values], name=values))
+        matrix = copy.weights[weights] * measured.factors[:, None]
         column_scales = np.abs(matrix).max(axis=0) / np.float32(_WEIGHT_LIMIT)
         integers = np.rint(_divide(matrix, column_scales)).astype(np.int8)
-        weights, scales = copy.add(node.input[1], int8=integers, scales=column_scales)
-        scale_name, zero_name = constants[source]
-        inputs = [values, weights, scale_name, scales, zero_name]
-        nodes.append(_operator("MatMulIntegerToFloat", node, inputs))
-    return quantize_blocks(copy.finish(nodes), bits)
+        integers_name, columns_name = copy.add(weights, int8=integers, scales=column_scales)
+        scale_name, zero_name = scales[source]
+        operands = [values, integers_name, scale_name, columns_name, zero_name]
+        nodes.append(_operator("MatMulIntegerToFloat", node, operands))
+    return _quantize_tables(copy.finish(nodes), table_bits)
 
 
-def _activation_ranges(
+def _with_fast_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replaces operators that ONNX Runtime computes slowly on processors.
+
+    `SkipLayerNormalization` becomes a sum and `LayerNormalization`; the sum is of type `Sum`, since
+    ONNX Runtime would fuse `Add` again. `Gelu` and `BiasGelu` become `FastGelu`, which approximates
+    them by tanh with an error of at most 0.0005.
+    """
+    copy, nodes = _Copy(model), []
+    for node in copy.nodes:
+        if node.op_type in ("Gelu", "BiasGelu"):
+            nodes.append(_operator("FastGelu", node, list(node.input)))
+        elif node.op_type == "SkipLayerNormalization":
+            states, skipped, weight, bias, *product_bias = node.input
+            total = f"{node.output[0]}_sum"
+            parts = [states, skipped, *product_bias]
+            epsilon = helper.get_node_attr_value(node, "epsilon")
+            nodes.append(helper.make_node("Sum", parts, [total], name=total))
+            normalised = [total, weight, bias]
+            nodes.append(
+                helper.make_node(
+                    "LayerNormalization", normalised, node.output, name=node.name, epsilon=epsilon
+                )
+            )
+        else:
+            nodes.append(node)
+    return copy.finish(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """The quantisation of an input of matrix products.
+
+    Attributes:
+        factors: float32 [channels], by which channels are divided before quantisation.
+        scale: float32 [], the step of the integers.
+        zero: uint8 [], the integer of 0.
+    """
+
+    factors: FloatArray
+    scale: FloatArray
+    zero: NDArray[np.uint8]
+
+
+def _measured_inputs(
     model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]]
-) -> dict[str, tuple[float, float]]:
-    """Returns the value range of each input of a matrix product, measured on texts.
+) -> dict[str, _Input]:
+    """Returns the quantisation of each input of a matrix product, measured on texts.
 
-    Inputs with outliers are omitted. Values are rounded to three significant digits, so that
-    CPUs that differ in the last bits of a float write the same file.
+    Values are rounded to three significant digits, so that CPUs that differ in the last bits of a
+    float write the same file.
     """
     copy = _Copy(model)
     names = list(dict.fromkeys(n.input[0] for n in copy.nodes if copy.is_product(n)))
     probe = copy.model
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
-    found = []
+    lowest: dict[str, FloatArray] = {}
+    highest: dict[str, FloatArray] = {}
     for text in texts:
         feed = dict(zip(INPUTS, (text[None], np.ones_like(text[None])), strict=True))
-        found.append([(x.min(), x.max(), np.abs(x).mean()) for x in session.run(names, feed)])
-    table = np.array(found)
-    ranges = {}
-    for i, name in enumerate(names):
-        extremes = table[:, i, 0].min(), table[:, i, 1].max(), table[:, i, 2].max()
-        low, high, mean = (float(f"{value:.3g}") for value in extremes)
-        if max(-low, high) <= _HIGHEST_PEAK * mean:
-            ranges[name] = (min(low, 0.0), max(high, 0.0))
-    return ranges
+        for name, states in zip(names, session.run(names, feed), strict=True):
+            low, high = states.min(axis=(0, 1)), states.max(axis=(0, 1))
+            lowest[name] = np.minimum(low, lowest.get(name, 0))
+            highest[name] = np.maximum(high, highest.get(name, 0))
+    found = {}
+    for name in names:
+        factors = _factors(np.maximum(-lowest[name], highest[name]))
+        low, high = (lowest[name] / factors).min(), (highest[name] / factors).max()
+        low, high = (float(f"{value:.3g}") for value in (low, high))
+        scale = np.float32((high - low) / 255)
+        zero = np.array(np.rint(-low / scale), dtype=np.uint8)
+        found[name] = _Input(factors, np.array(scale), zero)
+    return found
+
+
+def _factors(peaks: FloatArray) -> FloatArray:
+    """Returns the factors by which the channels of an input are divided, float32 [channels].
+
+    A factor is the square root of the channel's peak over the median peak, at least 1. Without
+    factors, a few channels with large values would leave few integers to all others. The square
+    root shares the loss of precision between the channel's values and its weights, which are
+    multiplied by the factor; as no factor is below 1, other channels are clipped no earlier.
+
+    Args:
+        peaks: float32 [channels], the largest magnitude of each channel.
+    """
+    ratios = np.sqrt(_divide(peaks, np.full_like(peaks, np.median(peaks))))
+    rounded = [float(f"{max(1.0, ratio):.3g}") for ratio in ratios.tolist()]
+    return np.array(rounded, dtype=np.float32)
 
 
 def quantize_blocks(
@@ -179,9 +247,11 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
 def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
     """Returns the matrices of all products and look-ups by node name, quantised or not.
 
-    They are float32, [inputs, outputs] for products and [rows, width] for look-ups.
+    They are float32, [inputs, outputs] for products and [rows, width] for look-ups. The factors of
+    `quantize_int8` are undone.
     """
     tensors: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    inverse_factors = _inverse_factors(model, tensors)
     found = {}
     for node in model.graph.node:
         inputs: list[Any] = [tensors.get(name) for name in node.input]
@@ -190,7 +260,7 @@ def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
             case ("MatMul", [_, weights]) | ("Gather", [weights, _]):
                 matrix = weights
             case "MatMulIntegerToFloat", [_, integers, _, scales, *_]:
-                matrix = integers * scales
+                matrix = integers * scales * inverse_factors.get(node.input[0], 1)
             case "MatMulNBits", [_, packed, scales]:
                 matrix = _unpack(packed.reshape(len(packed), -1), scales, node).T
             case "GatherBlockQuantized", [packed, _, scales]:
@@ -198,6 +268,23 @@ def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
         if matrix is not None and matrix.ndim == 2:
             found[node.name] = matrix.astype(np.float32)
     return found
+
+
+def _inverse_factors(
+    model: onnx.ModelProto, tensors: Mapping[str, FloatArray]
+) -> dict[str, FloatArray]:
+    """Returns the inverse factors of quantised inputs that have any, float32 [channels, 1]."""
+    nodes = model.graph.node
+    divided = {
+        node.output[0]: tensors[node.input[1]]
+        for node in nodes
+        if node.op_type == "Mul" and node.input[1] in tensors
+    }
+    return {
+        node.output[0]: divided[node.input[0]][:, None]
+        for node in nodes
+        if node.op_type == "QuantizeLinear" and node.input[0] in divided
+    }
 
 
 def _divide(weights: FloatArray, scales: FloatArray) -> FloatArray:

