@@ -192,7 +192,7 @@ def convert(
     require("train")
     from models.pairs import load_pair
     from training.source.convert import convert as convert_source
-    from training.source.convert import requantize_query_side, convert_trained
+    from training.source.convert import convert_trained, requantize_query_side
 
     report = reporter(as_json=False)
     if pair:
