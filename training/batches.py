@@ -21,6 +21,8 @@ from training.vectors import TeacherVectors
 
 # Batches per group: texts are shuffled into groups and sorted by length within a group.
 _GROUP = 32
+# Prefix of the names of tensors of further examples in a batch.
+EXAMPLES = "examples_"
 Item = tuple[int, int]
 Batch = dict[str, Tensor]
 
@@ -137,17 +139,59 @@ class PairCollator:
         return [negatives[i] for i in sampled]
 
 
-def align_batch(
-    tokens: Tokens, teacher: TeacherVectors, rows: RowArray, items: Sequence[Item]
-) -> Batch:
-    """Returns the batch of (epoch, text) items, with the teacher's vectors as targets.
+@dataclass
+class DrawnExamples:
+    """Draws pairs at random for each batch of other items.
 
-    `rows`, int64 [texts], is the row of each text among the teacher's vectors. The batch holds
-    `query_ids` and `query_mask`, int64 [n, length], and `teacher`, float32 [n, dimension].
+    Attributes:
+        collate: Collates the pairs.
+        count: Pairs of a batch; at most all.
+        seed: Seed of the draws, which also depend on the first item of the batch.
     """
-    texts = [text for _, text in items]
-    vectors = torch.from_numpy(teacher.take(rows[texts]))
-    return _model_inputs("query", tokens, texts) | {"teacher": vectors}
+
+    collate: PairCollator
+    count: int
+    seed: int
+
+    def __call__(self, items: Sequence[Item]) -> Batch:
+        """Returns the batch of `PairCollator` for the drawn pairs."""
+        epoch, first = items[0]
+        generator = np.random.default_rng([self.seed, epoch, first])
+        pairs = len(self.collate.corpus.positives.values)
+        drawn = generator.choice(pairs, min(self.count, pairs), replace=False)
+        return self.collate([(epoch, pair) for pair in drawn.tolist()])
+
+
+@dataclass
+class AlignCollator:
+    """Collates (epoch, number) items of an alignment into the tensors of a batch.
+
+    Attributes:
+        tokens: Tokens of the texts.
+        texts: int64 [numbers], row of each item's text in `tokens`.
+        teacher: Vectors of the teacher.
+        targets: int64 [numbers], row of each item's target among the teacher's vectors.
+        examples: Further pairs of each batch, or None.
+    """
+
+    tokens: Tokens
+    texts: RowArray
+    teacher: TeacherVectors
+    targets: RowArray
+    examples: DrawnExamples | None = None
+
+    def __call__(self, items: Sequence[Item]) -> Batch:
+        """Returns `query_ids` and `query_mask`, int64 [n, length], and `teacher`, float32 [n, d].
+
+        The tensors of the examples' batch have the prefix `examples_`.
+        """
+        numbers = [number for _, number in items]
+        vectors = torch.from_numpy(self.teacher.take(self.targets[numbers]))
+        batch = _model_inputs("query", self.tokens, self.texts[numbers].tolist())
+        batch["teacher"] = vectors
+        if self.examples is not None:
+            batch |= {f"{EXAMPLES}{name}": found for name, found in self.examples(items).items()}
+        return batch
 
 
 def _model_inputs(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from core.encoders import Role
-from training.batches import Batch
+from training.batches import EXAMPLES, Batch
 from training.distributed import all_gather_with_grad
 from training.encoder import Encoder
 from training.losses import (
@@ -101,7 +101,7 @@ def align(
 ) -> Losses:
     """Stage I of CARE (arXiv 2604.10937): aligns query vectors with a teacher's vectors.
 
-    L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖², on a batch of `align_batch`.
+    L = λ₁ · InfoNCE(E_Q(x), E_D(x)) + λ₂ · ‖E_Q(x) − E_D(x)‖², on a batch of `AlignCollator`.
     `weights` holds λ₁ as `contrastive`, λ₂ as `mse`, and as `kl` the weight of `embedding_kl`,
     which CARE does not use.
     """
@@ -117,6 +117,25 @@ def align(
     # Losses of weight 0 are skipped rather than multiplied: 0 · ∞ is NaN.
     terms = [weight * parts[name] for name, weight in weights.items() if weight]
     return {"loss": torch.stack(terms).sum(), **parts}
+
+
+def align_and_contrast(
+    alignment: Callable[[Objective, Batch], Losses],
+    objective: Objective,
+    batch: Batch,
+    *,
+    weight: float,
+    temperature: float,
+) -> Losses:
+    """An alignment plus `weight` times InfoNCE of further examples, on a batch of `AlignCollator`.
+
+    `alignment` is `align` with its settings; `contrast` computes the loss of the examples.
+    """
+    parts = alignment(objective, batch)
+    names = (name for name in batch if name.startswith(EXAMPLES))
+    examples = {name.removeprefix(EXAMPLES): batch[name] for name in names}
+    found = contrast(objective, examples, temperature=temperature)["loss"]
+    return parts | {"loss": parts["loss"] + weight * found, "examples": found}
 
 
 def distill(

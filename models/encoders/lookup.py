@@ -73,8 +73,9 @@ class LookupModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         """Returns the table of token vectors."""
         return self.tokens
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the table of token vectors."""
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the table of token vectors, an `nn.Embedding`."""
+        assert isinstance(value, nn.Embedding)
         self.tokens = value
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> BaseModelOutput:

@@ -1,6 +1,6 @@
 """Shared steps of training stages: load encoders, make batches, train, evaluate and save."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ from core.encoders import Role
 from core.shards import ShardedVectors
 from core.types import FloatArray
 from evaluation.metrics import score
-from training.batches import Batch, BatchPlan, PairCollator
+from training.batches import Batch, BatchPlan, DrawnExamples, PairCollator
 from training.distributed import processes, progress
 from training.encoder import Encoder, Tokens, encode, tokenize
 from training.objectives import Losses, Objective
+from training.schema import DataEntry
 from training.stages.base import Context, Outcome, TrainingStage
 from training.stages.prepared import Prepared, prepare_examples
 from training.stages.trainer import StageTrainer
@@ -74,6 +75,22 @@ def fit_pairs(
     objective = Objective(encoders, roles, loss, stage.mini_batch, learned)
     counts = {"examples": len(corpus), "pairs": len(lengths), "held_out": data.held_out}
     return fit(stage, context, folder, objective, collate, lengths, counts)
+
+
+def draw_examples(
+    stage: TrainingStage, context: Context, entries: Sequence[DataEntry], *, batch: int
+) -> DrawnExamples:
+    """Returns pairs to draw, with the vectors of all their documents in each batch.
+
+    The document encoder must be frozen. All processes must call it.
+    """
+    data = prepare_examples(context, entries)
+    corpus, trained = data.corpus, stage.trained
+    roles: tuple[Role, Role] = ("query", "document")
+    texts = {role: _tokens_or_vectors(stage, context, role, data, trained) for role in roles}
+    seed = stage.run_seed(context)
+    collate = PairCollator(corpus, texts, negatives=0, seed=seed, all_documents=True)
+    return DrawnExamples(collate, batch, seed)
 
 
 def fit(

@@ -5,13 +5,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from core.encoders import Role
 from core.shards import JOURNAL
+from training.data import entry_files
 from training.files import RESULT, read_json
-from training.schema import DataEntry, Positive, Precision, Prompts
-from training.stages.base import Context, Outcome, Stage, TrainingStage, checksums
+from training.schema import Data, DataEntry, Positive, Precision, Prompts, Settings
+from training.stages.base import (
+    Context,
+    Outcome,
+    Stage,
+    TrainingStage,
+    checksums,
+    data_inputs,
+)
 
 
 class Teacher(Stage):
@@ -72,16 +81,32 @@ class _StageWithTeacher(TrainingStage):
         return inputs
 
 
+class Examples(Settings):
+    """Queries with relevant documents that each step of an alignment also trains on.
+
+    The loss is InfoNCE over all documents of the examples.
+    """
+
+    data: Data
+    batch: Positive = 128  # queries per step on each device, drawn at random
+    weight: float = Field(1.0, gt=0)  # weight of this loss
+
+
 class Align(_StageWithTeacher):
     """Stage I of CARE: aligns the query encoder with the frozen document encoder's vectors.
 
     Each text is its own positive: L = contrastive · InfoNCE + mse · ‖E_Q(x) − E_D(x)‖². With
     `kl` only, this is the alignment of KALE (arXiv 2304.01016); with `mse` only, that of Wang and
     Lyu (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
+
+    With `targets: documents` each query of the examples in `data` learns the vector of its
+    document instead of its own: a rewording learns the vector of the original text.
     """
 
     kind: Literal["align"]
     data: list[DataEntry] = Field(default_factory=list)  # empty for all texts of the teacher
+    targets: Literal["texts", "documents"] = "texts"  # whose vectors the teacher gives
+    examples: Examples | None = None  # further training data of each step
     vectors: str | None = None  # folder of vectors to read instead of a teacher stage's
     contrastive: float = Field(1.0, ge=0)  # weight λ₁ of InfoNCE
     mse: float = Field(1.0, ge=0)  # weight λ₂ of the squared L2 distance
@@ -106,6 +131,13 @@ class Align(_StageWithTeacher):
         """Returns the data entries to read, by default those of the teacher."""
         return self.data or self._teacher_stage(context).data
 
+    def files(self, context: Context) -> list[Path]:
+        """Returns the files of the data entries and of the examples."""
+        examples = self.examples.data if self.examples else []
+        return super().files(context) + [
+            path for entry in examples for path in entry_files(entry, context.mined)
+        ]
+
     def _vectors_folder(self, context: Context) -> Path:
         return Path(self.vectors) if self.vectors else super()._vectors_folder(context)
 
@@ -115,25 +147,52 @@ class Align(_StageWithTeacher):
             return checksums([Path(self.vectors) / JOURNAL])[0]
         return super()._vectors_key(context)
 
+    def inputs(self, context: Context) -> dict[str, Any]:
+        """Returns everything that the result depends on, including the examples."""
+        inputs = super().inputs(context)
+        if self.examples:
+            found = data_inputs(context, self.examples.data)
+            inputs["stage"]["examples"]["data"] = found.pop("entries")
+            inputs["examples"] = found["data"]
+        return inputs
+
     def run(self, context: Context, folder: Path) -> Outcome:
         """Trains the query encoder; every text gets the query prompt."""
-        from training.batches import align_batch
-        from training.objectives import Objective, align
-        from training.stages.fitting import fit, load
-        from training.stages.prepared import prepare_texts
+        from training.batches import AlignCollator
+        from training.objectives import Objective, align, align_and_contrast
+        from training.stages.fitting import draw_examples, fit, load
+        from training.stages.prepared import prepare_examples, prepare_texts
         from training.vectors import TeacherVectors
 
         student = context.encoders["query"]
         document_key = context.encoders["document"].key
         teacher = TeacherVectors(self._vectors_folder(context), document_key, student.dimension)
-        data = prepare_texts(context, self.entries(context))
-        tokens = data.tokens("texts", data.texts.texts, student, student.init.prompts.query)
+        entries = self.entries(context)
+        if self.targets == "documents":
+            data = prepare_examples(context, entries)
+            corpus = data.corpus
+            tokens = data.tokens("query", corpus.queries, student, student.init.prompts.query)
+            rows = teacher.rows(corpus.document_keys)[corpus.positives.values]
+            texts = corpus.of_pairs("query", np.arange(len(tokens)))
+        else:
+            data = prepare_texts(context, entries)
+            found = data.texts
+            tokens = data.tokens("texts", found.texts, student, student.init.prompts.query)
+            rows, texts = teacher.rows(found.keys), np.arange(len(tokens))
+        counts = {"texts": len(tokens), "held_out": data.held_out}
         weights = {"contrastive": self.contrastive, "mse": self.mse, "kl": self.kl}
         loss = partial(align, weights=weights, temperature=self.temperature)
+        examples = None
+        if self.examples:
+            settings = self.examples.model_dump(include={"batch"})
+            examples = draw_examples(self, context, self.examples.data, **settings)
+            counts["examples"] = len(examples.collate.corpus)
+            loss = partial(
+                align_and_contrast, loss, weight=self.examples.weight, temperature=self.temperature
+            )
         objective = Objective(load(self, context), self.roles, loss, self.mini_batch)
-        collate = partial(align_batch, tokens, teacher, teacher.rows(data.texts.keys))
-        counts = {"texts": len(tokens), "held_out": data.held_out}
-        return fit(self, context, folder, objective, collate, tokens.lengths, counts)
+        collate = AlignCollator(tokens, texts, teacher, rows, examples)
+        return fit(self, context, folder, objective, collate, tokens.lengths[texts], counts)
 
 
 class Distill(_StageWithTeacher):

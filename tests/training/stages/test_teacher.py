@@ -1,11 +1,13 @@
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from core.errors import CareError
+from core.errors import CareError, DataError
+from core.records import write_jsonl
 from core.shards import complete_shards
 from models.encoders.transformers import TransformersEncoder
 from tests.checkpoints import TEXTS
@@ -38,6 +40,46 @@ def test_alignment_learns_and_does_not_change_the_document_encoder(
     found = np.abs(stored[:, None] - served.vectors[None]).max(axis=2).min(axis=0)
     assert found.max() < 2e-6
     assert len(complete_shards(shards)) == 3
+
+
+def test_rewordings_learn_the_vectors_of_their_originals_and_examples_those_of_documents(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    rewordings = tmp_path / "rewordings.jsonl"
+    texts = [f"发烧{text[::-1]}" for text in TEXTS]
+    records = [{"text": text, "original": original} for text, original in zip(texts, TEXTS, strict=True)]
+    write_jsonl(rewordings, records)
+    entry = {"pairs": str(rewordings), "fields": ["text", "original"]}
+    prompts = {"query": "头痛", "document": "头痛"}
+    encoded = teacher(data=[entry | {"roles": ["document"]}], prompts=prompts)
+    learned = align(targets="documents", data=[entry], epochs=60, learning_rate=3e-3, dropout=0.0)
+    examples = {"data": DATA, "batch": 3, "weight": 0.5}
+    base["stages"] = [encoded, learned | {"examples": examples}]
+    run = run_recipe(base)
+    pair = pair_of(run)
+    query = TransformersEncoder(pair.query, pair.folder, device="cpu").encode(texts).vectors
+    spec = pair.document.model_copy(update={"prompt": "头痛"})
+    originals = TransformersEncoder(spec, pair.folder, device="cpu").encode(TEXTS).vectors
+    assert ((query @ originals.T).argmax(axis=1) == np.arange(len(TEXTS))).all()
+    stages = tmp_path / "out" / "stages"
+    history = [entry for entry in history_of(stages, "align") if "examples" in entry]
+    assert history[-1]["examples"] < history[0]["examples"]
+    counts = json.loads((only(stages, "align-*") / "result.json").read_text("utf-8"))["counts"]
+    assert (counts["texts"], counts["examples"]) == (len(TEXTS), 6)
+    # A result without the examples is another one.
+    base["stages"] = [encoded, learned]
+    run_recipe(base)
+    assert len(list(stages.glob("align-*"))) == 2
+
+
+def test_files_of_examples_are_checked_before_the_first_stage(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    missing = tmp_path / "none.jsonl"
+    base["stages"] = [teacher(), align(examples={"data": [{"triples": str(missing)}]})]
+    with raises(DataError, "unreadable", path=missing):
+        run_recipe(base)
+    assert not list((tmp_path / "out" / "stages").glob("teacher-*"))
 
 
 def test_a_teacher_resumes_after_its_last_complete_shard(
