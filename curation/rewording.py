@@ -127,7 +127,9 @@ def reword(
 def reword_file(
     queries: Path, output: Path, part: Part, *, versions: int = 1, seed: int = 0
 ) -> dict[str, int]:
-    """Writes rewordings of queries as JSONL: `_id`, `text` and `original`, the query's id.
+    """Writes rewordings of queries as JSONL, which stages of training read as pairs.
+
+    A record has `_id`, `text`, and of the query `original`, its id, and `original_text`.
 
     Args:
         queries: JSONL with `_id` and `text`.
@@ -147,7 +149,16 @@ def reword_file(
     made = list(reword(texts, part, versions=versions, seed=seed))
     with writing_in(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(output, ({"_id": m.id, "text": m.text, "original": m.original} for m in made))
+        records = (
+            {
+                "_id": m.id,
+                "text": m.text,
+                "original": m.original,
+                "original_text": texts[m.original],
+            }
+            for m in made
+        )
+        write_jsonl(output, records)
     return {"queries": len(texts), "rewordings": len(made)}
 
 

@@ -123,7 +123,10 @@ def reword(
         Path, typer.Argument(metavar="FILE", help="JSONL of questions: _id and text.")
     ],
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL of the rewordings: _id, text, original.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="JSONL of the rewordings: _id, text, original, original_text."
+        ),
     ],
     part: Annotated[
         Literal["a", "b"],

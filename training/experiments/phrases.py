@@ -185,10 +185,10 @@ def _flattened(counts: Mapping[str, int]) -> _Words:
 def write(
     recipe: Recipe, path: Path, count: int, seed: int, lengths: tuple[int, int] = LENGTHS
 ) -> None:
-    """Writes synthetic texts made from the training examples of a recipe, as JSONL with `text`.
+    """Writes synthetic texts made from the training examples of a recipe.
 
-    Held-out queries and their documents are not used, nor are data entries of single texts and
-    of mined triples.
+    The file is JSONL with `_id` and `text`. Held-out queries and their documents are not used, nor
+    are data entries of single texts and of mined triples.
 
     Args:
         recipe: The recipe.
@@ -205,4 +205,5 @@ def write(
     with writing_in(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         made = islice(Phrases(list(texts), seed, lengths), count)
-        write_jsonl(path, ({"text": text} for text in made))
+        records = ({"_id": f"{seed}-{n}", "text": text} for n, text in enumerate(made))
+        write_jsonl(path, records)

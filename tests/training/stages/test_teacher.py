@@ -47,7 +47,9 @@ def test_rewordings_learn_the_vectors_of_their_originals_and_examples_those_of_d
 ) -> None:
     rewordings = tmp_path / "rewordings.jsonl"
     texts = [f"发烧{text[::-1]}" for text in TEXTS]
-    records = [{"text": text, "original": original} for text, original in zip(texts, TEXTS, strict=True)]
+    records = [
+        {"text": text, "original": original} for text, original in zip(texts, TEXTS, strict=True)
+    ]
     write_jsonl(rewordings, records)
     entry = {"pairs": str(rewordings), "fields": ["text", "original"]}
     prompts = {"query": "头痛", "document": "头痛"}
