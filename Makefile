@@ -69,7 +69,7 @@ BENCH_WEIGHTS := builds/bench/weights/complete
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff export care-mini care-mini-1 care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -176,6 +176,16 @@ care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folde
 	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl --count 140000 --seed 2
 	$(CARE) train $(CARE_MINI)
 	$(CARE) convert --trained builds/training/runs/care-mini-seed0/pair.toml --out models/care-mini --spec models/registry/care-mini.toml
+
+care-mini-query: $(TEST) ## Train its query encoder on patients' words, to builds/care-mini-query: DATA=a folder of medical-qa-zh (hours)
+	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
+	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
+	rm -rf builds/training/care-mini-splits
+	$(CARE) splits --data '$(DATA)' --out builds/training/care-mini-splits
+	$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 2 --output builds/training/care-mini-reworded-questions.jsonl
+	$(CARE) curate reword builds/training/care-mini-phrases.jsonl --output builds/training/care-mini-reworded-phrases.jsonl
+	$(CARE) train training/recipes/care-mini-query.yaml
+	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out builds/care-mini-query --spec builds/care-mini-query/pair.toml
 
 care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of care-mini: DATA=a folder of medical-qa-zh (hours)
 	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl

@@ -49,6 +49,10 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["ablations"], ["ablations"]),
         (["care-mini"], ["phrases", "phrases", "phrases", "train", "convert"]),
         (["care-mini-1"], ["convert"]),
+        (
+            ["care-mini-query"],
+            ["phrases", "phrases", "splits", "curate reword", "curate reword", "train", "convert"],
+        ),
         (["care-mini-lookup"], ["phrases", "phrases", "train", "convert"]),
         (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),
         (["bench-scale"], ["bench scale"]),

@@ -141,25 +141,22 @@ class PairCollator:
 
 @dataclass
 class DrawnExamples:
-    """Draws pairs at random for each batch of other items.
+    """Draws a batch of pairs at random for each batch of other items.
 
     Attributes:
         collate: Collates the pairs.
-        count: Pairs of a batch; at most all.
-        seed: Seed of the draws, which also depend on the first item of the batch.
+        batches: The batches to draw from: (epoch, pair) items.
+        seed: Seed of the draws, which also depend on the first item of the other batch.
     """
 
     collate: PairCollator
-    count: int
+    batches: Sequence[Sequence[Item]]
     seed: int
 
     def __call__(self, items: Sequence[Item]) -> Batch:
-        """Returns the batch of `PairCollator` for the drawn pairs."""
-        epoch, first = items[0]
-        generator = np.random.default_rng([self.seed, epoch, first])
-        pairs = len(self.collate.corpus.positives.values)
-        drawn = generator.choice(pairs, min(self.count, pairs), replace=False)
-        return self.collate([(epoch, pair) for pair in drawn.tolist()])
+        """Returns the drawn batch, as `PairCollator` does."""
+        generator = np.random.default_rng([self.seed, *items[0]])
+        return self.collate(self.batches[generator.integers(len(self.batches))])
 
 
 @dataclass

@@ -14,7 +14,7 @@ from core.encoders import Role
 from evaluation.beir import beir_paths
 from tests.conftest import write_jsonl
 from tests.training.conftest import write_split
-from training.corpus import Text
+from training.corpus import Example, Text
 from training.data import entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
 from training.schema import Prompts
@@ -200,6 +200,26 @@ def test_care_mini_is_not_trained_on_research_only_texts(two_sources: Path) -> N
                 read |= {example.query, *example.positives}
     assert {"高血压吃什么？", "头痛", "咳嗽", "腹泻", "清淡饮食，按时服用降压药。"} <= read
     assert not any("手术" in text or "抗生素" in text or "这种病" in text for text in read)
+
+
+def test_the_query_encoder_for_patients_words_is_not_trained_on_research_only_texts(
+    two_sources: Path,
+) -> None:
+    queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
+    write_split(two_sources, "train-described", queries, [("a", "t1", 1), ("b", "h1", 1)])
+    changes = [f"variables.data={two_sources}"]
+    for name in ("phrases", "long_phrases", "reworded_questions", "reworded_phrases"):
+        record = {"text": f"{name} 咋办", "original_text": "怎么办"}
+        changes.append(f"variables.{name}={write_jsonl(two_sources / f'{name}.jsonl', [record])}")
+    teacher, align = recipe("care-mini-query", *changes).stages
+    assert isinstance(teacher, Teacher) and isinstance(align, Align) and align.examples
+    taught = {text.text for text in read_texts(teacher.data, frozenset(), {})[0]}
+    pairs = read_examples(align.data, frozenset(), {})[0]
+    # The teacher encodes the originals only, which are what the rewordings learn.
+    assert {text for pair in pairs for text in pair.positives} == taught
+    assert ("reworded_questions 咋办", ("怎么办",)) in [(p.query, p.positives) for p in pairs]
+    (example,) = read_examples(align.examples.data, frozenset(), {})[0]
+    assert example == Example("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
 
 
 def test_the_sample_recipe_needs_no_data_besides_the_repository(

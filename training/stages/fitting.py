@@ -80,9 +80,10 @@ def fit_pairs(
 def draw_examples(
     stage: TrainingStage, context: Context, entries: Sequence[DataEntry], *, batch: int
 ) -> DrawnExamples:
-    """Returns pairs to draw, with the vectors of all their documents in each batch.
+    """Returns batches of pairs to draw, each with the vectors of all documents of the examples.
 
-    The document encoder must be frozen. All processes must call it.
+    A batch holds pairs of similar length. The document encoder must be frozen. All processes must
+    call it.
     """
     data = prepare_examples(context, entries)
     corpus, trained = data.corpus, stage.trained
@@ -90,7 +91,10 @@ def draw_examples(
     texts = {role: _tokens_or_vectors(stage, context, role, data, trained) for role in roles}
     seed = stage.run_seed(context)
     collate = PairCollator(corpus, texts, negatives=0, seed=seed, all_documents=True)
-    return DrawnExamples(collate, batch, seed)
+    tokens = texts["query"]
+    lengths = corpus.of_pairs("query", tokens.lengths) if isinstance(tokens, Tokens) else None
+    plan = BatchPlan(len(corpus.positives.values), 1, batch, seed, lengths)
+    return DrawnExamples(collate, list(plan), seed)
 
 
 def fit(
