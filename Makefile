@@ -182,7 +182,7 @@ care-mini-query: $(TEST) ## Train its query encoder on patients' words, to build
 	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
 	rm -rf builds/training/care-mini-splits
 	$(CARE) splits --data '$(DATA)' --out builds/training/care-mini-splits
-	$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 2 --output builds/training/care-mini-reworded-questions.jsonl
+	$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 3 --output builds/training/care-mini-reworded-questions.jsonl
 	$(CARE) curate reword builds/training/care-mini-phrases.jsonl --output builds/training/care-mini-reworded-phrases.jsonl
 	$(CARE) train training/recipes/care-mini-query.yaml
 	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out builds/care-mini-query --spec builds/care-mini-query/pair.toml

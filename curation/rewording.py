@@ -72,12 +72,13 @@ class Rewording:
     def versions(self, id_: str, text: str, count: int) -> list[str]:
         """Returns up to `count` different rewordings of a query, all different from its text."""
         rng = random.Random(f"{self._key} {id_}")
-        made = dict.fromkeys([normalize_text(text)])
+        # A text that consists of an opener becomes empty.
+        made = dict.fromkeys(["", normalize_text(text)])
         for _ in range(_ATTEMPTS):
-            if len(made) > count:
+            if len(made) > count + 1:
                 break
             made[normalize_text(self._reworded(text, rng))] = None
-        return list(made)[1 : count + 1]
+        return list(made)[2:]
 
     def _reworded(self, text: str, rng: random.Random) -> str:
         question = self._opener.sub("", normalize_text(text)).strip(_MARKS).rstrip("啊")

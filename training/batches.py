@@ -156,7 +156,7 @@ class DrawnExamples:
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the drawn batch, as `PairCollator` does."""
         generator = np.random.default_rng([self.seed, *items[0]])
-        return self.collate(self.batches[generator.integers(len(self.batches))])
+        return self.collate(self.batches[int(generator.integers(len(self.batches)))])
 
 
 @dataclass

@@ -55,6 +55,11 @@ def test_rewordings_are_new_distinct_and_name_their_original(part: Part) -> None
     assert not [text for text in texts if "{" in text or "}" in text or "请问" in text]
 
 
+def test_a_text_that_is_only_an_opener_has_no_empty_rewording() -> None:
+    made = [Rewording("a", seed).versions("q", "我想了解", 3) for seed in range(20)]
+    assert all(texts and "" not in texts for texts in made)
+
+
 def test_a_rewording_depends_on_seed_part_and_id_alone() -> None:
     alone = list(reword({"q2": QUERIES["q2"]}, "a", versions=2))
     assert [m for m in reword(QUERIES, "a", versions=2) if m.original == "q2"] == alone
