@@ -28,10 +28,11 @@ from evaluation.bm25 import Bm25Index
 from evaluation.cmedteb.evaluate import PairModel, System, with_instruction
 from evaluation.cmedteb.results import render
 from evaluation.cmedteb.tasks import task
-from evaluation.cmedteb.tradeoff import measure_rates, query_side, weights_bytes
+from evaluation.cmedteb.tradeoff import measure_rates, query_side
 from evaluation.dense import dense_run
 from evaluation.metrics import NDCG_10, score_queries
 from evaluation.statistics import mean_interval, paired_difference
+from models.encoders.factory import weights_bytes
 
 RETRIEVAL = "retrieval"
 BATCH = 32

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from core.cpus import available_cpus
-from core.encoders import EncoderSpec, Pair
+from core.encoders import Pair
 from core.files import write_text
 from core.provenance import environment
 from core.records import write_json
@@ -20,7 +20,7 @@ from evaluation.cmedteb.evaluate import PairModel, System, evaluate_task, with_i
 from evaluation.cmedteb.results import percent, render
 from evaluation.cmedteb.tasks import RankingData, Task, TaskData, task
 from evaluation.plots import SystemPoint, draw_tradeoff
-from models.encoders.factory import load_encoder
+from models.encoders.factory import load_encoder, weights_bytes
 
 _ROUNDS = 5
 _WARM_UP = 20
@@ -119,14 +119,3 @@ def query_side(
 def is_asymmetric(pair: Pair) -> bool:
     """Whether the two sides are different models."""
     return (pair.query.model, pair.query.revision) != (pair.document.model, pair.document.revision)
-
-
-def weights_bytes(spec: EncoderSpec, folder: Path) -> int:
-    """Returns the size [bytes] of an encoder's weights; paths are relative to `folder`."""
-    if spec.format == "onnx":
-        return (folder / spec.weights).stat().st_size
-    from models.encoders.checkpoints import checkpoint_folder
-
-    folder = checkpoint_folder(spec, folder)
-    weights = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
-    return sum(path.stat().st_size for path in weights)

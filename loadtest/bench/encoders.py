@@ -11,7 +11,7 @@ from core.errors import DataError
 from core.provenance import environment, hardware
 from core.text import normalize_text
 from loadtest.traffic import read_texts
-from models.encoders.factory import load_encoder
+from models.encoders.factory import load_encoder, weights_bytes
 from models.pairs import load_pair
 
 BATCH = 32
@@ -60,7 +60,7 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         "encoders": [
             {
                 "pair": name,
-                "megabytes": _megabytes(pair.folder / pair.query.weights),
+                "megabytes": weights_bytes(pair.query, pair.folder) / 1e6,
                 **{way: _medians(found, i) for way, found in times.items()},
             }
             for i, (name, pair) in enumerate(zip(pairs, loaded, strict=True))
@@ -124,7 +124,3 @@ def _cells(found: dict[str, float]) -> str:
         f"{found['ms']:>7.3f} {found['cpu_ms']:>7.3f} "
         f"{found['ratio']:>6.2f} {found['cpu_ratio']:>6.2f}"
     )
-
-
-def _megabytes(weights: Path) -> float:
-    return weights.stat().st_size / 1e6 if weights.is_file() else 0.0

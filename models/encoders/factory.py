@@ -165,6 +165,17 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
     return count
 
 
+def weights_bytes(spec: EncoderSpec, folder: Path) -> int:
+    """Returns the size [bytes] of an encoder's weights; paths are relative to `folder`."""
+    if spec.format == "onnx":
+        return (folder / spec.weights).stat().st_size
+    from models.encoders.checkpoints import checkpoint_folder
+
+    folder = checkpoint_folder(spec, folder)
+    weights = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+    return sum(path.stat().st_size for path in weights)
+
+
 def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if not options.base_url:
         message = "--backend openai requires --base-url, the address of the server"

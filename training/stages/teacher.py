@@ -99,8 +99,8 @@ class Align(_StageWithTeacher):
     `kl` only, this is the alignment of KALE (arXiv 2304.01016); with `mse` only, that of Wang and
     Lyu (arXiv 2306.11550) and of ScalingNote's query tower (arXiv 2411.15766).
 
-    With `targets: documents` each query of the examples in `data` learns the vector of its
-    document instead of its own: a rewording learns the vector of the original text.
+    With `targets: documents` the data are pairs, and each query learns the vector of its document
+    instead of its own: a rewording learns the vector of the original text.
     """
 
     kind: Literal["align"]
