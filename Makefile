@@ -170,27 +170,31 @@ train: $(TEST) ## Train a pair by a recipe, or resume an interrupted run: RECIPE
 ablations: $(TEST) ## Run or resume the recipes of the paper's tables: DATA=a folder of medical-qa-zh OUT= ARGS=
 	$(CARE) ablations --data '$(DATA)' --out '$(or $(OUT),builds/ablations)' $(ARGS)
 
-care-mini: $(TEST) ## Train the embedded pair again and convert it: DATA=a folder of medical-qa-zh (hours)
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl --count 140000 --seed 2
-	$(CARE) train $(CARE_MINI)
-	$(CARE) convert --trained builds/training/runs/care-mini-seed0/pair.toml --out models/care-mini --spec models/registry/care-mini.toml
+# Texts that the recipes of care-mini read besides DATA.
+define CARE_MINI_TEXTS
+$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
+$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
+$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl --count 140000 --seed 2
+rm -rf builds/training/care-mini-splits
+$(CARE) splits --data '$(DATA)' --out builds/training/care-mini-splits
+$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 3 --output builds/training/care-mini-reworded-questions.jsonl
+$(CARE) curate reword builds/training/care-mini-phrases.jsonl --output builds/training/care-mini-reworded-phrases.jsonl
+endef
 
-care-mini-query: $(TEST) ## Train its query encoder on patients' words, to builds/care-mini-query: DATA=a folder of medical-qa-zh (hours)
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
-	rm -rf builds/training/care-mini-splits
-	$(CARE) splits --data '$(DATA)' --out builds/training/care-mini-splits
-	$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 3 --output builds/training/care-mini-reworded-questions.jsonl
-	$(CARE) curate reword builds/training/care-mini-phrases.jsonl --output builds/training/care-mini-reworded-phrases.jsonl
-	$(CARE) train training/recipes/care-mini-query.yaml
+care-mini: $(TEST) ## Train the embedded pair again, from the base model, and convert it: DATA=a folder of medical-qa-zh (hours) ARGS=
+	$(CARE_MINI_TEXTS)
+	$(CARE) train $(CARE_MINI) $(ARGS)
+	$(CARE) train training/recipes/care-mini-query.yaml --set variables.pair=builds/training/runs/care-mini-seed0/pair.toml $(ARGS)
+	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out models/care-mini --spec models/registry/care-mini.toml
+
+care-mini-query: $(TEST) ## Train its query encoder further on patients' words, to builds/care-mini-query: DATA=a folder of medical-qa-zh (an hour) ARGS=
+	$(CARE_MINI_TEXTS)
+	$(CARE) train training/recipes/care-mini-query.yaml $(ARGS)
 	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out builds/care-mini-query --spec builds/care-mini-query/pair.toml
 
-care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of care-mini: DATA=a folder of medical-qa-zh (hours)
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
-	$(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
-	$(CARE) train training/recipes/care-mini-lookup.yaml --set 'variables.data=$(DATA)'
+care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of care-mini: DATA=a folder of medical-qa-zh (an hour) ARGS=
+	$(CARE_MINI_TEXTS)
+	$(CARE) train training/recipes/care-mini-lookup.yaml $(ARGS)
 	$(CARE) convert --trained builds/training/runs/care-mini-lookup-seed0/pair.toml --out models/care-mini-lookup --spec models/registry/care-mini-lookup.toml
 
 care-mini-1: $(TEST) ## Write its first edition, for comparison, to builds/care-mini-1: PRECISION=quantised or fp32

@@ -285,6 +285,17 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, _DTYPES.get(precision), enabled=precision in _DTYPES)
 
 
+def fast_bf16() -> bool:
+    """Returns whether this machine has instructions for bf16: a GPU, AVX512-BF16 or AMX.
+
+    Processors other than x86-64 are taken to have them.
+    """
+    if torch.cuda.is_available():
+        return True
+    found = torch.cpu.get_capabilities()
+    return found["architecture"] != "x86_64" or found["avx512_bf16"] or found["amx_bf16"]
+
+
 def standalone_tokenizer(checkpoint: EncoderCheckpoint) -> Tokenizer:
     """Returns the encoder's tokenizer; it adds special tokens, neither prompt nor truncation."""
     return _tokenizer(checkpoint, "").standalone()

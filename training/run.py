@@ -26,7 +26,7 @@ from core.files import publish
 from core.locks import exclusive
 from training.data import read_dev
 from training.distributed import from_main_process, processes, wait_for_all
-from training.encoder import EncoderCheckpoint
+from training.encoder import EncoderCheckpoint, fast_bf16
 from training.files import RESULT, checksum, read_json, writing
 from training.init import prepare
 from training.recipe import Recipe
@@ -95,6 +95,11 @@ def _finished(stage: Stage, context: Context, recipe: Recipe, out: Path, report:
     report(f"{stage.label}: {'reused ' if reused else ''}{folder}")
     if reused:
         return folder
+    if getattr(stage, "precision", None) == "bf16" and not fast_bf16():
+        report(
+            f"{stage.label}: this processor has no instructions for bf16 (AVX512-BF16 or AMX): "
+            "fp32 is several times as fast; set precision: fp32 in the stage"
+        )
     # New adapters and decoders are initialised before the Trainer sets its seed.
     set_seed(stage.run_seed(context))
     with writing(partial):

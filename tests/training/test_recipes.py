@@ -202,16 +202,18 @@ def test_care_mini_is_not_trained_on_research_only_texts(two_sources: Path) -> N
     assert not any("手术" in text or "抗生素" in text or "这种病" in text for text in read)
 
 
-def test_the_query_encoder_for_patients_words_is_not_trained_on_research_only_texts(
-    two_sources: Path,
+@pytest.mark.parametrize("name", ["care-mini-query", "care-mini-lookup"])
+def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
+    two_sources: Path, name: str
 ) -> None:
     queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
-    write_split(two_sources, "train-described", queries, [("a", "t1", 1), ("b", "h1", 1)])
+    for split in ("train-described", "train-reworded"):
+        write_split(two_sources, split, queries, [("a", "t1", 1), ("b", "h1", 1)])
     changes = [f"variables.data={two_sources}"]
-    for name in ("phrases", "long_phrases", "reworded_questions", "reworded_phrases"):
-        record = {"text": f"{name} 咋办", "original_text": "怎么办"}
-        changes.append(f"variables.{name}={write_jsonl(two_sources / f'{name}.jsonl', [record])}")
-    teacher, align = recipe("care-mini-query", *changes).stages
+    for file in ("phrases", "long_phrases", "reworded_questions", "reworded_phrases"):
+        record = {"text": f"{file} 咋办", "original_text": "怎么办"}
+        changes.append(f"variables.{file}={write_jsonl(two_sources / f'{file}.jsonl', [record])}")
+    *_, teacher, align = recipe(name, *changes).stages
     assert isinstance(teacher, Teacher) and isinstance(align, Align) and align.examples
     taught = {text.text for text in read_texts(teacher.data, frozenset(), {})[0]}
     pairs = read_examples(align.data, frozenset(), {})[0]

@@ -24,6 +24,7 @@ from tests.training.conftest import (
     only,
     pair_of,
     teacher,
+    write_recipe,
     write_split,
 )
 from tests.training.runs import history_of, limit_file_size, same
@@ -92,6 +93,28 @@ def test_finished_stages_are_shared_by_recipes(
     run_recipe(base | {"seeds": [1], "stages": [teacher(), align()]})
     assert len(list(stages.glob("teacher-*"))) == 1
     assert len(list(stages.glob("align-*"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "instructions", "warned"),
+    [("bf16", [], True), ("bf16", ["avx512_bf16"], False), ("fp32", [], False)],
+)
+def test_bf16_on_a_processor_without_its_instructions_is_reported(
+    base: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    instructions: list[str],
+    warned: bool,
+) -> None:
+    none = {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}
+    found = none | dict.fromkeys(instructions, True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: found)
+    path = write_recipe(tmp_path / "r.yaml", base | {"stages": [teacher(precision=precision)]})
+    lines: list[str] = []
+    run(load_recipe(path), tmp_path / "out", 0, lines.append)
+    expected = ["teacher: this processor has no instructions for bf16"] if warned else []
+    assert [line.split(" (")[0] for line in lines if "no instructions" in line] == expected
 
 
 def test_changed_data_changes_the_key_of_a_stage(

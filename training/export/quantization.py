@@ -136,6 +136,8 @@ def _measured_inputs(
     """
     copy = _Copy(model)
     names = list(dict.fromkeys(n.input[0] for n in copy.nodes if copy.is_product(n)))
+    if not names:
+        return {}
     probe = copy.model
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])

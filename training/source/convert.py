@@ -16,7 +16,6 @@ from transformers import BertModel
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
 from core.files import sha256_file, write_text
-from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
 from training.export.measurement import read_calibration
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
@@ -128,8 +127,7 @@ def requantize_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> 
 
 def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
     """Writes the query side, and the pair with the document side's graph where it is."""
-    encoder = TransformersEncoder(pair.query, pair.folder, device="cpu", dtype="float32")
-    model = encoder.parts()[0]
+    model = load_query_side(pair).parts()[0]
     checkpoint, shared = pair.folder / pair.query.weights, pair.folder / pair.document.tokenizer
     own, tokenizer = (Tokenizer.from_file(str(p)) for p in (checkpoint / TOKENIZER, shared))
     if own.to_str() != tokenizer.to_str():
@@ -139,7 +137,8 @@ def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> No
     spec.parent.mkdir(parents=True, exist_ok=True)
     graph = export_encoder(model, pair.query.pooling, dimension=pair.query.dimension)
     weights = out / "query.onnx"
-    save(_quantize_query_side(graph, tokenizer, pair.query.prompt, 8), weights)
+    quantised = _quantize_query_side(graph, tokenizer, pair.query.prompt, 8, pair.query.max_length)
+    save(quantised, weights)
     files = {"weights": str(weights.resolve()), "weights_sha256": sha256_file(weights)}
     files |= {"tokenizer": str(shared), "tokenizer_sha256": pair.document.tokenizer_sha256}
     facts = pair.query.model_dump(exclude={"adapter", "config", "format"})
@@ -157,10 +156,14 @@ def _export(side: EncoderSpec, folder: Path) -> onnx.ModelProto:
 
 
 def _quantize_query_side(
-    encoder: onnx.ModelProto, tokenizer: Tokenizer, prompt: str, table_bits: Bits
+    encoder: onnx.ModelProto,
+    tokenizer: Tokenizer,
+    prompt: str,
+    table_bits: Bits,
+    max_length: int = 512,
 ) -> onnx.ModelProto:
     texts = tokenizer.encode_batch([prompt + line for line in read_calibration(None)])
-    return quantize_int8(encoder, (np.array(text.ids) for text in texts), table_bits)
+    return quantize_int8(encoder, (np.array(text.ids[:max_length]) for text in texts), table_bits)
 
 
 def _write(
