@@ -1,4 +1,4 @@
-"""The files of care-mini: checksums, and independence of vectors from their batch."""
+"""The files of care-mini and care-mini-lookup: checksums, vectors independent of their batch."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.encoders import Role
 from core.files import sha256_file
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.tokenizer import pad
-from models.pairs import load_pair
+from models.pairs import Pair, load_pair
 
-PAIR = load_pair("care-mini")
+PAIR, LOOKUP = load_pair("care-mini"), load_pair("care-mini-lookup")
 WEIGHTS, WORDS = ("weights", "weights_sha256"), ("tokenizer", "tokenizer_sha256")
 TEXTS = [
     "高血压能喝咖啡吗？",
@@ -26,20 +25,30 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["query", "document"])
+@pytest.fixture(
+    scope="module",
+    params=[(PAIR, PAIR.query), (PAIR, PAIR.document), (LOOKUP, LOOKUP.query)],
+    ids=["query", "document", "lookup"],
+)
 def encoder(request: pytest.FixtureRequest) -> OnnxEncoder:
-    role: Role = request.param
-    return OnnxEncoder(getattr(PAIR, role), PAIR.folder, threads=1)
+    pair, spec = request.param
+    return OnnxEncoder(spec, pair.folder, threads=1)
 
 
-def test_the_specification_matches_the_committed_files() -> None:
+@pytest.mark.parametrize("pair", [PAIR, LOOKUP], ids=["care-mini", "care-mini-lookup"])
+def test_the_specification_matches_the_committed_files(pair: Pair) -> None:
     sizes = {}
-    for spec in (PAIR.query, PAIR.document):
+    for spec in (pair.query, pair.document):
         for file, checksum in (WEIGHTS, WORDS):
-            path = (PAIR.folder / getattr(spec, file)).resolve()
+            path = (pair.folder / getattr(spec, file)).resolve()
             assert sha256_file(path) == getattr(spec, checksum)
             sizes[path] = path.stat().st_size
     assert sum(sizes.values()) < 60_000_000
+
+
+def test_both_pairs_share_document_encoder_and_space() -> None:
+    assert LOOKUP.embedding_space == PAIR.embedding_space
+    assert LOOKUP.document == PAIR.document
 
 
 @pytest.mark.e2e

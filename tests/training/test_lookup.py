@@ -12,11 +12,10 @@ from care.cli.main import main as care
 from core.encoders import Pair
 from core.errors import PairError
 from core.files import sha256_file
+from evaluation.beir import read_judged_queries
 from models.encoders.configuration import read_configuration
 from models.encoders.factory import load_encoder
-from models.encoders.lookup import LookupConfig, LookupModel
 from models.encoders.onnx import OnnxEncoder
-from models.encoders.tokenizer import file_tokenizer
 from models.encoders.transformers import TransformersEncoder
 from models.pairs import load_pair, write_pair
 from service.app import create_app, load_query_encoder
@@ -29,7 +28,6 @@ from tests.training.encoders import check_parity, checkpoint_of
 from training.encoder import Encoder, encode, tokenize
 from training.errors import TrainingError
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
-from training.export.quantization import quantize_blocks
 from training.init import prepare
 from training.lookup import token_vectors
 from training.schema import EncoderInit
@@ -37,6 +35,7 @@ from training.source.convert import convert_trained
 
 pytestmark = pytest.mark.train
 
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 LOOKUP = {"table": "outputs", "prompt": "头痛", "context": 8}
 
 
@@ -159,13 +158,16 @@ def test_lookup_cannot_be_combined_with_an_adapter() -> None:
             EncoderInit.model_validate({"start": "x", "lookup": {}} | changes)
 
 
+@pytest.mark.parametrize("context", [0, 8])
 def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
     graphs: Pair,
     recipe: dict[str, Any],
     run_recipe: RunRecipe,
     tmp_path: Path,
     settings: Settings,
+    context: int,
 ) -> None:
+    recipe["query"]["lookup"] = LOOKUP | {"context": context}
     records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
     arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
@@ -203,57 +205,37 @@ def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
             assert response.json()["hits"][0]["id"] == f"d{number}"
 
 
-QUESTIONS = [
-    "高血压能喝咖啡吗？",
-    "胃疼怎么办",
-    "HPV16阳性，TCT正常，需要治疗吗",
-    "孩子发烧39.5℃不退烧",
-    "乙肝小三阳会传染给宝宝吗",
-    "糖尿病人可以吃西瓜吗",
-    "膝盖积水要做手术吗",
-    "甲状腺结节需要切除吗",
-]
+def test_a_trained_transformer_for_queries_is_converted_without_its_document_side(
+    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
+) -> None:
+    del recipe["query"]["lookup"], recipe["stages"][1:]
+    recipe["stages"].append(align(epochs=1))
+    trained = pair_of(run_recipe(recipe))
+    path = tmp_path / "x.toml"
+    convert_trained(trained.folder / "pair.toml", tmp_path / "converted", path, print)
+    pair = load_pair(str(path))
+    assert [file.name for file in (tmp_path / "converted").iterdir()] == ["query.onnx"]
+    assert pair.embedding_space == trained.embedding_space
+    vectors = load_encoder(pair.query, pair.folder).encode(TEXTS).vectors
+    expected = load_encoder(trained.query, trained.folder).encode(TEXTS).vectors
+    assert (vectors * expected).sum(axis=1).min() > 0.95
 
 
-def test_a_lookup_encoder_serves_an_index_of_care_mini(tmp_path: Path, settings: Settings) -> None:
-    """Its token vectors solve a linear system: from the texts' tokens to the documents' vectors."""
-    care_mini = load_pair("care-mini")
-    records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(QUESTIONS)]
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
-    arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
-    assert care(["index", *arguments, "--builds", str(tmp_path / "builds")]) == 0
-
-    targets = load_encoder(care_mini.document, care_mini.folder).encode(QUESTIONS).vectors
-    split = file_tokenizer(care_mini.query, care_mini.folder)
-    model = LookupModel(LookupConfig(vocab_size=33_040, hidden_size=384)).eval()
-    shares = np.zeros((len(QUESTIONS), 33_040), np.float32)
-    for row, tokens in enumerate(split(QUESTIONS)):
-        np.add.at(shares[row], tokens.ids, 1 / len(tokens))
-    used = np.flatnonzero(shares.any(axis=0))
-    solved = np.linalg.lstsq(shares[:, used], targets, rcond=None)[0]
-    model.tokens.weight.data[used] = torch.from_numpy(solved)
-
-    weights = tmp_path / "query.onnx"
-    save(quantize_blocks(export_encoder(model, "mean"), 8), weights)
-    files = {"weights": str(weights), "weights_sha256": sha256_file(weights)}
-    files["tokenizer"] = str((care_mini.folder / care_mini.query.tokenizer).resolve())
-    paths = {
-        name: str((care_mini.folder / getattr(care_mini.document, name)).resolve())
-        for name in ("weights", "tokenizer")
-    }
-    pair = Pair(
-        name="lookup",
-        description="d",
-        folder=Path(),
-        query=care_mini.query.model_copy(update=files),
-        document=care_mini.document.model_copy(update=paths),
-    )
-    write_pair(pair, tmp_path / "lookup.toml")
-    served = settings.model_copy(update={"pair": str(tmp_path / "lookup.toml")})
+def test_the_lookup_encoder_of_care_mini_serves_its_index(
+    tmp_path: Path, settings: Settings
+) -> None:
+    """A service checks with the index's canaries that the encoder finds the documents."""
+    arguments = [str(SAMPLE / "corpus.jsonl"), "--index", "test"]
+    folders = ["--indexes", str(settings.indexes), "--builds", str(tmp_path / "builds")]
+    assert care(["index", *arguments, *folders]) == 0
+    served = settings.model_copy(update={"pair": "care-mini-lookup"})
+    queries, qrels = read_judged_queries(SAMPLE / "queries.jsonl", SAMPLE / "qrels" / "test.tsv")
+    found = 0
     with TestClient(create_app(served, load_query_encoder(served))) as client:
-        for number, text in enumerate(QUESTIONS):
-            response = client.post("/search", json={"query": text, "top_k": 1})
-            assert response.json()["hits"][0]["id"] == f"d{number}"
+        for id_, text in queries.items():
+            hits = client.post("/search", json={"query": text, "top_k": 10}).json()["hits"]
+            found += any(qrels[id_].get(hit["id"], 0) > 0 for hit in hits)
+    assert found > 0.7 * len(queries)
 
 
 def test_an_export_of_a_lookup_pair_passes_its_thresholds(
