@@ -293,7 +293,8 @@ def fast_bf16() -> bool:
     if torch.cuda.is_available():
         return True
     found = torch.cpu.get_capabilities()
-    return found["architecture"] != "x86_64" or found["avx512_bf16"] or found["amx_bf16"]
+    bf16 = found["avx512_bf16"] or found["amx_bf16"]
+    return found["architecture"] != "x86_64" or bool(bf16)
 
 
 def standalone_tokenizer(checkpoint: EncoderCheckpoint) -> Tokenizer:
