@@ -42,7 +42,7 @@ class State:
 
 def get_state(request: Request) -> State:
     """Returns the state of the application that handles a request."""
-    return cast("State", request.app.state.service)
+    return cast("State", request.scope["app"].state.service)
 
 
 # Paths that need no key: probes, pages and the files of the pages. All others need one.
@@ -97,29 +97,22 @@ def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
     return key
 
 
-def check_role(
-    state: State, key: ApiKey | None, role: Role, headers: Mapping[str, str], client: str
-) -> None:
+def check_role(request: Request, role: Role) -> None:
     """Checks that a request may use the routes of a role.
 
     Without any key, searching is open to everyone. Administration is then open to clients on this
     machine, if the service listens on a loopback address.
 
-    Args:
-        state: The state of the application.
-        key: The key of the request, which `RequireKey` has found, or None without any key.
-        role: The role of the route.
-        headers: The headers of the request.
-        client: The address of the client, or "".
-
     Raises:
-        RequestError: If the key lacks the role.
+        RequestError: If the key, which `RequireKey` has found, lacks the role.
     """
-    if not state.keys and (role == "search" or _is_local(headers, client, state.settings.host)):
+    state = get_state(request)
+    if not state.keys and (role == "search" or _is_local(request, state.settings.host)):
         return
     if role == "admin" and not state.keys.has("admin"):
         message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
+    key: ApiKey | None = request.scope["state"].get("api_key")
     if key is None or not key.allows(role):
         name = key.name if key else ""
         message = f"the key '{name}' lacks the role {role}"
@@ -138,9 +131,7 @@ class RequireRole(HTTPBearer):
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
         """Checks the role; raises `RequestError`."""
-        key = getattr(request.state, "api_key", None)
-        client = request.client.host if request.client else ""
-        check_role(get_state(request), key, self._role, request.headers, client)
+        check_role(request, self._role)
 
 
 class Anyone:
@@ -160,9 +151,10 @@ def _is_open(path: str, settings: Settings) -> bool:
     return path in _OPEN or path.startswith(_OPEN_FILES)
 
 
-def _is_local(headers: Mapping[str, str], client: str, host: str) -> bool:
+def _is_local(request: Request, host: str) -> bool:
     """Returns whether a client on this machine connects to a loopback address without a proxy."""
-    direct = not any(name in headers for name in _PROXY_HEADERS)
+    direct = not any(name in request.headers for name in _PROXY_HEADERS)
+    client = request.client.host if request.client else ""
     return direct and is_loopback(host) and is_loopback(client)
 
 
@@ -187,29 +179,36 @@ _header = Header(alias="X-Request-Timeout-Ms", ge=1, le=60_000, description=_abo
 Timeout = Annotated[int | None, _header]
 
 
-@asynccontextmanager
-async def admitted(
-    request: Request, queries: int, timeout_ms: int | None, answer: int
-) -> AsyncIterator[float]:
-    """Charges the rate limit of the key for queries, then yields the deadline of the request.
+async def charge_rate(request: Request, queries: int) -> None:
+    """Charges the rate limit of the key for queries, or for texts to encode.
 
-    The deadline is on the clock of the event loop [s]. The block is cancelled if the client
-    disconnects, and charges the budget of answers until it ends.
+    Raises:
+        RequestError: If the limit is exceeded.
+    """
+    limiter = get_state(request).limiter
+    if limiter and (
+        wait := await limiter.admit(request.scope["state"].get("key", "anonymous"), queries)
+    ):
+        message = f"rate limit exceeded: retry after {wait:.3f} s"
+        raise RequestError("rate_limited", message, retry_after=wait)
+
+
+@asynccontextmanager
+async def admitted(request: Request, timeout_ms: int | None, answer: int) -> AsyncIterator[float]:
+    """Yields the deadline of a request that waits, on the clock of the event loop [s].
+
+    The block is cancelled if the client disconnects, and charges the budget of answers until it
+    ends.
 
     Args:
         request: The request.
-        queries: Number of queries, or of texts to encode.
         timeout_ms: The time-out that the client asks for [ms], if any.
         answer: Estimated size of the answer [bytes].
 
     Raises:
-        RequestError: If the rate limit is exceeded, or the budget of answers.
+        RequestError: If the budget of answers is exceeded.
     """
     state = get_state(request)
-    key = getattr(request.state, "key", "anonymous")
-    if state.limiter and (wait := await state.limiter.admit(key, queries)):
-        message = f"rate limit exceeded: retry after {wait:.3f} s"
-        raise RequestError("rate_limited", message, retry_after=wait)
     work = asyncio.current_task()
     assert work
 

@@ -11,14 +11,13 @@ from pydantic_core import to_json
 from core.types import FloatArray
 from service.metrics import Timings
 from service.problems import RequestError
-from service.search import LazyHits, LoadedIndex, QueryResult
+from service.search import LoadedIndex, QueryResult
 
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL = 1 << 16
 # Size of a hit besides its document [bytes].
 _HIT_BYTES = 128
-# Hits, and numbers of vectors, of one piece.
-_HITS = 16
+# Numbers of vectors of one piece.
 _NUMBERS = 4096
 
 # Runs a function in a thread.
@@ -61,13 +60,13 @@ def are_short(results: Iterable[QueryResult]) -> bool:
     """
     room = SMALL
     for result in results:
-        if isinstance(result.hits, LazyHits):
+        size = result.hits.text_bytes
+        if size is None:
             return False
-        room -= len(result.hits) * _HIT_BYTES
+        room -= len(result.hits) * _HIT_BYTES + size
         if room < 0:
             return False
-        room -= sum(len(hit.text) for hit in result.hits)
-    return room >= 0
+    return True
 
 
 def size_of_hits(index: LoadedIndex, hits: int) -> int:
@@ -89,44 +88,36 @@ def _next_part(pieces: Iterator[bytes]) -> bytes:
 
 
 def search_json(
+    hits: Iterable[bytes], index: LoadedIndex, timings: Timings, *, cached: bool
+) -> Iterator[bytes]:
+    """Yields a `SearchResponse`, given its hits as JSON, separated by commas."""
+    yield b'{"hits":['
+    yield from hits
+    known = b"true" if cached else b"false"
+    times = to_json(timings)
+    yield b'],"index":%b,"timings_ms":%b,"cached":%b}' % (index.reference, times, known)
+
+
+def batch_json(
     index: LoadedIndex,
     results: list[tuple[QueryResult, Timings]],
-    included: Sequence[Iterable[str]],
-    *,
-    batch: bool,
+    included: Sequence[Sequence[str]],
 ) -> Iterator[bytes]:
-    """Yields a `BatchResponse`, or the `SearchResponse` of its only result.
+    """Yields a `BatchResponse`.
 
     Args:
         index: The index version that was searched.
         results: The results; each is removed once its JSON is made.
         included: The optional fields of the hits of each result.
-        batch: Whether to yield a `BatchResponse`.
     """
-    chunk = ("parent", "chunk", "chunks") if index.documents.chunked else ()
-    version = to_json({"name": index.manifest.name, "version": index.manifest.version})
-    separator = b'{"results":[' if batch else b""
+    separator = b'{"results":['
     results.reverse()
     for include in included:
         result, timings = results.pop()
-        fields = ("id", "score", "rank", "title", *dict.fromkeys(include), *chunk)
-        yield separator + b'{"hits":['
-        yield from _hits(result, fields)
-        cached = b"true" if result.cached else b"false"
-        tail = b'],"index":', version, b',"timings_ms":', to_json(timings), b',"cached":', cached
-        yield b"".join((*tail, b"}"))
+        yield separator
+        yield from search_json(result.hits.json(include), index, timings, cached=result.cached)
         separator = b","
-    if batch:
-        yield b"]}"
-
-
-def _hits(result: QueryResult, fields: Sequence[str]) -> Iterator[bytes]:
-    for first in range(0, len(result.hits), _HITS):
-        hits = [
-            {name: getattr(hit, name) for name in fields}
-            for hit in result.hits[first : first + _HITS]
-        ]
-        yield (b"," if first else b"") + to_json(hits, inf_nan_mode="null")[1:-1]
+    yield b"]}"
 
 
 def embeddings_json(

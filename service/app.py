@@ -24,6 +24,7 @@ from models.pairs import load_pair
 from service.access import RequireKey, State, is_loopback
 from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
+from service.application import Application
 from service.cache import QueryKeys
 from service.engine import Engine
 from service.key_file import KeyFile
@@ -31,7 +32,6 @@ from service.logs import log_failure
 from service.metrics import Metrics, RedisError
 from service.middleware import Limits, RequestContext
 from service.openai_routes import openai_routes
-from service.problems import add_problem_handlers
 from service.rate_limit import RateLimiter
 from service.routes import PAGE, admin_routes, public_routes, search_routes
 from service.search import check_space
@@ -134,7 +134,6 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     app = _with_routes(lifespan)
     app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
-    add_problem_handlers(app)
     # The last one added is the outermost. Preflight requests of browsers carry no key.
     routes = [route for router in ROUTERS for route in router.routes]
     app.add_middleware(RequireKey, routes=routes)
@@ -166,8 +165,8 @@ def openapi_document() -> dict[str, Any]:
     return _with_routes().openapi()
 
 
-def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    app = FastAPI(
+def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> Application:
+    app = Application(
         title="CARE retrieval",
         description="Search in Chinese medical text.",
         version="1",

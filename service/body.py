@@ -38,7 +38,7 @@ async def read_body(receive: Receive) -> bytearray:
 
 
 async def parse_body(
-    type_: TypeAdapter[Any], headers: Mapping[str, str], body: bytearray, settings: Settings
+    type_: TypeAdapter[Any], content_type: str | None, body: bytearray, settings: Settings
 ) -> Any:
     """Returns the valid value of a JSON body.
 
@@ -47,7 +47,7 @@ async def parse_body(
 
     Args:
         type_: The type of the value.
-        headers: The headers of the request.
+        content_type: The header Content-Type; None is taken for JSON.
         body: The body.
         settings: The settings of the service.
 
@@ -55,7 +55,7 @@ async def parse_body(
         RequestError: If the body has another media type, is not valid JSON, has too many values, or
             is not of the type.
     """
-    media_type = headers.get("content-type", "application/json").partition(";")[0]
+    media_type = (content_type or "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise RequestError("unsupported_media_type", "the Content-Type is not application/json")
     if not body:

@@ -3,13 +3,16 @@
 import hashlib
 import json
 from collections import OrderedDict
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from core.encoders import EncoderSpec
 from core.types import Query
 from stores.base import ScoredRows
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
+# Hits as JSON in memory: at most this much [bytes].
+_MOST_JSON = 64 << 20
 
 
 class QueryKeys:
@@ -21,33 +24,79 @@ class QueryKeys:
     """
 
     def __init__(self, secret: str, spec: EncoderSpec) -> None:
-        self._secret = hashlib.sha256(secret.encode()).digest()
-        self._encoder = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256]
+        key = hashlib.sha256(secret.encode()).digest()
+        self._encode = json.JSONEncoder(sort_keys=True).encode
+        encoder = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256]
+        self._hash = hashlib.blake2b(self._encode(encoder).encode(), key=key, digest_size=32)
 
     def key(self, query: Query, index: str) -> bytes:
         """Returns the key [32 bytes] of a query to the index version with this identity."""
         values = [getattr(query, name) for name in _QUERY_FIELDS]
-        text = json.dumps([self._encoder, index, values], sort_keys=True)
-        return hashlib.blake2b(text.encode(), key=self._secret, digest_size=32).digest()
+        found = self._hash.copy()
+        found.update(self._encode([index, values]).encode())
+        return found.digest()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of a query: its scored rows, and its hits as JSON with their fields."""
+
+    rows: ScoredRows
+    include: tuple[str, ...] = ()
+    json: bytes | None = None
 
 
 class MemoryCache:
-    """LRU cache of the scored rows of queries; not thread-safe."""
+    """LRU cache of the scored rows of queries, and of their hits as JSON; not thread-safe.
+
+    Args:
+        entries: Most queries; fewer if their JSON takes more than 64 MiB.
+    """
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._found: OrderedDict[bytes, ScoredRows] = OrderedDict()
+        self._json_bytes = 0
+        self._found: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def get(self, key: bytes) -> ScoredRows | None:
         """Returns the scored rows of a key, or None."""
-        found = self._found.get(key)
-        if found is not None:
-            self._found.move_to_end(key)
-        return found
+        entry = self._found.get(key)
+        if entry is None:
+            return None
+        self._found.move_to_end(key)
+        return entry.rows
 
-    def put(self, key: bytes, found: ScoredRows) -> None:
-        """Stores the scored rows of a key; evicts the least recently used entry if full."""
-        self._found[key] = found
+    def get_json(self, key: bytes, include: Sequence[str]) -> bytes | None:
+        """Returns the hits of a key as JSON with these optional fields, or None."""
+        entry = self._found.get(key)
+        if entry is None or entry.include != tuple(include):
+            return None
+        self._found.move_to_end(key)
+        return entry.json
+
+    def put(self, key: bytes, rows: ScoredRows) -> None:
+        """Stores the scored rows of a key; evicts the least recently used keys if full."""
+        self._drop_json(self._found.get(key))
+        self._found[key] = _Entry(rows)
         self._found.move_to_end(key)
         if len(self._found) > self._entries:
-            self._found.popitem(last=False)
+            self._evict()
+
+    def put_json(self, key: bytes, include: Sequence[str], json: bytes) -> None:
+        """Stores the hits of a key as JSON, if it has rows."""
+        entry = self._found.get(key)
+        if entry is None:
+            return
+        self._drop_json(entry)
+        entry.include, entry.json = tuple(include), json
+        self._json_bytes += len(json)
+        while self._json_bytes > _MOST_JSON:
+            self._evict()
+
+    def _evict(self) -> None:
+        self._drop_json(self._found.popitem(last=False)[1])
+
+    def _drop_json(self, entry: _Entry | None) -> None:
+        if entry and entry.json is not None:
+            self._json_bytes -= len(entry.json)
+            entry.json = None

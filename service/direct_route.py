@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.access import Roles, get_state
 from service.body import parse_body, read_body, validated
+from service.exchange import header
 
 # The parameters that a function can declare to FastAPI besides the request.
 _DECLARED = (
@@ -53,7 +54,8 @@ class DirectRoute(APIRoute):
         self._paths = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.path_params]
         # A header is text: `strict` would reject its numbers.
         self._headers = [
-            (f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.header_params
+            (f.name, f.alias, f.alias.lower().encode(), TypeAdapter(hints[f.name]))
+            for f in dependant.header_params
         ]
         self._bodies = [(f.name, TypeAdapter(hints[f.name])) for f in dependant.body_params]
         self._wants_request = dependant.request_param_name
@@ -76,20 +78,22 @@ class DirectRoute(APIRoute):
             arguments[self._wants_request] = request
         for name, alias, type_ in self._paths:
             arguments[name] = validated(type_, request.path_params[alias], alias)
-        for name, alias, type_ in self._headers:
-            if (value := request.headers.get(alias)) is not None:
+        for name, alias, key, type_ in self._headers:
+            if (value := header(scope, key)) is not None:
                 arguments[name] = validated(type_, value, alias)
         for name, type_ in self._bodies:
             body, settings = await read_body(receive), get_state(request).settings
-            arguments[name] = await parse_body(type_, request.headers, body, settings)
+            content_type = header(scope, b"content-type")
+            arguments[name] = await parse_body(type_, content_type, body, settings)
         result = await self.endpoint(**arguments)
-        if isinstance(result, Response):
+        if isinstance(result, bytes):
+            await _send(result, send)
+        elif isinstance(result, Response):
             await result(scope, receive, send)
         elif isinstance(result, AsyncGenerator):
             await _send_parts(result, send)
         else:
-            content = result if isinstance(result, bytes) else to_json(result, inf_nan_mode="null")
-            await _send(content, send)
+            await _send(to_json(result, inf_nan_mode="null"), send)
 
 
 def routes_for(role: Depends, prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:

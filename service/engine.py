@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,23 @@ _LONG_LISTS = 2
 _STEP = 4
 # Writes to Redis in flight; more are dropped, as a cache may lose entries.
 _MAX_WRITES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedQueries:
+    """The queries of a request, checked for an index version.
+
+    Attributes:
+        index: The index version.
+        queries: The queries as they are searched.
+        keys: The key of each query in the caches.
+        started: When the check began, on the clock of `time.perf_counter` [s].
+    """
+
+    index: LoadedIndex
+    queries: Sequence[Query]
+    keys: Sequence[bytes]
+    started: float
 
 
 class Engine:
@@ -86,36 +104,65 @@ class Engine:
         """The index version that is served."""
         return self.served.index
 
-    async def search(
-        self, queries: Sequence[Query], deadline: float, *, batch: bool
-    ) -> tuple[LoadedIndex, list[tuple[QueryResult, Timings]]]:
-        """Searches one index version for one or several queries.
+    async def checked(self, queries: Sequence[Query], *, batch: bool) -> CheckedQueries:
+        """Checks the queries of a request for the served index version.
 
         Args:
             queries: The queries as they were sent.
-            deadline: When the search is given up, on the clock of the event loop [s].
             batch: Whether errors name the position of the query.
-
-        Returns:
-            The index version, and the result and timings of each query, in order.
 
         Raises:
             QueryError: If a query is not valid for the index.
-            RequestError: If the queue is full, or the deadline passes.
         """
         started = time.perf_counter()
         index = self.index
-        checked: list[Query] = []
+        valid: list[Query] = []
         keys: list[bytes] = []
         for i, query in enumerate(queries):
-            checked.append(self._checked_query(index, query, f"queries.{i}." if batch else ""))
-            keys.append(self._keys.key(checked[i], index.identity))
+            valid.append(self._checked_query(index, query, f"queries.{i}." if batch else ""))
+            keys.append(self._keys.key(valid[i], index.identity))
             if i % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
+        return CheckedQueries(index, valid, keys, started)
+
+    def recall(
+        self, checked: CheckedQueries, include: Sequence[str]
+    ) -> tuple[bytes, Timings] | None:
+        """Returns what `remember` has stored for the only query: its hits as JSON, and timings."""
+        hits = self._memory.get_json(checked.keys[0], include)
+        if hits is None:
+            return None
+        self._metrics.looked_up("memory", 1, 0)
+        spent = round((time.perf_counter() - checked.started) * 1000, 3)
+        timings = Timings(spent, 0.0, 0.0, 0.0, 0.0, 0.0, spent)
+        self._metrics.observe(timings, cached=True)
+        return hits, timings
+
+    def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
+        """Stores the hits of the only query as JSON, beside its rows in the memory cache."""
+        if checked.index is self.index:
+            self._memory.put_json(checked.keys[0], include, hits)
+
+    async def search(
+        self, checked: CheckedQueries, deadline: float
+    ) -> list[tuple[QueryResult, Timings]]:
+        """Searches for the queries of a request.
+
+        Args:
+            checked: The queries.
+            deadline: When the search is given up, on the clock of the event loop [s].
+
+        Returns:
+            The result and timings of each query, in order.
+
+        Raises:
+            RequestError: If the queue is full, or the deadline passes.
+        """
+        index, keys, started = checked.index, checked.keys, checked.started
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        requested = [_flight(index, checked[i], keys[i]) for i in missing]
+        requested = [_flight(index, checked.queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
         shared = partial(self._look_up, self._redis, index) if self._redis else None
         others = [self._pipeline.run(index.fetch, known.values())] if known else []
@@ -129,7 +176,7 @@ class Engine:
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))
-        return index, timed
+        return timed
 
     async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
         """Encodes normalized texts: float32 [n, dimension], and the total number of tokens.

@@ -15,7 +15,17 @@ _STATUS_LINES = {
 }
 _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
+# Extension of the scope: whether `receive` returns at once.
+HAS_ARRIVED = "care.has_arrived"
 _NO_CONTENT = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Returns the first header of a request with a name in lower case, or None."""
+    for known, value in scope["headers"]:
+        if known == name:
+            return str(value, "latin-1")
+    return None
 
 
 class Carrier(Protocol):
@@ -52,6 +62,7 @@ class Exchange:
         self.complete = False
         self._connection = connection
         self._scope = scope
+        scope["extensions"] = {HAS_ARRIVED: self.has_arrived}
         self._default_headers = default_headers
         self._body = bytearray()
         self._more_body = True
@@ -89,6 +100,10 @@ class Exchange:
         finally:
             if not self.complete and not self._disconnected:
                 self._connection.transport.abort()
+
+    def has_arrived(self) -> bool:
+        """Returns whether `receive` returns at once."""
+        return self._arrived.is_set()
 
     async def receive(self) -> Message:
         """Returns what has arrived of the body, or that the client has disconnected."""

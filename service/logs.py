@@ -42,6 +42,9 @@ def configure_logs(level: str) -> None:
 
     Libraries that write lines of their own from native code are silenced below the level error.
     """
+    # Of a record the formatter reads neither thread, process nor caller, which take time to find.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import prometheus_client
 
@@ -54,7 +54,10 @@ class Metrics:
         self.request_seconds = seconds(
             "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
-        self.in_flight = gauge("care_http_requests_in_flight", "HTTP requests in flight.")
+        self.in_flight = 0
+        gauge("care_http_requests_in_flight", "HTTP requests in flight.").set_function(
+            lambda: self.in_flight
+        )
         self.connections = gauge("care_connections", "Open connections.")
         self.unsent_bytes = gauge(
             "care_unsent_bytes", "Bytes of responses that clients have not yet taken."
@@ -127,7 +130,13 @@ class Metrics:
             "care_index_created_timestamp_seconds",
             "Time at which the served index version was built.",
         )
+        # `labels` takes longer than to count.
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
+        self._lookups = {
+            tier: tuple(self.cache_lookups.labels(tier, result) for result in ("hit", "miss"))
+            for tier in get_args(Tier)
+        }
+        self._answers: dict[tuple[str, str], tuple[Any, Any]] = {}
         for series, labels in (
             (self.rejections, get_args(Rejection)),
             (self.redis_errors, get_args(RedisError)),
@@ -136,8 +145,6 @@ class Metrics:
         ):
             for label in labels:
                 series.labels(label)
-        for tier in get_args(Tier):
-            self.looked_up(tier, 0, 0)
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
@@ -148,8 +155,21 @@ class Metrics:
 
     def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
         """Counts the hits and misses of a lookup in one tier of the cache."""
-        self.cache_lookups.labels(tier, "hit").inc(hits)
-        self.cache_lookups.labels(tier, "miss").inc(misses)
+        hit, miss = self._lookups[tier]
+        if hits:
+            hit.inc(hits)
+        if misses:
+            miss.inc(misses)
+
+    def answered(self, route: str, status: str, seconds: float) -> None:
+        """Counts a request that has ended, and observes its time [s]."""
+        series = self._answers.get((route, status))
+        if series is None:
+            series = self.requests.labels(route, status), self.request_seconds.labels(route)
+            self._answers[route, status] = series
+        count, time = series
+        count.inc()
+        time.observe(seconds)
 
     def observe(self, timings: Timings, *, cached: bool) -> None:
         """Observes the timings of a query; a cached one was neither encoded nor searched."""

@@ -6,10 +6,11 @@ import random
 import re
 import time
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.exchange import HAS_ARRIVED, header
 from service.logs import describe
 from service.metrics import DEPARTED, STAGES, UNMATCHED, Metrics
 from service.problems import RequestError, problem_response
@@ -18,15 +19,17 @@ from service.tracing import Tracer
 
 _LOG = logging.getLogger("care.service")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Headers of each answer that does not have them.
+_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
 # Request bodies in memory at once; 1024 searches take about 1 MB.
 _MAX_BUFFERED_BYTES = 256 << 20
 # Monitoring calls these every few seconds; the limits must not reject them.
@@ -50,8 +53,7 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        given = header(scope, b"x-request-id") or ""
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
@@ -71,41 +73,46 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                headers = list(message.get("headers", ()))
+                names = {name for name, _ in headers}
+                headers += (each for each in _HEADERS if each[0] not in names)
+                headers.append((b"x-request-id", request_id.encode()))
+                message["headers"] = headers
             await send(message)
 
         started = time.perf_counter()
-        with self._metrics.in_flight.track_inprogress():
-            try:
-                await self._app(scope, receive_or_depart, send_with_headers)
-            except (asyncio.CancelledError, ClientDisconnect):
-                if not gone:
-                    raise
-            except Exception as error:
-                fields = {"request_id": request_id, **describe(error)}
-                message = f"request {request_id} failed with {fields['error']}"
-                _LOG.error(message, extra={"fields": fields})
-                if status:
-                    status = 500  # the answer has begun; the server breaks it off
-                else:
-                    await problem_response(error, scope)(scope, receive, send_with_headers)
-        self._report(scope, headers, DEPARTED if departed else str(status), started)
+        self._metrics.in_flight += 1
+        try:
+            await self._app(scope, receive_or_depart, send_with_headers)
+        except (asyncio.CancelledError, ClientDisconnect):
+            if not gone:
+                raise
+        except Exception as error:
+            fields = {"request_id": request_id, **describe(error)}
+            message = f"request {request_id} failed with {fields['error']}"
+            _LOG.error(message, extra={"fields": fields})
+            if status:
+                status = 500  # the answer has begun; the server breaks it off
+            else:
+                await problem_response(error, scope)(scope, receive, send_with_headers)
+        finally:
+            self._metrics.in_flight -= 1
+        self._report(scope, DEPARTED if departed else str(status), started)
 
-    def _report(self, scope: Scope, headers: Headers, status: str, started: float) -> None:
+    def _report(self, scope: Scope, status: str, started: float) -> None:
         seconds = time.perf_counter() - started
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        self._metrics.requests.labels(route, status).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        self._metrics.answered(route, status, seconds)
         if status == DEPARTED:
             self._metrics.rejections.labels("departed").inc()
         state = scope["state"]
+        level = logging.DEBUG if state["path"] in _PROBES else logging.INFO
+        logged = _LOG.isEnabledFor(level)
+        if not (logged or self._tracer):
+            return
         timings = state.get("timings")
         stages = {n: getattr(timings, n) for n in STAGES if n != "total"} if timings else {}
-        level = logging.DEBUG if state["path"] in _PROBES else logging.INFO
-        if _LOG.isEnabledFor(level):
+        if logged:
             fields = {
                 "request_id": state["request_id"],
                 "method": scope["method"],
@@ -117,6 +124,7 @@ class RequestContext:
             }
             _LOG.log(level, "request", extra={"fields": fields})
         if self._tracer:
+            headers = Headers(scope=scope)
             self._tracer.record(route, int(status), headers, seconds, stages, state["request_id"])
 
 
@@ -148,6 +156,7 @@ class Limits:
             await problem_response(error, scope)(scope, receive, send)
             return
         deadline = scope["state"]["arrived"] + self._timeout
+        has_arrived = scope.get("extensions", {}).get(HAS_ARRIVED)
         received = 0
         complete = False
 
@@ -155,12 +164,15 @@ class Limits:
             nonlocal received, complete
             if complete:
                 return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError as error:
-                late = "the request body did not arrive before the deadline"
-                raise RequestError("deadline_exceeded", late) from error
+            if has_arrived and has_arrived():
+                message = await receive()
+            else:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        message = await receive()
+                except TimeoutError as error:
+                    late = "the request body did not arrive before the deadline"
+                    raise RequestError("deadline_exceeded", late) from error
             complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             received += size

@@ -15,6 +15,7 @@ from service.access import (
     State,
     Timeout,
     admitted,
+    charge_rate,
     get_state,
     problem_responses,
 )
@@ -71,7 +72,8 @@ async def _embeddings(
     most = engine.index.manifest.encoder.dimension
     dimension = body.dimensions or most
     size = _NUMBER_BYTES * dimension * len(texts)
-    async with admitted(request, len(texts), timeout_ms, size) as deadline:
+    await charge_rate(request, len(texts))
+    async with admitted(request, timeout_ms, size) as deadline:
         vectors, tokens = await engine.embed(texts, deadline)
         in_base64 = body.encoding_format == "base64"
         if len(texts) * most <= _SHORT:

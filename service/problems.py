@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
@@ -74,20 +73,8 @@ class RequestError(CareError):
         self.errors = errors
 
 
-def add_problem_handlers(app: FastAPI) -> None:
-    """Registers the handler of each exception.
-
-    The handler is a coroutine: Starlette would run another function in a thread, which under
-    overload takes processor time from the encoding threads.
-    """
-    for kind in (HTTPException, RequestError, QueryError, IndexVersionError, UnavailableError):
-        app.add_exception_handler(kind, _handle)
-
-
-async def _handle(request: Request, error: Exception) -> Response:
-    if isinstance(error, RequestError) and error.rejection:
-        request.app.state.service.metrics.rejections.labels(error.rejection).inc()
-    return problem_response(error, request.scope)
+# Errors of which the response says what is wrong; others are unexpected.
+EXPECTED = (HTTPException, RequestError, QueryError, IndexVersionError, UnavailableError)
 
 
 def problem_response(error: Exception, scope: Scope) -> Response:

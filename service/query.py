@@ -1,10 +1,8 @@
 """Checks of a query against an index, the same over HTTP and in Python."""
 
-from dataclasses import replace
-
 from core.errors import QueryError
 from core.text import normalize_text
-from core.types import Query
+from core.types import Filter, Query
 from service.search import LoadedIndex
 
 
@@ -19,13 +17,15 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     if query.top_k > max_top_k:
         message = f"is {query.top_k}; the limit is {max_top_k}"
         raise QueryError("top_k", message, code="top_k_too_large", limit=max_top_k)
-    conditions = index.filters.check(query.filter)
-    filter_ = {field: condition.as_json() for field, condition in conditions.items()}
+    filter_: Filter = {}
+    if query.filter:
+        conditions = index.filters.check(query.filter)
+        filter_ = {field: condition.as_json() for field, condition in conditions.items()}
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
     top_k = min(query.top_k, index.manifest.count)
     collapse = query.collapse and index.documents.chunked
-    return replace(query, text=text, top_k=top_k, filter=filter_, collapse=collapse)
+    return Query(text, top_k, filter_, query.min_score, collapse)
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:

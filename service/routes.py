@@ -1,6 +1,6 @@
 """The routes for search, index, health and pages, on one router for each role."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from service.access import (
     State,
     Timeout,
     admitted,
+    charge_rate,
     get_state,
     problem_responses,
 )
-from service.answers import are_short, search_json, sent_in_parts, size_of_hits
+from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
+from service.engine import CheckedQueries
 from service.metrics import STAGES, Timings
 from service.search import LoadedIndex
 
@@ -40,7 +42,7 @@ public_routes = routes_for(Depends(Anyone()), tags=["monitoring"])
 )
 async def search(request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None) -> Any:
     """Returns the documents nearest to a query."""
-    return _search(request, [body], timeout_ms, batch=False)
+    return await _search(request, [body], timeout_ms, batch=False)
 
 
 @search_routes.post(
@@ -52,7 +54,7 @@ async def search_batch(
     request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
 ) -> Any:
     """Searches for several queries in one index version; results are in the order of queries."""
-    return _search(request, body.queries, timeout_ms, batch=True)
+    return await _search(request, body.queries, timeout_ms, batch=True)
 
 
 @search_routes.get(
@@ -109,20 +111,44 @@ async def api_page() -> FileResponse:
 
 async def _search(
     request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
+) -> bytes | AsyncGenerator[bytes, None]:
+    """Returns the JSON of the response if its hits are in memory, else what generates it."""
+    engine = get_state(request).engine
+    await charge_rate(request, len(bodies))
+    queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
+    checked = await engine.checked(queries, batch=batch)
+    included = [list(dict.fromkeys(body.include)) for body in bodies]
+    if not batch and (known := engine.recall(checked, included[0])):
+        hits, request.state.timings = known
+        return b"".join(search_json([hits], checked.index, known[1], cached=True))
+    return _searched(request, checked, included, timeout_ms, batch=batch)
+
+
+async def _searched(
+    request: Request,
+    checked: CheckedQueries,
+    included: Sequence[Sequence[str]],
+    timeout_ms: int | None,
+    *,
+    batch: bool,
 ) -> AsyncGenerator[bytes, None]:
     """Yields the JSON of the response in parts; a short one is a single part."""
-    state = get_state(request)
-    engine = state.engine
-    queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
-    longest = min(state.settings.max_top_k, engine.index.manifest.count)
-    size = size_of_hits(engine.index, sum(min(b.top_k, longest) for b in bodies))
-    async with admitted(request, len(queries), timeout_ms, size) as deadline:
-        index, results = await engine.search(queries, deadline, batch=batch)
+    engine, index = get_state(request).engine, checked.index
+    size = size_of_hits(index, sum(query.top_k for query in checked.queries))
+    async with admitted(request, timeout_ms, size) as deadline:
+        results = await engine.search(checked, deadline)
         slowest = (max(getattr(timings, stage) for _, timings in results) for stage in STAGES)
         request.state.timings = Timings(*slowest)
         short = are_short(result for result, _ in results)
-        included = [body.include for body in bodies]
-        pieces = search_json(index, results, included, batch=batch)
+        if batch:
+            pieces = batch_json(index, results, included)
+        else:
+            ((result, timings),) = results
+            hits: Iterable[bytes] = result.hits.json(included[0])
+            if short:
+                hits = [whole := b"".join(hits)]
+                engine.remember(checked, included[0], whole)
+            pieces = search_json(hits, index, timings, cached=result.cached)
         if short:
             yield b"".join(pieces)
         else:

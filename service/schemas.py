@@ -41,9 +41,9 @@ class _Request(BaseModel):
     @classmethod
     def _drop_unknown(cls, body: object) -> object:
         """Drops all unknown fields but the first, where there are many: each is an error."""
-        known = cls.model_fields
-        if not isinstance(body, dict) or len(body) <= len(known) + _MAX_UNKNOWN:
+        if not isinstance(body, dict) or len(body) <= _MAX_UNKNOWN:
             return body
+        known = cls.model_fields
         unknown = islice((name for name in body if name not in known), _MAX_UNKNOWN)
         return {name: body[name] for name in (*filter(body.__contains__, known), *unknown)}
 

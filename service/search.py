@@ -2,24 +2,25 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
-from typing import overload
 
 import numpy as np
+from pydantic_core import to_json
 
 from core import documents, filters
 from core.canaries import check_canaries
-from core.documents import DocumentReader
+from core.documents import DocumentReader, JsonDocument
 from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import Check, Document, FilterValue, FloatArray, Hit, Query, RowArray, no_check
+from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
@@ -32,6 +33,8 @@ _WIDEN = 4
 # The documents of a result with more hits are read when they are accessed. In memory all at once,
 # those of a large batch would hold up the process for each garbage collection.
 _FEW_HITS = 64
+# Hits of one piece of JSON.
+_HITS = 16
 # Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
 # 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
 # its hit in any batch.
@@ -44,17 +47,71 @@ class QueryResult:
 
     Attributes:
         rows: Scores and rows, which caches store.
-        hits: The documents of the rows; many are read when they are accessed.
+        hits: The hits of the rows.
         search: Time to find the rows [s].
         fetch: Time to read the documents, or the ids of many [s].
         cached: Whether the rows come from a cache.
     """
 
     rows: ScoredRows
-    hits: Sequence[Hit]
+    hits: "Hits"
     search: float
     fetch: float
     cached: bool
+
+
+class Hits:
+    """The hits of a query, best first; equal scores are ordered by descending id.
+
+    The documents of a few hits are read at once, those of many when they are accessed.
+
+    Args:
+        documents: The documents of the index.
+        rows: Scores and rows.
+    """
+
+    def __init__(self, documents: DocumentReader, rows: ScoredRows) -> None:
+        self._documents = documents
+        scores: list[float] = rows[0].tolist()
+        self._found = list(zip(scores, rows[1].tolist(), strict=True))
+        if any(better <= worse for better, worse in pairwise(scores)):
+            self._found.sort(key=lambda hit: (hit[0], documents.id(hit[1])), reverse=True)
+        self._read: list[JsonDocument] | None = None
+        if len(self._found) <= _FEW_HITS:
+            self._read = [documents.json(row) for _, row in self._found]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Hit]:
+        for rank, (score, row) in enumerate(self._found, start=1):
+            d = self._documents[row]
+            chunk = d.parent, d.chunk, d.chunks
+            yield Hit(d.id, score, rank, d.title, d.text, d.metadata, *chunk)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Size of the texts as JSON [bytes], or None if they are still to be read."""
+        return None if self._read is None else sum(len(d.text) for d in self._read)
+
+    def json(self, include: Sequence[str]) -> Iterator[bytes]:
+        """Yields the hits as JSON, separated by commas, several at a time.
+
+        Args:
+            include: The optional fields, `text` and `metadata`.
+        """
+        for first in range(0, len(self), _HITS):
+            hits = [self._hit(at, include) for at in range(first, min(first + _HITS, len(self)))]
+            yield (b"," if first else b"") + b",".join(hits)
+
+    def _hit(self, at: int, include: Sequence[str]) -> bytes:
+        score, row = self._found[at]
+        document = self._read[at] if self._read else self._documents.json(row)
+        head = document.id, to_json(score), at + 1, document.title
+        hit = b'{"id":%b,"score":%b,"rank":%d,"title":%b' % head
+        for name in include:
+            hit += b',"%b":%b' % (name.encode(), getattr(document, name))
+        return hit + document.chunk + b"}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +120,14 @@ class LoadedIndex:
 
     Attributes:
         identity: Checksum of name, version and files; unique to the index version.
+        reference: Name and version as JSON, for answers.
         files: The files before they were verified.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
     """
 
     identity: str
+    reference: bytes
     files: VersionFiles
     manifest: IndexManifest
     documents: DocumentReader
@@ -114,48 +173,9 @@ class LoadedIndex:
         return [self._read(rows, cached=True) for rows in found]
 
     def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
-        """Returns the hits of rows; equal scores are ordered by descending id."""
         started = time.perf_counter()
-        scored = zip(*rows, strict=True)
-        if len(rows[1]) > _FEW_HITS:
-            ids = self.documents.id
-            order = sorted(((float(s), ids(int(r)), int(r)) for s, r in scored), reverse=True)
-            hits: Sequence[Hit] = LazyHits(self.documents, [(s, row) for s, _, row in order])
-        else:
-            pairs = [(float(score), self.documents[int(row)]) for score, row in scored]
-            pairs.sort(key=lambda pair: (pair[0], pair[1].id), reverse=True)
-            hits = [_hit(d, score, rank) for rank, (score, d) in enumerate(pairs, start=1)]
+        hits = Hits(self.documents, rows)
         return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
-
-
-class LazyHits(Sequence[Hit]):
-    """Many hits, each read from the documents when it is accessed.
-
-    Args:
-        documents: The documents of the index.
-        found: Score and row of each hit, best first.
-    """
-
-    def __init__(self, documents: DocumentReader, found: Sequence[tuple[float, int]]) -> None:
-        self._documents = documents
-        self._found = found
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    @overload
-    def __getitem__(self, at: int) -> Hit: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Hit]: ...
-    def __getitem__(self, at: int | slice) -> Hit | list[Hit]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        score, row = self._found[at]
-        return _hit(self._documents[row], score, at % len(self) + 1)
-
-
-def _hit(d: Document, score: float, rank: int) -> Hit:
-    return Hit(d.id, score, rank, d.title, d.text, d.metadata, d.parent, d.chunk, d.chunks)
 
 
 def load_index(
@@ -202,7 +222,8 @@ def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIn
     sums = sorted((name, record.sha256) for name, record in manifest.files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
     listed = filter_reader.frequent_values()
-    return LoadedIndex(identity, files, manifest, reader, filter_reader, vectors, listed)
+    reference = to_json({"name": manifest.name, "version": manifest.version})
+    return LoadedIndex(identity, reference, files, manifest, reader, filter_reader, vectors, listed)
 
 
 def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:

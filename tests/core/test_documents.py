@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,21 @@ def test_documents_round_trip_over_any_number_of_batches(tmp_path: Path, count: 
 
 def test_any_text_and_metadata_round_trip(tmp_path: Path) -> None:
     assert list(DocumentReader(write(tmp_path / "d.arrow", SPECIAL))) == SPECIAL
+
+
+@pytest.mark.parametrize(("documents", "chunked"), [(SPECIAL, False), (CHUNKS, True)])
+def test_documents_are_read_as_json(
+    tmp_path: Path, documents: list[Document], chunked: bool
+) -> None:
+    reader = DocumentReader(write(tmp_path / "d.arrow", documents, chunked=chunked))
+    for row, document in enumerate(documents):
+        found = reader.json(row)
+        names = ("id", "title", "text", "metadata")
+        fields = {name: json.loads(getattr(found, name)) for name in names}
+        assert fields == {name: getattr(document, name) for name in names}
+        chunk = json.loads(b'{"":0' + found.chunk + b"}")
+        expected = ("parent", "chunk", "chunks") if chunked else ()
+        assert chunk == {"": 0} | {name: getattr(document, name) for name in expected}
 
 
 def test_chunks_round_trip_and_first_chunks_are_found(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from indexer.build import BuildOptions, build
 from service.answers import are_short
 from service.app import create_app
 from service.body import has_more
-from service.search import LazyHits, QueryResult
+from service.search import Hits, QueryResult
 from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
@@ -189,8 +189,8 @@ def test_an_answer_is_the_same_in_one_part_and_in_several(
 
 def test_documents_that_are_still_to_be_read_are_not_short() -> None:
     """Whether an answer is short is asked on the event loop, which must not wait for a disk."""
-    rows = np.zeros(65, np.float32), np.zeros(65, np.int64)
-    unread = LazyHits(cast("Any", None), [(0.5, 0)] * 65)
+    rows = np.arange(65, 0, -1, dtype=np.float32), np.zeros(65, np.int64)
+    unread = Hits(cast("Any", None), rows)
     assert not are_short([QueryResult(rows, unread, search=0, fetch=0, cached=False)])
 
 

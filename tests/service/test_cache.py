@@ -118,6 +118,54 @@ def test_the_least_recently_used_query_is_evicted() -> None:
     assert [entry[1][0] for key in (b"a", b"c") if (entry := cache.get(key))] == [0, 2]
 
 
+def test_hits_are_kept_as_json_beside_their_rows() -> None:
+    cache = MemoryCache(2)
+    cache.put_json(b"a", ["text"], b"unknown")
+    assert cache.get_json(b"a", ["text"]) is None
+    cache.put(b"a", found(0))
+    assert cache.get_json(b"a", ["text"]) is None
+    cache.put_json(b"a", ["text"], b"with text")
+    assert cache.get_json(b"a", ["text"]) == b"with text"
+    assert cache.get_json(b"a", []) is None
+    cache.put_json(b"a", [], b"")
+    assert (cache.get_json(b"a", []), cache.get_json(b"a", ["text"])) == (b"", None)
+    cache.put(b"a", found(1))
+    assert cache.get_json(b"a", []) is None
+
+
+def test_the_json_of_hits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cache._MOST_JSON", 10)
+    cache = MemoryCache(10)
+    for key in (b"a", b"b", b"c"):
+        cache.put(key, found(0))
+    cache.put_json(b"a", [], bytes(4))
+    cache.put_json(b"a", ["text"], bytes(5))
+    cache.put_json(b"b", [], bytes(5))
+    assert cache.get_json(b"a", ["text"]) == bytes(5)
+    cache.put_json(b"c", [], bytes(1))
+    assert cache.get(b"b") is None
+    assert [cache.get_json(key, include) for key, include in ((b"a", ["text"]), (b"c", []))] == [
+        bytes(5),
+        bytes(1),
+    ]
+    cache.put_json(b"c", [], bytes(11))
+    assert [cache.get(key) for key in (b"a", b"c")] == [None, None]
+
+
+def test_a_cached_answer_has_the_hits_of_the_first_one(client: TestClient) -> None:
+    """Whichever fields they include: the memory keeps the JSON of one choice of fields."""
+    answers = [ask(client, include=include) for include in INCLUDED for _ in range(3)]
+    assert [answer["cached"] for answer in answers] == [False] + [True] * 11
+    for answer, include in zip(answers[::3], INCLUDED, strict=True):
+        assert all(
+            hit.keys() == {"id", "score", "rank", "title", *include} for hit in answer["hits"]
+        )
+    for at in range(0, len(answers), 3):
+        assert answers[at]["hits"] == answers[at + 1]["hits"] == answers[at + 2]["hits"]
+
+
+INCLUDED = [["text", "metadata"], ["text"], ["metadata"], []]
+
 QUERIES = [
     Query("a"),
     Query("b"),

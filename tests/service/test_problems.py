@@ -1,4 +1,3 @@
-import inspect
 import json
 import logging
 import re
@@ -7,14 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from core.encoders import Encoding
 from core.manifest import IndexManifest
 from service.logs import JsonFormatter
-from service.problems import RequestError, add_problem_handlers
 from tests.encoders import BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
 
@@ -286,13 +283,3 @@ def test_an_unexpected_error_returns_no_details(
     assert SECRET not in line + caplog.text
     encoder.failing = False
     assert client.get("/health/ready").status_code == 200
-
-
-def test_error_handlers_are_coroutines() -> None:
-    """Starlette runs other handlers in threads, which take processor time under overload."""
-    app = FastAPI()
-    given = set(app.exception_handlers)
-    add_problem_handlers(app)
-    added = {kind: handler for kind, handler in app.exception_handlers.items() if kind not in given}
-    assert RequestError in added
-    assert all(inspect.iscoroutinefunction(handler) for handler in added.values())

@@ -1,0 +1,56 @@
+"""The application: its middleware calls routes directly, without the layers of FastAPI."""
+
+from functools import cached_property
+
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.direct_route import DirectRoute
+from service.problems import EXPECTED, RequestError, problem_response
+
+
+class Application(FastAPI):
+    """FastAPI declares and documents the routes; requests do not pass through its layers.
+
+    The layers handle what `RequestContext`, `Limits` and `DirectRoute` handle here: errors, limits
+    of bodies, telemetry and resources of dependencies. They take longer than a cached search.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one ASGI connection, without FastAPI's telemetry."""
+        await Starlette.__call__(self, scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Returns the middleware of the application, around its routes."""
+        app: ASGIApp = self._answer
+        for middleware in reversed(self.user_middleware):
+            app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        return app
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the route of a request, and answers its errors."""
+        try:
+            await self._route(scope)(scope, receive, send)
+        except EXPECTED as error:
+            if isinstance(error, RequestError) and error.rejection:
+                self.state.service.metrics.rejections.labels(error.rejection).inc()
+            await problem_response(error, scope)(scope, receive, send)
+
+    def _route(self, scope: Scope) -> ASGIApp:
+        """Returns the route of a path without parameters; for others, what finds their route."""
+        if scope["type"] == "http":
+            route = self._routes.get((scope["method"], scope["state"]["path"]))
+            if route:
+                scope.update(route=route, path_params={})
+                return route.app
+        return self.router
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], DirectRoute]:
+        return {
+            (method, route.path): route
+            for route in self.router.routes
+            if isinstance(route, DirectRoute) and not route.param_convertors
+            for method in route.methods or ()
+        }
