@@ -1,6 +1,5 @@
 """Comparison of the service with other systems: same weights, index, questions and clients."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,10 @@ from core.encoders import Pair
 from core.errors import CareError
 from core.manifest import VECTORS_FILE
 from core.records import write_jsonl
-from core.service_process import free_port, running_server
 from core.text import normalize_text
 from core.versions import current_version, index_folder
 from loadtest.bench.options import ServiceOptions
-from loadtest.bench.processes import Server, bench_service
+from loadtest.bench.processes import Server, baseline_server, bench_service
 from loadtest.bench.results import figure, medians, repeat
 from loadtest.bench.wrk import bodies, drive
 from loadtest.traffic import read_texts
@@ -41,7 +39,7 @@ def sentence_transformers(options: ServiceOptions) -> dict[str, Any]:
     """Compares with an application of FastAPI, sentence-transformers and FAISS."""
     name, application = "FastAPI + sentence-transformers", "sentence_transformers_app"
     python, weights = options.sentence_transformers, options.weights / TORCH
-    return compare(options, name, application, python, weights, goal=3.0)
+    return compare(options, name, application, python, weights, goal=6.0)
 
 
 def infinity(options: ServiceOptions) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def infinity(options: ServiceOptions) -> dict[str, Any]:
     found = {}
     for graph, kind in ((ONNX_FP32, "float32"), (ONNX_INT8, "the service's int8 graph")):
         name, python, weights = f"infinity ({kind})", options.infinity, options.weights / graph
-        found[name] = compare(options, name, "infinity_app", python, weights, goal=1.5)
+        found[name] = compare(options, name, "infinity_app", python, weights, goal=2.0)
     return {"figures": [f for result in found.values() for f in result.pop("figures")], **found}
 
 
@@ -139,24 +137,15 @@ def _run_other(
         fields = ("id", "title", "text", "metadata")
         reader = DocumentReader(version / FILE_NAME)
         write_jsonl(documents, ({name: getattr(d, name) for name in fields} for d in reader))
-        environment = os.environ | {
+        variables = {
             "BENCH_VECTORS": str((version / VECTORS_FILE).resolve()),
             "BENCH_DOCUMENTS": str(documents),
             "BENCH_PROMPT": pair.query.prompt,
             "INFINITY_ANONYMOUS_USAGE_STATS": "0",
             "HF_HUB_OFFLINE": "1",
         }
-        port = free_port()
-        command = [
-            *(str(python.absolute()), "-m", "uvicorn", f"{application}:app"),
-            *("--app-dir", str(Path(__file__).with_name("baselines"))),
-            *("--port", str(port), "--log-level", "warning", "--no-access-log"),
-        ]
-        url = f"http://127.0.0.1:{port}"
-        with running_server(
-            command, url, "/openapi.json", environment=environment, folder=weights
-        ) as server:
-            yield Server(server)
+        with baseline_server(application, python, variables, weights) as server:
+            yield server
 
 
 def _cosines(theirs: Server, pair: Pair, texts: list[str]) -> list[float]:

@@ -8,7 +8,7 @@ import resource
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from unittest.mock import patch
 import psutil
 
 from core.errors import CareError
-from core.service_process import ServerProcess, running_service
+from core.service_process import ServerProcess, free_port, running_server, running_service
 from loadtest.bench.options import ServiceOptions
 
 
@@ -28,6 +28,31 @@ from loadtest.bench.options import ServiceOptions
 def bench_service(options: ServiceOptions, **settings: str) -> Iterator["Server"]:
     """Runs the service with the index; `settings` are CARE_* variables without the prefix."""
     with running_service(options.indexes, options.index, options.pair, **settings) as server:
+        yield Server(server)
+
+
+@contextmanager
+def baseline_server(
+    application: str, python: Path, variables: Mapping[str, str], folder: Path | None = None
+) -> Iterator["Server"]:
+    """Runs a module of `baselines/` with uvicorn.
+
+    Args:
+        application: Name of the module; its application is `app`.
+        python: The Python of its environment.
+        variables: Environment variables, besides those of this process.
+        folder: Its working directory.
+    """
+    port = free_port()
+    command = [
+        *(str(python.absolute()), "-m", "uvicorn", f"{application}:app"),
+        *("--app-dir", str(Path(__file__).with_name("baselines"))),
+        *("--port", str(port), "--log-level", "warning", "--no-access-log"),
+    ]
+    url, environment = f"http://127.0.0.1:{port}", os.environ | dict(variables)
+    with running_server(
+        command, url, "/openapi.json", environment=environment, folder=folder
+    ) as server:
         yield Server(server)
 
 

@@ -9,11 +9,15 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.usefixtures("wrk")
-@pytest.mark.parametrize("scenario", [scenarios.cache, scenarios.redis])
-def test_cache_hits_are_measured_after_they_are_cached(
-    scenario: scenarios.Scenario, options: ServiceOptions
-) -> None:
-    (figure,) = scenario(options)["figures"]
+def test_cache_hits_are_measured_beside_a_plain_application(options: ServiceOptions) -> None:
+    found = scenarios.cache(options)
+    assert [figure["reached"] for figure in found["figures"]] == [1.0, 1.0]
+    assert [entry["clients"] for entry in found["rounds"]] == [1, 32]
+
+
+@pytest.mark.usefixtures("wrk")
+def test_hits_in_redis_are_measured_after_they_are_cached(options: ServiceOptions) -> None:
+    (figure,) = scenarios.redis(options)["figures"]
     assert figure["reached"] == 1.5
 
 
