@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from pydantic_core import to_json
@@ -60,7 +61,7 @@ class QueryResult:
     cached: bool
 
 
-class Hits:
+class Hits(Sequence[Hit]):
     """The hits of a query, best first; equal scores are ordered by descending id.
 
     The documents of a few hits are read at once, those of many when they are accessed.
@@ -83,11 +84,17 @@ class Hits:
     def __len__(self) -> int:
         return len(self._found)
 
-    def __iter__(self) -> Iterator[Hit]:
-        for rank, (score, row) in enumerate(self._found, start=1):
-            d = self._documents[row]
-            chunk = d.parent, d.chunk, d.chunks
-            yield Hit(d.id, score, rank, d.title, d.text, d.metadata, *chunk)
+    @overload
+    def __getitem__(self, at: int) -> Hit: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Hit]: ...
+    def __getitem__(self, at: int | slice) -> Hit | list[Hit]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        score, row = self._found[at]
+        d = self._documents[row]
+        chunk = d.parent, d.chunk, d.chunks
+        return Hit(d.id, score, at % len(self) + 1, d.title, d.text, d.metadata, *chunk)
 
     @property
     def text_bytes(self) -> int | None:

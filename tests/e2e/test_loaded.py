@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ pytestmark = pytest.mark.e2e
 QUERIES = [json.loads(line)["text"] for line in (SAMPLE / "queries.jsonl").open(encoding="utf-8")]
 # Short and long queries, so that they are padded and batched with each other.
 TEXTS = [*QUERIES, *("。".join(QUERIES[i : i + 5]) for i in range(0, len(QUERIES), 9))]
+
+
+SAME = 1e-6
 
 
 def ask(client: httpx2.Client, text: str) -> list[dict[str, Any]]:
@@ -48,6 +52,8 @@ def test_a_query_gets_the_same_hits_alone_and_in_any_batch(indexes: Path) -> Non
     assert queries_encoded > 1.2 * batches, "no batches were formed"
     for answers in (loaded, [result["hits"] for result in batch["results"]]):
         for one, other in zip(alone, answers, strict=False):
-            assert [hit["id"] for hit in one] == [hit["id"] for hit in other]
-            scores = [hit["score"] for hit in one]
-            assert [hit["score"] for hit in other] == pytest.approx(scores, abs=1e-5)
+            scores = {hit["id"]: hit["score"] for hit in one}
+            assert {hit["id"]: hit["score"] for hit in other} == pytest.approx(scores, abs=SAME)
+            # Hits whose scores differ by less may change places: a score varies in its last digits.
+            ordered = [scores[hit["id"]] for hit in other]
+            assert all(better > worse - SAME for better, worse in pairwise(ordered))

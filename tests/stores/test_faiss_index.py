@@ -340,20 +340,24 @@ def test_an_invalid_index_file_is_named(tmp_path: Path, content: bytes | None) -
 
 
 @pytest.mark.parametrize(
-    ("count", "factory"),
+    ("count", "dimension", "factory"),
     [
-        (1, "Flat"),
-        (49_999, "Flat"),
-        (50_000, "HNSW32,Flat"),
-        (4_999_999, "HNSW32,Flat"),
-        (5_000_000, "IVF8192,PQ384x4fs,Refine(SQfp16)"),
-        (10_000_000, "IVF16384,PQ384x4fs,Refine(SQfp16)"),
-        (100_000_000, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
+        (1, 768, "Flat"),
+        (1953, 768, "Flat"),
+        (1954, 768, "HNSW32,Flat"),
+        (3906, 384, "Flat"),
+        (3907, 384, "HNSW32,Flat"),
+        (4_999_999, 768, "HNSW32,Flat"),
+        (5_000_000, 768, "IVF8192,PQ384x4fs,Refine(SQfp16)"),
+        (10_000_000, 768, "IVF16384,PQ384x4fs,Refine(SQfp16)"),
+        (100_000_000, 768, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
     ],
 )
-def test_the_default_index_type_depends_on_the_number_of_vectors(count: int, factory: str) -> None:
-    assert default_factory(count, 768) == factory
-    check_factory(factory, 768, count)
+def test_the_default_index_type_depends_on_the_cost_of_a_scan(
+    count: int, dimension: int, factory: str
+) -> None:
+    assert default_factory(count, dimension) == factory
+    check_factory(factory, dimension, count)
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 64, 1023])
