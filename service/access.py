@@ -2,8 +2,8 @@
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -18,6 +18,7 @@ from service import schemas
 from service.answers import AnswerBudget
 from service.api_keys import ApiKey, ApiKeys, Role
 from service.engine import Engine
+from service.exchange import exchange_of
 from service.metrics import Metrics
 from service.problems import MEDIA_TYPE, RequestError, problem_response
 from service.rate_limit import RateLimiter
@@ -193,8 +194,8 @@ async def charge_rate(request: Request, queries: int) -> None:
         raise RequestError("rate_limited", message, retry_after=wait)
 
 
-@asynccontextmanager
-async def admitted(request: Request, timeout_ms: int | None, answer: int) -> AsyncIterator[float]:
+@contextmanager
+def admitted(request: Request, timeout_ms: int | None, answer: int) -> Iterator[float]:
     """Yields the deadline of a request that waits, on the clock of the event loop [s].
 
     The block is cancelled if the client disconnects, and charges the budget of answers until it
@@ -209,17 +210,37 @@ async def admitted(request: Request, timeout_ms: int | None, answer: int) -> Asy
         RequestError: If the budget of answers is exceeded.
     """
     state = get_state(request)
+    of_request = request.scope["state"]
+    deadline = of_request["arrived"] + (timeout_ms or state.settings.timeout_ms) / 1000
     work = asyncio.current_task()
     assert work
+
+    def leave() -> None:
+        of_request["depart"]()
+        work.cancel()
+
+    with state.answers.charged(answer), _watched(request, leave):
+        yield deadline
+
+
+@contextmanager
+def _watched(request: Request, leave: Callable[[], None]) -> Iterator[None]:
+    """Calls `leave` if the client disconnects within the block."""
+    if exchange := exchange_of(request.scope):
+        exchange.on_disconnect(leave)
+        try:
+            yield
+        finally:
+            exchange.on_disconnect(None)
+        return
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        work.cancel()
+        leave()
 
     watching = asyncio.get_running_loop().create_task(watch())
     try:
-        with state.answers.charged(answer):
-            yield request.state.arrived + (timeout_ms or state.settings.timeout_ms) / 1000
+        yield
     finally:
         watching.cancel()

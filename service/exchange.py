@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -15,8 +16,7 @@ _STATUS_LINES = {
 }
 _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
-# Extension of the scope: whether `receive` returns at once.
-HAS_ARRIVED = "care.has_arrived"
+_EXCHANGE = "care.exchange"  # extension of the scope, for what ASGI does not offer
 _NO_CONTENT = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
@@ -26,6 +26,12 @@ def header(scope: Scope, name: bytes) -> str | None:
         if known == name:
             return str(value, "latin-1")
     return None
+
+
+def exchange_of(scope: Scope) -> "Exchange | None":
+    """Returns the exchange of a request; None with another server than `HttpProtocol`."""
+    found: Exchange | None = scope.get("extensions", {}).get(_EXCHANGE)
+    return found
 
 
 class Carrier(Protocol):
@@ -62,12 +68,13 @@ class Exchange:
         self.complete = False
         self._connection = connection
         self._scope = scope
-        scope["extensions"] = {HAS_ARRIVED: self.has_arrived}
+        scope["extensions"] = {_EXCHANGE: self}
         self._default_headers = default_headers
         self._body = bytearray()
         self._more_body = True
         self._arrived = asyncio.Event()
         self._disconnected = False
+        self._leave: Callable[[], None] | None = None
         self._head = b""
         self._has_content = scope["method"] != "HEAD"
         self._left: int | None = None  # bytes of content that the answer's headers announce
@@ -90,6 +97,14 @@ class Exchange:
         self._disconnected = True
         self._body.clear()
         self._arrived.set()
+        if self._leave:
+            self._leave()
+
+    def on_disconnect(self, leave: Callable[[], None] | None) -> None:
+        """Sets what is called once when the client disconnects, at once if it has; None unsets."""
+        self._leave = leave
+        if leave and self._disconnected:
+            leave()
 
     async def run(self, app: ASGIApp) -> None:
         """Calls the application; closes the connection if it does not answer."""

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.exchange import HAS_ARRIVED, header
+from service.exchange import exchange_of, header
 from service.logs import describe
 from service.metrics import DEPARTED, STAGES, UNMATCHED, Metrics
 from service.problems import RequestError, problem_response
@@ -62,12 +62,17 @@ class RequestContext:
         status = 0
         gone = departed = False
 
-        async def receive_or_depart() -> Message:
+        def depart() -> None:
             nonlocal gone, departed
+            gone, departed = True, departed or not status
+
+        async def receive_or_depart() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect":
-                gone, departed = True, departed or not status
+                depart()
             return message
+
+        state["depart"] = depart
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -156,7 +161,7 @@ class Limits:
             await problem_response(error, scope)(scope, receive, send)
             return
         deadline = scope["state"]["arrived"] + self._timeout
-        has_arrived = scope.get("extensions", {}).get(HAS_ARRIVED)
+        exchange = exchange_of(scope)
         received = 0
         complete = False
 
@@ -164,7 +169,7 @@ class Limits:
             nonlocal received, complete
             if complete:
                 return await receive()
-            if has_arrived and has_arrived():
+            if exchange and exchange.has_arrived():
                 message = await receive()
             else:
                 try:

@@ -73,7 +73,7 @@ async def _embeddings(
     dimension = body.dimensions or most
     size = _NUMBER_BYTES * dimension * len(texts)
     await charge_rate(request, len(texts))
-    async with admitted(request, timeout_ms, size) as deadline:
+    with admitted(request, timeout_ms, size) as deadline:
         vectors, tokens = await engine.embed(texts, deadline)
         in_base64 = body.encoding_format == "base64"
         if len(texts) * most <= _SHORT:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -146,10 +146,7 @@ class Pipeline:
             else:
                 self._submit(started, urgent=urgent)
             waited = {*(flight.result for flight in flights), *others}
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            done, pending = await asyncio.wait(
-                waited, timeout=left, return_when=asyncio.FIRST_EXCEPTION
-            )
+            done = await _first_failed_or_all(waited, deadline)
         finally:
             for flight in flights:
                 flight.waiters -= 1
@@ -160,7 +157,7 @@ class Pipeline:
         for error in (future.exception() for future in done):
             if error:
                 raise error
-        if pending:
+        if len(done) < len(waited):
             raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED)
         return flights
 
@@ -296,6 +293,40 @@ class Pipeline:
                 self._resolve(flight, result)
 
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
+
+
+async def _first_failed_or_all(
+    futures: Collection["asyncio.Future[Any]"], deadline: float
+) -> list["asyncio.Future[Any]"]:
+    """Waits until all futures are done, one has failed, or the deadline passes.
+
+    It does less for each request than `asyncio.wait`. Returns the futures that are done.
+    """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    left = len(futures)
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def count(future: "asyncio.Future[Any]") -> None:
+        nonlocal left
+        left -= 1
+        if not left or future.cancelled() or future.exception():
+            end()
+
+    timer = loop.call_at(deadline, end)
+    for future in futures:
+        future.add_done_callback(count)
+    try:
+        if futures:
+            await ended
+    finally:
+        timer.cancel()
+        for future in futures:
+            future.remove_done_callback(count)
+    return [future for future in futures if future.done()]
 
 
 def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

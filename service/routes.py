@@ -1,6 +1,6 @@
 """The routes for search, index, health and pages, on one router for each role."""
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from service.access import (
 )
 from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
-from service.engine import CheckedQueries
 from service.metrics import STAGES, Timings
-from service.search import LoadedIndex
+from service.search import LoadedIndex, QueryResult
 
 PAGE = Path(__file__).parent / "page"
 
@@ -112,48 +111,48 @@ async def api_page() -> FileResponse:
 async def _search(
     request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
 ) -> bytes | AsyncGenerator[bytes, None]:
-    """Returns the JSON of the response if its hits are in memory, else what generates it."""
+    """Returns the JSON of the response or, if it is long, what generates its parts."""
     engine = get_state(request).engine
     await charge_rate(request, len(bodies))
     queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
     checked = await engine.checked(queries, batch=batch)
     included = [list(dict.fromkeys(body.include)) for body in bodies]
-    if not batch and (known := engine.recall(checked, included[0])):
-        hits, request.state.timings = known
-        return b"".join(search_json([hits], checked.index, known[1], cached=True))
-    return _searched(request, checked, included, timeout_ms, batch=batch)
-
-
-async def _searched(
-    request: Request,
-    checked: CheckedQueries,
-    included: Sequence[Sequence[str]],
-    timeout_ms: int | None,
-    *,
-    batch: bool,
-) -> AsyncGenerator[bytes, None]:
-    """Yields the JSON of the response in parts; a short one is a single part."""
-    engine, index = get_state(request).engine, checked.index
+    index, include = checked.index, included[0]
+    if not batch and (known := engine.recall(checked, include)):
+        hits, timings = known
+        request.scope["state"]["timings"] = timings
+        return b"".join(search_json([hits], index, timings, cached=True))
     size = size_of_hits(index, sum(query.top_k for query in checked.queries))
-    async with admitted(request, timeout_ms, size) as deadline:
+    with admitted(request, timeout_ms, size) as deadline:
         results = await engine.search(checked, deadline)
-        slowest = (max(getattr(timings, stage) for _, timings in results) for stage in STAGES)
-        request.state.timings = Timings(*slowest)
-        short = are_short(result for result, _ in results)
-        if batch:
-            pieces = batch_json(index, results, included)
-        else:
-            ((result, timings),) = results
-            hits: Iterable[bytes] = result.hits.json(included[0])
-            if short:
-                hits = [whole := b"".join(hits)]
-                engine.remember(checked, included[0], whole)
-            pieces = search_json(hits, index, timings, cached=result.cached)
+    request.scope["state"]["timings"] = _slowest(results)
+    short = are_short(result for result, _ in results)
+    if batch:
+        pieces = batch_json(index, results, included)
+    else:
+        ((result, timings),) = results
+        hits_json: Iterable[bytes] = result.hits.json(include)
         if short:
-            yield b"".join(pieces)
-        else:
-            async for part in sent_in_parts(pieces, engine.run):
-                yield part
+            hits_json = [hits := b"".join(hits_json)]
+            engine.remember(checked, include, hits)
+        pieces = search_json(hits_json, index, timings, cached=result.cached)
+    return b"".join(pieces) if short else _sent(request, pieces, size)
+
+
+async def _sent(
+    request: Request, pieces: Iterator[bytes], size: int
+) -> AsyncGenerator[bytes, None]:
+    """Yields JSON in parts, as they are sent."""
+    with admitted(request, None, size):
+        async for part in sent_in_parts(pieces, get_state(request).engine.run):
+            yield part
+
+
+def _slowest(results: Sequence[tuple[QueryResult, Timings]]) -> Timings:
+    """Returns the longest time of the queries in each stage."""
+    if len(results) == 1:
+        return results[0][1]
+    return Timings(*(max(getattr(timings, stage) for _, timings in results) for stage in STAGES))
 
 
 def _index_response(loaded: LoadedIndex, state: State) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import overload
 
@@ -107,18 +108,16 @@ class Hits(Sequence[Hit]):
         Args:
             include: The optional fields, `text` and `metadata`.
         """
+        form = b'{"id":%b,"score":%b,"rank":%d,"title":%b'
+        form += b"".join(b',"%b":%%b' % name.encode() for name in include) + b"%b}"
+        others = attrgetter("title", *include, "chunk")
         for first in range(0, len(self), _HITS):
-            hits = [self._hit(at, include) for at in range(first, min(first + _HITS, len(self)))]
+            hits = []
+            for at in range(first, min(first + _HITS, len(self))):
+                score, row = self._found[at]
+                d = self._read[at] if self._read else self._documents.json(row)
+                hits.append(form % (d.id, to_json(score), at + 1, *others(d)))
             yield (b"," if first else b"") + b",".join(hits)
-
-    def _hit(self, at: int, include: Sequence[str]) -> bytes:
-        score, row = self._found[at]
-        document = self._read[at] if self._read else self._documents.json(row)
-        head = document.id, to_json(score), at + 1, document.title
-        hit = b'{"id":%b,"score":%b,"rank":%d,"title":%b' % head
-        for name in include:
-            hit += b',"%b":%b' % (name.encode(), getattr(document, name))
-        return hit + document.chunk + b"}"
 
 
 @dataclass(frozen=True, slots=True)
