@@ -18,7 +18,7 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
         message = f"is {query.top_k}; the limit is {max_top_k}"
         raise QueryError("top_k", message, code="top_k_too_large", limit=max_top_k)
     filter_: Filter = {}
-    if query.filter:
+    if query.filter != {}:
         conditions = index.filters.check(query.filter)
         filter_ = {field: condition.as_json() for field, condition in conditions.items()}
     # Queries that are searched alike are one for the caches: an index returns at most its number
