@@ -88,14 +88,18 @@ def _next_part(pieces: Iterator[bytes]) -> bytes:
 
 
 def search_json(
-    hits: Iterable[bytes], index: LoadedIndex, timings: Timings, *, cached: bool
+    hits: Iterable[bytes],
+    index: LoadedIndex,
+    timings: Timings,
+    *,
+    cached: bool,
+    overflow: bool = False,
 ) -> Iterator[bytes]:
     """Yields a `SearchResponse`, given its hits as JSON, separated by commas."""
     yield b'{"hits":['
     yield from hits
-    known = b"true" if cached else b"false"
-    times = to_json(timings)
-    yield b'],"index":%b,"timings_ms":%b,"cached":%b}' % (index.reference, times, known)
+    facts = index.reference, to_json(timings), to_json(cached), to_json(overflow)
+    yield b'],"index":%b,"timings_ms":%b,"cached":%b,"overflow":%b}' % facts
 
 
 def batch_json(
@@ -115,7 +119,9 @@ def batch_json(
     for include in included:
         result, timings = results.pop()
         yield separator
-        yield from search_json(result.hits.json(include), index, timings, cached=result.cached)
+        hits = result.hits.json(include)
+        how = {"cached": result.cached, "overflow": result.overflow}
+        yield from search_json(hits, index, timings, **how)
         separator = b","
     yield b"]}"
 

@@ -48,21 +48,22 @@ if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
 
 
-def load_query_encoder(settings: Settings) -> OnnxEncoder:
-    """Loads the query encoder of the configured pair and runs its warm-up.
+def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncoder:
+    """Loads the query encoder of a pair, by default the configured one, and runs its warm-up.
 
     Raises:
         PairError: If the pair is unknown or not exported, or its files are missing or wrong.
         ProviderError: If the configured provider is not installed or does not start.
     """
-    pair = load_pair(settings.pair, settings.pairs)
+    name = name or settings.pair
+    pair = load_pair(name, settings.pairs)
     if pair.query.format != "onnx":
         message = (
             f"the query encoder of '{pair.name}' is a checkpoint, and the service runs ONNX: "
-            f"export it with 'care export --pair {settings.pair} --out {settings.pairs}/NAME', "
+            f"export it with 'care export --pair {name} --out {settings.pairs}/NAME', "
             "then set CARE_PAIR=NAME"
         )
-        raise PairError(message, code="pair_not_exported", pair=settings.pair)
+        raise PairError(message, code="pair_not_exported", pair=name)
     provider = ProviderOptions(
         name=settings.provider,
         cache=settings.tensorrt_cache,
@@ -73,7 +74,9 @@ def load_query_encoder(settings: Settings) -> OnnxEncoder:
     return encoder
 
 
-def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, encoder: QueryEncoder | None = None, overflow: QueryEncoder | None = None
+) -> FastAPI:
     """Creates the application: checks the settings, loads the query encoder and the active index.
 
     All settings are checked before the encoder is loaded.
@@ -81,6 +84,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     Args:
         settings: The settings of the service.
         encoder: A query encoder to use instead of the configured pair's.
+        overflow: One to use for a full queue, instead of that of `overflow_pair`.
 
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
@@ -104,11 +108,16 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
     try:
         manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
         check_space(manifest, encoder.spec if encoder else pair.query)
+        if settings.overflow_pair:
+            spec = load_pair(settings.overflow_pair, settings.pairs).query
+            check_space(manifest, spec, "CARE_OVERFLOW_PAIR")
     except IndexVersionError as error:
         # In place of a damaged version the engine serves the last whole one.
         if error.code not in DAMAGE:
             raise
     encoder = encoder or load_query_encoder(settings)
+    if settings.overflow_pair and not overflow:
+        overflow = load_query_encoder(settings, settings.overflow_pair)
     query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
@@ -155,7 +164,7 @@ def create_app(settings: Settings, encoder: QueryEncoder | None = None) -> FastA
         }
     )
     # It starts threads, which would keep the process alive if a later step failed.
-    engine = Engine(settings, store, pair.name, encoder, metrics, query_keys, redis)
+    engine = Engine(settings, store, pair.name, encoder, overflow, metrics, query_keys, redis)
     app.state.service = State(settings, pair.name, metrics, engine, keys, limiter, answers)
     return app
 

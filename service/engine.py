@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,6 +64,7 @@ class Engine:
         store: The store of the vectors.
         pair: Name of the pair.
         encoder: The query encoder of the pair.
+        overflow: The query encoder for a full queue, if any.
         metrics: The metrics of the application.
         keys: Computes the keys of both caches.
         redis: The cache in Redis, if configured.
@@ -78,6 +79,7 @@ class Engine:
         store: VectorStore,
         pair: str,
         encoder: QueryEncoder,
+        overflow: QueryEncoder | None,
         metrics: Metrics,
         keys: QueryKeys,
         redis: "RedisCache | None",
@@ -93,10 +95,11 @@ class Engine:
         self._checked = float("-inf")
         self._draining = False
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
+        others = [overflow] if overflow else []
         self.served = ServedIndex(
-            settings.indexes, settings.index, encoder, store, metrics, self._on_change
+            settings.indexes, settings.index, encoder, others, store, metrics, self._on_change
         )
-        self._pipeline = Pipeline(encoder, settings, metrics, self._keep)
+        self._pipeline = Pipeline(encoder, overflow, settings, metrics, self._keep)
         self._show(self.index)
 
     @property
@@ -173,6 +176,8 @@ class Engine:
             results |= zip(known, fetched.result(), strict=True)
         timed = []
         for i, result in sorted(results.items()):
+            if i in flights and flights[i].overflow:
+                result = replace(result, overflow=True)
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))
@@ -286,7 +291,8 @@ class Engine:
 
 
 def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
-    return Flight(text=query.text, finish=partial(index.search, query), key=key)
+    finish = partial(index.search, query)
+    return Flight(text=query.text, finish=finish, key=key, may_overflow=True)
 
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:

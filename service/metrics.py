@@ -86,6 +86,10 @@ class Metrics:
         self.admitted_tokens = counter(
             "care_admitted_tokens_total", "Tokens admitted to the queue."
         )
+        self.overflow = counter(
+            "care_overflow_queries_total",
+            "Queries that CARE_OVERFLOW_PAIR took because the queue was full.",
+        )
         self.batch_queries = histogram(
             "care_batch_queries", "Queries of an encoded batch.", buckets=_QUERIES
         )

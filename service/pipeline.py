@@ -39,6 +39,8 @@ class Flight(Job):
             check between its steps.
         key: Flights with equal keys are shared, unless the key is empty.
         result: The result, or the exception that took its place.
+        may_overflow: Whether another encoder may take it if the queue is full.
+        overflow: Whether another encoder has taken it. The result is then not cached.
         waiters: Number of requests that wait for the result.
         admitted: Tokens of the queue that it takes.
     """
@@ -48,6 +50,8 @@ class Flight(Job):
     result: "asyncio.Future[Any]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    may_overflow: bool = False
+    overflow: bool = False
     waiters: int = 0
     admitted: int = 0
 
@@ -68,6 +72,7 @@ class Pipeline:
 
     Args:
         encoder: The query encoder.
+        overflow: The query encoder for a full queue, if any.
         settings: The settings of the service.
         metrics: The metrics of the application.
         keep: Called with the key and the result of each flight that has a key.
@@ -76,6 +81,7 @@ class Pipeline:
     def __init__(
         self,
         encoder: QueryEncoder,
+        overflow: QueryEncoder | None,
         settings: Settings,
         metrics: Metrics,
         keep: Callable[[bytes, Any], None],
@@ -90,20 +96,16 @@ class Pipeline:
         self._lookups: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._tokens = 0
+        self._overflow_tokens = 0
         self._freed = asyncio.Event()
         metrics.queue_queries.set_function(lambda: self._queries)
         metrics.queue_tokens.set_function(lambda: self._tokens)
         metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
-        self._batcher = Batcher(
-            encoder,
-            settings.encode_workers,
-            settings.batch_tokens,
-            settings.batch_padding,
-            self._encoded,
-            metrics,
-        )
+        batches = settings.batch_tokens, settings.batch_padding, self._encoded, metrics
+        self._batcher = Batcher(encoder, settings.encode_workers, *batches)
+        self._overflow = Batcher(overflow, 1, *batches) if overflow else None
 
     async def complete(
         self,
@@ -197,6 +199,8 @@ class Pipeline:
     def stop(self) -> None:
         """Does so for callers outside the event loop."""
         self._batcher.close()
+        if self._overflow:
+            self._overflow.close()
         self._search.shutdown()
 
     async def _look_up(self, lookup: Lookup, flights: Sequence[Flight]) -> None:
@@ -216,6 +220,14 @@ class Pipeline:
             return
         tokens = [self._cost(flight.text) for flight in flights]
         if not urgent and self._is_full(sum(tokens)):
+            if self._can_overflow(flights, sum(tokens)):
+                for flight, admitted in zip(flights, tokens, strict=True):
+                    flight.overflow, flight.admitted = True, admitted
+                self._overflow_tokens += sum(tokens)
+                self._metrics.overflow.inc(len(flights))
+                assert self._overflow
+                self._overflow.submit(flights)
+                return
             error = RequestError("overloaded", "the queue is full: retry later")
             for flight in flights:
                 self._resolve(flight, error)
@@ -238,6 +250,12 @@ class Pipeline:
         """Returns whether the queue has no room for tokens; an empty queue has room for any."""
         return bool(self._tokens) and self._tokens + tokens > self._limit
 
+    def _can_overflow(self, flights: Sequence[Flight], tokens: int) -> bool:
+        """Returns whether the other encoder may take flights, and its queue has room for them."""
+        waiting = self._overflow_tokens
+        has_room = not waiting or waiting + tokens <= self._limit
+        return bool(self._overflow) and has_room and all(one.may_overflow for one in flights)
+
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Sets the result of a flight, or its exception; later calls are ignored."""
         if flight.result.done():
@@ -249,14 +267,17 @@ class Pipeline:
             flight.result.exception()
             return
         flight.result.set_result(result)
-        if flight.key:
+        if flight.key and not flight.overflow:
             self._keep(flight.key, result)
 
     def _close(self, flight: Flight) -> None:
         if self._open.get(flight.key) is flight:
             del self._open[flight.key]
-        self._queries -= bool(flight.admitted)
-        self._tokens -= flight.admitted
+        if flight.overflow:
+            self._overflow_tokens -= flight.admitted
+        else:
+            self._queries -= bool(flight.admitted)
+            self._tokens -= flight.admitted
         flight.admitted = 0
         self._freed.set()
 

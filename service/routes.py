@@ -134,8 +134,10 @@ async def _search(
         hits_json: Iterable[bytes] = result.hits.json(include)
         if short:
             hits_json = [hits := b"".join(hits_json)]
-            engine.remember(checked, include, hits)
-        pieces = search_json(hits_json, index, timings, cached=result.cached)
+            if not result.overflow:
+                engine.remember(checked, include, hits)
+        how = {"cached": result.cached, "overflow": result.overflow}
+        pieces = search_json(hits_json, index, timings, **how)
     return b"".join(pieces) if short else _sent(request, pieces, size)
 
 

@@ -127,6 +127,9 @@ class SearchResponse(BaseModel):
     index: IndexReference
     timings_ms: Timings
     cached: bool = Field(description="Whether the hits come from a cache.")
+    overflow: bool = Field(
+        description="Whether CARE_OVERFLOW_PAIR encoded the query, because the queue was full."
+    )
 
 
 class BatchResponse(BaseModel):

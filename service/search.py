@@ -53,6 +53,7 @@ class QueryResult:
         search: Time to find the rows [s].
         fetch: Time to read the documents, or the ids of many [s].
         cached: Whether the rows come from a cache.
+        overflow: Whether the query was encoded by the encoder for a full queue.
     """
 
     rows: ScoredRows
@@ -60,6 +61,7 @@ class QueryResult:
     search: float
     fetch: float
     cached: bool
+    overflow: bool = False
 
 
 class Hits(Sequence[Hit]):
@@ -185,9 +187,15 @@ class LoadedIndex:
 
 
 def load_index(
-    root: Path, name: str, encoder: Encoder, store: VectorStore | None = None
+    root: Path,
+    name: str,
+    encoder: Encoder,
+    store: VectorStore | None = None,
+    others: Sequence[Encoder] = (),
 ) -> LoadedIndex:
     """Opens the active version of an index and checks its files, counts and canaries.
+
+    The canaries are checked with each encoder.
 
     If another version becomes active and the first one is pruned meanwhile, the new one is opened.
 
@@ -198,12 +206,14 @@ def load_index(
     store = store or FaissStore()
     return with_version(
         lambda: store.active_version(root, name),
-        lambda version: open_version(index_folder(root, name) / version, encoder, store),
+        lambda version: open_version(index_folder(root, name) / version, encoder, store, others),
     )
 
 
-def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIndex:
-    """Opens the version in a folder and checks its files, counts and canaries.
+def open_version(
+    folder: Path, encoder: Encoder, store: VectorStore, others: Sequence[Encoder] = ()
+) -> LoadedIndex:
+    """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
 
     Raises:
         IndexVersionError: If a check fails.
@@ -211,11 +221,13 @@ def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIn
     """
     files = VersionFiles.of(folder)
     manifest = read_manifest(folder)
-    check_space(manifest, encoder.spec)
+    for each in (encoder, *others):
+        check_space(manifest, each.spec)
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
-            check_canaries(encoder, manifest.canaries)
+            for each in (encoder, *others):
+                check_canaries(each, manifest.canaries)
         finally:
             verified.result()
     reader = DocumentReader(folder / documents.FILE_NAME)
@@ -232,13 +244,18 @@ def open_version(folder: Path, encoder: Encoder, store: VectorStore) -> LoadedIn
     return LoadedIndex(identity, reference, files, manifest, reader, filter_reader, vectors, listed)
 
 
-def check_space(manifest: IndexManifest, query_encoder: EncoderSpec) -> None:
-    """Raises `EmbeddingSpaceError` if index and query encoder name different embedding spaces."""
+def check_space(
+    manifest: IndexManifest, query_encoder: EncoderSpec, setting: str = "CARE_PAIR"
+) -> None:
+    """Raises `EmbeddingSpaceError` if index and query encoder name different embedding spaces.
+
+    The message names the setting that chooses the query encoder.
+    """
     of_index, of_encoder = manifest.encoder.embedding_space, query_encoder.embedding_space
     if of_index != of_encoder:
         raise EmbeddingSpaceError(
             f"index '{manifest.name}' has the embedding space '{of_index}' and the query encoder "
-            f"has '{of_encoder}': set CARE_PAIR to the pair that the index was built with",
+            f"has '{of_encoder}': set {setting} to a pair of the space that the index was built in",
             index=manifest.name,
             embedding_space=of_index,
             encoder_space=of_encoder,

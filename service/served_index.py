@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,6 +70,7 @@ class ServedIndex:
         root: Folder of all indexes.
         name: Name of the index.
         encoder: The query encoder.
+        others: Further query encoders, which each version must suit as well.
         store: The store of the vectors.
         metrics: Shows the served version and counts reloads.
         on_change: Called in the event loop after another version is served.
@@ -83,14 +84,15 @@ class ServedIndex:
         root: Path,
         name: str,
         encoder: Encoder,
+        others: Sequence[Encoder],
         store: VectorStore,
         metrics: Metrics,
         on_change: Callable[[LoadedIndex], None],
     ) -> None:
         self._folder = index_folder(root, name)
         self._active = partial(store.active_version, root, name)
-        self._load_active = partial(load_index, root, name, encoder, store)
-        self._open = partial(open_version, encoder=encoder, store=store)
+        self._load_active = partial(load_index, root, name, encoder, store, others)
+        self._open = partial(open_version, encoder=encoder, store=store, others=others)
         self._older = partial(versions_before, root, name)
         self._metrics = metrics
         self._on_change = on_change

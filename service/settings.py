@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     queue_tokens: AtLeast1 = 8192
     """Most tokens, counted as characters, that are queued or being encoded. A request that exceeds
     it gets 429."""
+    overflow_pair: str = ""
+    """Pair whose query encoder takes searches that the full queue has no room for, instead of 429:
+    one of the same embedding space that is much faster, such as care-mini-lookup. It has a queue of
+    the same length. Unset: 429."""
     timeout_ms: int = Field(10_000, ge=1, le=60_000)
     """Deadline of a request without the header X-Request-Timeout-Ms [ms]; after it the response is
     504. A request to /v1/embeddings has this time for each `CARE_MAX_BATCH` texts."""

@@ -82,7 +82,9 @@ def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Find
         return Finding("index", "warning", f"{error} [{error.code}]")
     try:
         stores = vector_stores(_plain(settings.milvus_uri))
-        loaded = load_index(root, name, encoder, stores.for_version(folder))
+        overflow = settings.overflow_pair
+        others = [load_query_encoder(settings, overflow)] if overflow else []
+        loaded = load_index(root, name, encoder, stores.for_version(folder), others)
         schema = schema_of(folder)
     except CareError as error:
         return Finding.of("index", error)

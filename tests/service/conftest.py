@@ -77,8 +77,13 @@ def serve(settings: Settings) -> Iterator[Serve]:
     """Starts the application over the active version, with changed settings."""
     with ExitStack() as stack:
 
-        def start(encoder: QueryEncoder | None = None, **changes: Any) -> TestClient:
-            app = create_app(settings.model_copy(update=changes), encoder or BigramEncoder())
+        def start(
+            encoder: QueryEncoder | None = None,
+            overflow: QueryEncoder | None = None,
+            **changes: Any,
+        ) -> TestClient:
+            changed = settings.model_copy(update=changes)
+            app = create_app(changed, encoder or BigramEncoder(), overflow)
             client = TestClient(app, raise_server_exceptions=False, client=("127.0.0.1", 50_000))
             return stack.enter_context(client)
 
