@@ -3,10 +3,12 @@
 Each scenario takes the options and returns its `figures` (metrics with goals) and raw results.
 """
 
+import json
 import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -38,9 +40,12 @@ _WARM_UP_SECONDS = 2
 # Overload: multiple of the capacity, number of distinct questions, connections (more than the
 # service admits at once, so that no request waits in the load generator), and time-out [s].
 _OVERLOAD_FACTOR = 3
+_OVERLOAD = f"{_OVERLOAD_FACTOR} × capacity"
 _QUESTIONS = 20_000
 _CONNECTIONS = 4000
 _TIMEOUT = 30.0
+# The pair whose query encoder is a lookup, for indexes of care-mini.
+_LOOKUP = "care-mini-lookup"
 # Cached questions; a measurement repeats them many times. Numbers of clients.
 _CACHED = 200
 _CACHE_CLIENTS = (1, 32)
@@ -110,16 +115,9 @@ def idle(options: ServiceOptions) -> dict[str, Any]:
 
 def overload(options: ServiceOptions) -> dict[str, Any]:
     """Alternates full load by wrk with an open loop of three times that rate."""
-    traffic = Traffic(read_texts(options.queries), seed=0)
-    requests = bodies((traffic.new() for _ in range(_QUESTIONS)), options.top_k)
     with bench_service(options, CACHE_ENTRIES="0") as server:
-        load = drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
-        # The first overload allocates memory that later ones reuse.
-        _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
-        with sampled(server.rss, every=0.1) as samples:
-            rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
+        rounds, rss = _overload_rounds(server, options)
     typical = medians(rounds)
-    rss = {"before": samples[0], "after": samples[-1], "max": max(samples)}
     throughput_note = (
         f"{typical['goodput_qps']:.0f} ÷ {typical['capacity_qps']:.0f} queries/s; the load "
         f"generator uses {typical['driver_cpu']:.2f} CPUs"
@@ -131,13 +129,52 @@ def overload(options: ServiceOptions) -> dict[str, Any]:
     memory_note = ", ".join(f"{name} {value / 2**20:.0f} MiB" for name, value in rss.items())
     goodput, latency = typical["goodput_ratio"], typical["latency_ratio"]
     growth = rss["after"] / rss["before"]
-    rate = f"{_OVERLOAD_FACTOR} × capacity"
     figures = [
-        figure(f"goodput at {rate} ÷ capacity", goodput, ">=", 0.9, note=throughput_note),
-        figure(f"p99 at {rate} ÷ time of a full queue", latency, "<=", 1.5, note=latency_note),
+        figure(f"goodput at {_OVERLOAD} ÷ capacity", goodput, ">=", 0.9, note=throughput_note),
+        figure(f"p99 at {_OVERLOAD} ÷ time of a full queue", latency, "<=", 1.5, note=latency_note),
         figure("memory after overload ÷ before", growth, "<=", 1.05, note=memory_note),
     ]
     return _result(rounds, *figures) | {"rss_bytes": rss}
+
+
+def overflow(options: ServiceOptions) -> dict[str, Any]:
+    """Measures the same load with a lookup encoder for what the queue has no room for."""
+    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=_LOOKUP) as server:
+        rounds, _ = _overload_rounds(server, options)
+    typical = medians(rounds)
+    note = (
+        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={_LOOKUP}, of which it "
+        f"encodes {typical['overflow_share']:.0%}; p99 {typical['p99_ms']:.0f} ms"
+    )
+    name = f"share of requests answered at {_OVERLOAD}"
+    return _result(rounds, figure(name, typical["answered"], ">=", 1.0, note=note))
+
+
+def lookup(options: ServiceOptions) -> dict[str, Any]:
+    """Compares the throughput of a lookup encoder with that of the pair, on the same index."""
+    requests = bodies(read_texts(options.queries), options.top_k)
+    faster = replace(options, pair=_LOOKUP)
+    with (
+        bench_service(options, CACHE_ENTRIES="0") as server,
+        bench_service(faster, CACHE_ENTRIES="0") as by_lookup,
+    ):
+        for each in (server, by_lookup):
+            drive(each.url, requests, options.connections, _WARM_UP_SECONDS)
+        index = json.loads(server.get("/index"))["factory"]
+
+        def measure_round() -> dict[str, Any]:
+            slow, fast = (
+                drive(each.url, requests, options.connections, options.seconds)
+                for each in (server, by_lookup)
+            )
+            rates = {"pair_qps": slow["qps"], "lookup_qps": fast["qps"]}
+            return {**rates, "ratio": fast["qps"] / slow["qps"], "pair": slow, "lookup": fast}
+
+        rounds = repeat(options.rounds, measure_round)
+    typical = medians(rounds)
+    note = f"{typical['lookup_qps']:.0f} ÷ {typical['pair_qps']:.0f} queries/s, index {index}"
+    name = f"throughput of {_LOOKUP} ÷ {options.pair}"
+    return _result(rounds, figure(name, typical["ratio"], ">=", 6.0, note=note))
 
 
 def cache(options: ServiceOptions) -> dict[str, Any]:
@@ -216,18 +253,36 @@ def _fill_cache(
     return hits
 
 
+def _overload_rounds(
+    server: Server, options: ServiceOptions
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Alternates full load and overload; returns the rounds, and resident memory [bytes]."""
+    traffic = Traffic(read_texts(options.queries), seed=0)
+    requests = bodies((traffic.new() for _ in range(_QUESTIONS)), options.top_k)
+    load = drive(server.url, requests, options.connections, _WARM_UP_SECONDS)
+    # The first overload allocates memory that later ones reuse.
+    _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
+    with sampled(server.rss, every=0.1) as samples:
+        rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
+    return rounds, {"before": samples[0], "after": samples[-1], "max": max(samples)}
+
+
 def _overload_round(server: Server, requests: list[str], options: ServiceOptions) -> dict[str, Any]:
     tokens = server.metric("care_admitted_tokens_total")
     load = drive(server.url, requests, options.connections, options.seconds)
     tokens_per_second = (server.metric("care_admitted_tokens_total") - tokens) / load["seconds"]
     bound = server.metric("care_queue_tokens_limit") / tokens_per_second
+    overflown = server.metric("care_overflow_queries_total")
     found = _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
+    overflown = server.metric("care_overflow_queries_total") - overflown
     return {
         "capacity_qps": load["qps"],
         "tokens_per_second": tokens_per_second,
         "queue_bound_s": bound,
         "goodput_qps": found.goodput,
         "goodput_ratio": found.goodput / load["qps"],
+        "answered": found.succeeded / found.sent,
+        "overflow_share": overflown / found.sent,
         "p99_ms": found.latency_ms["p99"],
         "latency_ratio": found.latency_ms["p99"] / 1000 / bound,
         "driver_cpu": found.driver_cpu,

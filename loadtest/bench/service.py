@@ -17,6 +17,8 @@ SCENARIOS: Mapping[str, scenarios.Scenario] = {
     "infinity": comparison.infinity,
     "idle": scenarios.idle,
     "overload": scenarios.overload,
+    "overflow": scenarios.overflow,
+    "lookup": scenarios.lookup,
     "cache": scenarios.cache,
     "redis": scenarios.redis,
 }

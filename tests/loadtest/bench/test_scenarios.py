@@ -26,3 +26,10 @@ def test_an_idle_service_is_measured_beside_the_bare_loop(options: ServiceOption
     found = scenarios.idle(options)
     (entry,) = found["rounds"]
     assert found["figures"][0]["reached"] == entry["added_ms"] == 1.5 - entry["bare"]["p50_ms"]
+
+
+@pytest.mark.usefixtures("wrk")
+def test_the_lookup_encoder_is_measured_on_the_same_index(options: ServiceOptions) -> None:
+    found = scenarios.lookup(options)
+    assert found["figures"][0]["reached"] == 1.0
+    assert "HNSW8" in found["figures"][0]["note"]
