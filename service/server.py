@@ -35,6 +35,9 @@ _LOG = logging.getLogger("care.service")
 _END_CONNECTIONS = 6.0
 _CANCEL_REQUESTS = 7
 _END_PROCESS = 9.0
+# How long a thread that has encoded a batch waits at most for the interpreter, while the event loop
+# works on other requests [s]. With Python's 5 ms the throughput is some 5 % lower.
+_SWITCH_THREADS = 0.001
 
 
 def serve(settings: Settings) -> None:
@@ -48,6 +51,7 @@ def serve(settings: Settings) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     configure_logs(settings.log_level)
     restart_on_bus_error()
+    sys.setswitchinterval(_SWITCH_THREADS)
     listener = Listener(settings.host, settings.port)
     app = create_app(settings)
     engine = app.state.service.engine
