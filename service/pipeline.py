@@ -212,10 +212,19 @@ class Pipeline:
             flight.queued = time.perf_counter()
             if result is not None:
                 self._resolve(flight, result)
-        self._submit([flight for flight in flights if not flight.result.done()])
+        missing = [flight for flight in flights if not flight.result.done()]
+        try:
+            self._submit(missing)
+        except RequestError as error:
+            for flight in missing:
+                self._resolve(flight, error)
 
     def _submit(self, flights: Sequence[Flight], *, urgent: bool = False) -> None:
-        """Admits all flights or none; an empty queue admits any number of tokens."""
+        """Admits all flights or none; an empty queue admits any number of tokens.
+
+        Raises:
+            RequestError: If the queue is full.
+        """
         if not flights:
             return
         tokens = [self._cost(flight.text) for flight in flights]
@@ -228,10 +237,7 @@ class Pipeline:
                 assert self._overflow
                 self._overflow.submit(flights)
                 return
-            error = RequestError("overloaded", "the queue is full: retry later")
-            for flight in flights:
-                self._resolve(flight, error)
-            return
+            raise RequestError("overloaded", "the queue is full: retry later")
         for flight, admitted in zip(flights, tokens, strict=True):
             flight.admitted = admitted
         self._queries += len(flights)

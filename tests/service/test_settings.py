@@ -39,6 +39,7 @@ VALUES = [
     ("BATCH_TOKENS", "9", 9),
     ("BATCH_PADDING", "2", 2),
     ("QUEUE_TOKENS", "10", 10),
+    ("OVERFLOW_PAIR", "care-mini-lookup", "care-mini-lookup"),
     ("TIMEOUT_MS", "11", 11),
     ("MAX_REQUESTS", "12", 12),
     ("REDIS_TIMEOUT_MS", "13", 13),
