@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Condition, Lock, Thread
+from threading import Lock, Thread
 from typing import Any
 
 from core.encoders import QueryEncoder
@@ -65,7 +65,11 @@ class Batcher:
         self._encoded = encoded
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
-        self._changed = Condition()
+        # Held while the jobs, the idle threads or `_closed` are read and changed.
+        self._lock = Lock()
+        # Each idle thread waits for its lock. The one that became idle last works next, because its
+        # data are still in the caches of a processor.
+        self._idle: list[Lock] = []
         # One thread at a time takes jobs and puts back those that it does not choose. Otherwise
         # another thread could take younger jobs meanwhile and put them back before older ones.
         self._forming = Lock()
@@ -79,28 +83,40 @@ class Batcher:
 
     def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
         """Adds jobs to the queue: at its end or, if `first`, at its start."""
-        with self._changed:
+        with self._lock:
             if first:
                 self._waiting.extendleft(reversed(jobs))
             else:
                 self._waiting.extend(jobs)
-            self._changed.notify()
+            self._wake()
 
     def close(self) -> None:
         """Encodes the queued jobs, then stops the threads."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            while self._idle:
+                self._wake()
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         limit_threads()
-        while self._work_once():
-            pass
+        while self._wait():
+            self._work_once()
 
-    def _work_once(self) -> bool:
-        """Encodes one batch; returns False once closed.
+    def _wait(self) -> bool:
+        """Waits for a job; returns False once closed and empty."""
+        idle = Lock()
+        with self._lock:
+            if self._waiting or self._closed:
+                return bool(self._waiting)
+            idle.acquire()
+            self._idle.append(idle)
+        with idle:
+            return True
+
+    def _work_once(self) -> None:
+        """Encodes one batch, if there is a job.
 
         A separate function, so that a waiting thread holds no reference to the last batch.
         """
@@ -110,30 +126,30 @@ class Batcher:
             with self._forming:
                 batch = self._oldest()
                 if not batch:
-                    return False
+                    return
                 self._tokenize([job for job in batch if job.tokenized is None])
                 batch = self._form(batch)
             outcome = self._encode(batch)
         except Exception as error:  # of any kind: each waiting request must get it
             outcome = error
         self._encoded(batch, outcome)
-        return True
 
     def _oldest(self) -> list[Job]:
-        """Takes the oldest jobs that are not abandoned, from which a batch is chosen.
+        """Takes the oldest jobs that are not abandoned, from which a batch is chosen."""
+        window: list[Job] = []
+        with self._lock:
+            while self._waiting and len(window) < MAX_ROWS:
+                job = self._waiting.popleft()
+                if not job.abandoned:
+                    window.append(job)
+            if self._waiting:
+                self._wake()
+        return window
 
-        Returns none once closed and empty.
-        """
-        with self._changed:
-            while True:
-                window: list[Job] = []
-                while self._waiting and len(window) < MAX_ROWS:
-                    job = self._waiting.popleft()
-                    if not job.abandoned:
-                        window.append(job)
-                if window or self._closed:
-                    return window
-                self._changed.wait()
+    def _wake(self) -> None:
+        """Wakes the thread that became idle last, if there is one; the caller holds the lock."""
+        if self._idle:
+            self._idle.pop().release()
 
     def _tokenize(self, fresh: Sequence[Job]) -> None:
         if not fresh:
