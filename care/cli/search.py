@@ -111,6 +111,7 @@ def _response(index: "SearchIndex", hits: "Sequence[Hit]", seconds: float) -> di
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
         "cached": False,
+        "overflow": False,
     }
 
 
