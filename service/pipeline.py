@@ -229,12 +229,11 @@ class Pipeline:
             return
         tokens = [self._cost(flight.text) for flight in flights]
         if not urgent and self._is_full(sum(tokens)):
-            if self._can_overflow(flights, sum(tokens)):
+            if self._overflow and self._may_overflow(flights, sum(tokens)):
                 for flight, admitted in zip(flights, tokens, strict=True):
                     flight.overflow, flight.admitted = True, admitted
                 self._overflow_tokens += sum(tokens)
                 self._metrics.overflow.inc(len(flights))
-                assert self._overflow
                 self._overflow.submit(flights)
                 return
             raise RequestError("overloaded", "the queue is full: retry later")
@@ -256,11 +255,11 @@ class Pipeline:
         """Returns whether the queue has no room for tokens; an empty queue has room for any."""
         return bool(self._tokens) and self._tokens + tokens > self._limit
 
-    def _can_overflow(self, flights: Sequence[Flight], tokens: int) -> bool:
+    def _may_overflow(self, flights: Sequence[Flight], tokens: int) -> bool:
         """Returns whether the other encoder may take flights, and its queue has room for them."""
         waiting = self._overflow_tokens
         has_room = not waiting or waiting + tokens <= self._limit
-        return bool(self._overflow) and has_room and all(one.may_overflow for one in flights)
+        return has_room and all(flight.may_overflow for flight in flights)
 
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Sets the result of a flight, or its exception; later calls are ignored."""
