@@ -28,10 +28,10 @@ _WORD = re.compile(r"\w")
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yields the positions after sentences, ascending: after end marks, closing quotes and
-    brackets and white space, and after line breaks.
+    """Yields the positions where sentences end, ascending.
 
-    The end of the text is yielded only if the last sentence has an end mark.
+    A sentence ends after its end mark, with closing quotes, closing brackets and white space, or
+    after a line break. The end of the text is yielded only if the last sentence has an end mark.
     """
     return (match.end() for match in _END.finditer(text))
 

@@ -5,7 +5,8 @@ Lines that are empty or start with "#" are skipped.
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,28 @@ class TermList:
                 raise _error(path, number, f"gives '{word}' other terms than an earlier line")
         return cls(terms)
 
+    def for_documents(self, texts: Iterable[str], ratio: float = 0.1) -> Self:
+        """Returns the list without the words that documents use as patients do.
+
+        A word stays if at most `ratio` times as many of the texts contain it as contain one of its
+        terms. Without this rule the list costs BM25 nDCG@10 on questions whose words the documents
+        share. Words that are their own term stay.
+
+        Args:
+            texts: Texts of documents, or of a sample.
+            ratio: Largest number of texts with the word for one text with the term.
+        """
+        meant = {term for terms in self.terms.values() for term in terms}
+        counts = _document_counts({*self.terms, *map(_fold, meant)}, texts)
+        return type(self)(
+            {
+                word: terms
+                for word, terms in self.terms.items()
+                if terms == (word,)
+                or counts[word] <= ratio * max(counts[_fold(term)] for term in terms)
+            }
+        )
+
     def matches(self, text: str) -> list[str]:
         """Returns the terms of the words in a text, in the order of the text, without repetition.
 
@@ -81,11 +104,7 @@ class TermList:
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """Lengths of the words by their first character, descending."""
-        lengths: dict[str, set[int]] = {}
-        for word in self.terms:
-            lengths.setdefault(word[0], set()).add(len(word))
-        return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        return _lengths(self.terms)
 
     def _word_at(self, text: str, at: int) -> str:
         for length in self._lengths.get(text[at], ()):
@@ -93,6 +112,28 @@ class TermList:
             if word in self.terms and not _is_inside(text, at, at + length):
                 return word
         return ""
+
+
+def _lengths(words: Iterable[str]) -> dict[str, list[int]]:
+    """Returns the lengths of words by their first character, descending."""
+    lengths: dict[str, set[int]] = {}
+    for word in words:
+        lengths.setdefault(word[0], set()).add(len(word))
+    return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+
+
+def _document_counts(words: Collection[str], texts: Iterable[str]) -> Counter[str]:
+    """Returns the number of texts that contain each word."""
+    lengths = _lengths(words)
+    counts: Counter[str] = Counter()
+    for text in map(_fold, texts):
+        parts = (
+            text[at : at + length]
+            for at, first in enumerate(text)
+            for length in lengths.get(first, ())
+        )
+        counts.update({part for part in parts if part in words})
+    return counts
 
 
 def _row(path: Path, number: int, line: str) -> tuple[str, tuple[str, ...]]:

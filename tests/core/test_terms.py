@@ -92,6 +92,23 @@ def test_terms_of_a_text(text: str, terms: list[str]) -> None:
     assert TERMS.expand(text) == " ".join([text, *terms])
 
 
+def test_words_that_documents_use_are_left_out() -> None:
+    terms = TermList(
+        {
+            "大三阳": ("乙肝", "HBV感染"),
+            "拉肚子": ("腹泻",),
+            "羊癫疯": ("癫痫",),
+            "伤风": ("感冒",),
+            "破伤风": ("破伤风",),
+        }
+    )
+    texts = ["大三阳是乙肝", "HBV感染", "hbv感染", "拉肚子", *["腹泻，腹泻"] * 9, "破伤风"]
+    assert list(terms.for_documents(texts).terms) == ["羊癫疯", "破伤风"]
+    assert list(terms.for_documents([*texts, "腹泻"]).terms) == ["拉肚子", "羊癫疯", "破伤风"]
+    assert list(terms.for_documents(texts, ratio=0.5).terms)[:2] == ["大三阳", "拉肚子"]
+    assert terms.for_documents([]) == terms
+
+
 words = st.text("ab头痛é", min_size=1, max_size=4)
 lists = st.dictionaries(words, st.tuples(st.sampled_from(["甲", "乙", "丙b"])), max_size=8)
 
