@@ -21,7 +21,7 @@ _ABBREVIATION = re.compile(
 # "H. pylori" and "E. coli": the initial of a genus before its species.
 _GENUS = re.compile(r"(?<![A-Za-z])[A-Z]\.[^\S\n]+\Z")
 # "1. …", "(a). …"
-_LIST_NUMBER = re.compile(r"\s*[(（\[]?(?:\d{1,3}|[A-Za-z])[)）\]]?\.[^\S\n]+")
+_LIST_NUMBER = re.compile(r"[(（\[]?(?:\d{1,3}|[A-Za-z])[)）\]]?\.[^\S\n]+")
 # A comma between digits separates thousands.
 _COMMA = re.compile(r"[，、]|,(?!\d)")
 _WORD = re.compile(r"\w")
@@ -49,7 +49,7 @@ def sentences(text: str, max_chars: int = MAX_CHARS) -> list[Span]:
         max_chars: Maximum length of a sentence [characters].
     """
     spans: list[Span] = []
-    start = 0
+    start = len(text) - len(text.lstrip())
     for end in [*sentence_ends(text), len(text)]:
         if end < len(text) and _continues(text, start, end):
             continue
