@@ -83,3 +83,16 @@ def test_evidence_marks_whole_sentences_of_passages_that_answer(corpus: list[dic
         assert len(spans) >= 3
         assert 1 <= len(marked) <= len(spans) / 2
         assert marked == sorted(set(marked) & set(spans))
+
+
+def test_evidence_of_real_answers_has_ids_and_offsets() -> None:
+    path = SAMPLE.parent / "medical-qa-zh-evidence" / "evidence.jsonl"
+    items = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len({item["query-id"] for item in items}) == len(items) == 38
+    for item in items:
+        assert item["query-id"].startswith("train-t")
+        assert item["corpus-id"].startswith("t")
+        offsets = [at for span in item["sentences"] for at in span]
+        assert len(offsets) % 2 == 0
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] < offsets[-1] <= item["characters"]
