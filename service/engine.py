@@ -208,7 +208,7 @@ class Engine:
         return np.concatenate([v for v, _ in results]), sum(tokens for _, tokens in results)
 
     async def _embed_part(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        requested = [Flight(text=text, finish=lambda vector, _: vector) for text in texts]
+        requested = [Flight(text=text, finish=lambda vector, *_: vector) for text in texts]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
@@ -291,8 +291,8 @@ class Engine:
 
 
 def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
-    finish = partial(index.search, query)
-    return Flight(text=query.text, finish=finish, key=key, may_overflow=True)
+    finish, nearest = partial(index.search, query), index.nearest(query)
+    return Flight(text=query.text, finish=finish, nearest=nearest, key=key, may_overflow=True)
 
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:

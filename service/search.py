@@ -148,13 +148,24 @@ class LoadedIndex:
         """Mean size of a document or chunk in its file [bytes]."""
         return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
 
-    def search(self, query: Query, vector: FloatArray, check: Check = no_check) -> QueryResult:
+    def nearest(self, query: Query) -> tuple[Vectors, int] | None:
+        """Returns where to find a query's rows by `search_together`, and how many; None if not."""
+        return None if query.filter or query.collapse else (self.vectors, query.top_k)
+
+    def search(
+        self,
+        query: Query,
+        vector: FloatArray,
+        check: Check = no_check,
+        found: ScoredRows | None = None,
+    ) -> QueryResult:
         """Returns the hits of a query.
 
         Args:
             query: The query, checked by `service/query.py`.
             vector: float32 [dimension], unit norm.
             check: Called between the steps of the search; stops it by an exception.
+            found: Scores and rows of the query, if they are known from `nearest`.
 
         Raises:
             UnavailableError: If the store cannot be reached.
@@ -162,7 +173,9 @@ class LoadedIndex:
         started = time.perf_counter()
         lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
         passing = self.filters.rows(query.filter, self.manifest.count, check)
-        if query.collapse:
+        if found:
+            scores, rows = found
+        elif query.collapse:
             nearest = partial(
                 self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
             )
