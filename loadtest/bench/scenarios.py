@@ -3,12 +3,10 @@
 Each scenario takes the options and returns its `figures` (metrics with goals) and raw results.
 """
 
-import json
 import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -45,7 +43,7 @@ _QUESTIONS = 20_000
 _CONNECTIONS = 4000
 _TIMEOUT = 30.0
 # The pair whose query encoder is a lookup, for indexes of care-mini.
-_LOOKUP = "care-mini-lookup"
+LOOKUP = "care-mini-lookup"
 # Cached questions; a measurement repeats them many times. Numbers of clients.
 _CACHED = 200
 _CACHE_CLIENTS = (1, 32)
@@ -139,42 +137,15 @@ def overload(options: ServiceOptions) -> dict[str, Any]:
 
 def overflow(options: ServiceOptions) -> dict[str, Any]:
     """Measures the same load with a lookup encoder for what the queue has no room for."""
-    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=_LOOKUP) as server:
+    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=LOOKUP) as server:
         rounds, _ = _overload_rounds(server, options)
     typical = medians(rounds)
     note = (
-        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={_LOOKUP}, of which it "
+        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={LOOKUP}, of which it "
         f"encodes {typical['overflow_share']:.0%}; p99 {typical['p99_ms']:.0f} ms"
     )
     name = f"share of requests answered at {_OVERLOAD}"
     return _result(rounds, figure(name, typical["answered"], ">=", 1.0, note=note))
-
-
-def lookup(options: ServiceOptions) -> dict[str, Any]:
-    """Compares the throughput of a lookup encoder with that of the pair, on the same index."""
-    requests = bodies(read_texts(options.queries), options.top_k)
-    faster = replace(options, pair=_LOOKUP)
-    with (
-        bench_service(options, CACHE_ENTRIES="0") as server,
-        bench_service(faster, CACHE_ENTRIES="0") as by_lookup,
-    ):
-        for each in (server, by_lookup):
-            drive(each.url, requests, options.connections, _WARM_UP_SECONDS)
-        index = json.loads(server.get("/index"))["factory"]
-
-        def measure_round() -> dict[str, Any]:
-            slow, fast = (
-                drive(each.url, requests, options.connections, options.seconds)
-                for each in (server, by_lookup)
-            )
-            rates = {"pair_qps": slow["qps"], "lookup_qps": fast["qps"]}
-            return {**rates, "ratio": fast["qps"] / slow["qps"], "pair": slow, "lookup": fast}
-
-        rounds = repeat(options.rounds, measure_round)
-    typical = medians(rounds)
-    note = f"{typical['lookup_qps']:.0f} ÷ {typical['pair_qps']:.0f} queries/s, index {index}"
-    name = f"throughput of {_LOOKUP} ÷ {options.pair}"
-    return _result(rounds, figure(name, typical["ratio"], ">=", 6.0, note=note))
 
 
 def cache(options: ServiceOptions) -> dict[str, Any]:
