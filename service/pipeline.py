@@ -14,8 +14,9 @@ from core.types import Check, FloatArray
 from service.batcher import Batcher, Job
 from service.metrics import Metrics
 from service.problems import RequestError
+from service.search import Found
 from service.settings import Settings
-from stores.base import ScoredRows, Vectors
+from stores.base import Vectors
 from stores.faiss.search import limit_threads
 
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ class Flight(Job):
 
     Attributes:
         finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps. It also gets the rows that were found by `nearest`, or None.
+            check between its steps. It also gets what was found by `nearest`, or None.
         nearest: Where to find rows for several flights of a batch at once, and how many.
         key: Flights with equal keys are shared, unless the key is empty.
         result: The result, or the exception that took its place.
@@ -58,7 +59,7 @@ class Flight(Job):
         admitted: Tokens of the queue that it takes.
     """
 
-    finish: Callable[[FloatArray, Check, ScoredRows | None], Any]
+    finish: Callable[[FloatArray, Check, Found | None], Any]
     nearest: tuple[Vectors, int] | None = None
     key: bytes = b""
     result: "asyncio.Future[Any]" = field(
@@ -352,18 +353,20 @@ class Pipeline:
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
-def _search_together(flights: Sequence[Flight], vectors: FloatArray) -> dict[int, ScoredRows]:
-    """Returns the rows of flights that search in the same way, by position in the batch."""
+def _search_together(flights: Sequence[Flight], vectors: FloatArray) -> dict[int, Found]:
+    """Searches for flights that search in the same way; returns by position in the batch."""
     groups = defaultdict(list)
     for i, flight in enumerate(flights):
         if flight.nearest and not flight.abandoned:
             groups[flight.nearest].append(i)
-    found: dict[int, ScoredRows] = {}
+    found: dict[int, Found] = {}
     for (index, k), members in groups.items():
         # If a search fails, each flight searches by itself and gets its own error.
         with suppress(Exception):
-            if len(members) > 1 and (rows := index.search_together(vectors[members], k)):
-                found |= zip(members, rows, strict=True)
+            started = time.perf_counter()
+            if len(members) > 1 and (hits := index.search_together(vectors[members], k)):
+                spent = time.perf_counter() - started
+                found |= {i: Found(rows, spent) for i, rows in zip(members, hits, strict=True)}
     return found
 
 

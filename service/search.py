@@ -10,7 +10,7 @@ from hashlib import sha256
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from pydantic_core import to_json
@@ -62,6 +62,13 @@ class QueryResult:
     fetch: float
     cached: bool
     overflow: bool = False
+
+
+class Found(NamedTuple):
+    """Scores and rows of a query, and the time to find those of its batch [s]."""
+
+    rows: ScoredRows
+    seconds: float
 
 
 class Hits(Sequence[Hit]):
@@ -157,7 +164,7 @@ class LoadedIndex:
         query: Query,
         vector: FloatArray,
         check: Check = no_check,
-        found: ScoredRows | None = None,
+        found: Found | None = None,
     ) -> QueryResult:
         """Returns the hits of a query.
 
@@ -165,7 +172,7 @@ class LoadedIndex:
             query: The query, checked by `service/query.py`.
             vector: float32 [dimension], unit norm.
             check: Called between the steps of the search; stops it by an exception.
-            found: Scores and rows of the query, if they are known from `nearest`.
+            found: What a search as by `nearest` has found for the query, if there was one.
 
         Raises:
             UnavailableError: If the store cannot be reached.
@@ -174,7 +181,7 @@ class LoadedIndex:
         lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
         passing = self.filters.rows(query.filter, self.manifest.count, check)
         if found:
-            scores, rows = found
+            (scores, rows), started = found.rows, started - found.seconds
         elif query.collapse:
             nearest = partial(
                 self.vectors.search, vector, rows=passing, filter_=query.filter, check=check

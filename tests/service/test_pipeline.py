@@ -288,6 +288,7 @@ def test_queries_of_a_batch_are_searched_together(
     assert not sizes
     answers = client.post("/search/batch", json={"queries": every}).json()["results"]
     assert [answer["hits"] for answer in answers] == alone
+    assert all(answer["timings_ms"]["search"] > 0 for answer in answers)
     assert sizes == [(3, 5)]
 
 
