@@ -69,7 +69,7 @@ BENCH_WEIGHTS := builds/bench/weights/complete
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -152,6 +152,27 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
 	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25)) $(CMEDTEB) $(ARGS)
+
+# The second edition of care-mini, from the commit of its weights. It has today's document encoder.
+SECOND_EDITION = builds/editions/2/models/registry/care-mini-edition-2.toml
+QUALITY = docs/results/quality
+QUALITY_SPLITS = unseen held-out-knowledge held-out-described held-out-reworded held-out-spoken held-out-asked dev
+SPEED = $(CARE) bench encoders care-mini care-mini-lookup $(SECOND_EDITION) --queries '$(DATA)/dev.queries.jsonl' --json
+
+quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query encoders, for the tables of make figures: DATA=a folder of medical-qa-zh
+	rm -rf builds/editions/2
+	mkdir -p builds/editions/2
+	git archive a052a76 models/care-mini models/registry/care-mini.toml | tar -x -C builds/editions/2
+	sed 's/^name = .*/name = "care-mini-edition-2"/' builds/editions/2/models/registry/care-mini.toml >$(SECOND_EDITION)
+	rm -rf builds/quality
+	$(CARE) splits --data '$(DATA)' --out builds/quality
+	cp '$(DATA)'/dev.queries.jsonl '$(DATA)'/dev.qrels.tsv builds/quality
+	$(CARE) cmedteb splits --data builds/quality --out $(QUALITY) $(addprefix --split ,$(QUALITY_SPLITS)) $(addprefix --system ,care-mini care-mini-lookup $(SECOND_EDITION) bm25)
+	$(SPEED) --threads 1 >$(QUALITY)/encoders-1.json
+	$(SPEED) --threads 2 >$(QUALITY)/encoders-2.json
+
+figures: $(TEST) ## Write the tables of figures in README.md, docs, model cards and loadtest/results from the results of commands
+	.venv-test/bin/python docs/figures.py
 
 # The sample's test split stays unused until an index is evaluated.
 export: QRELS = data/sample/qrels/dev.tsv

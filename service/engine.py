@@ -288,7 +288,8 @@ class Engine:
 
     def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
         finish = partial(index.search, query, timeout=self._settings.channel_timeout_ms / 1000)
-        flight = Flight(text=query.text, finish=finish, key=key, may_overflow=True)
+        nearest = index.nearest(query)
+        flight = Flight(text=query.text, finish=finish, nearest=nearest, key=key, may_overflow=True)
         if query.mode == "lexical":
             flight.encode = False
         elif query.mode == "hybrid":

@@ -93,12 +93,20 @@ class LoadedIndex:
             return ("hybrid", "dense", "lexical")
         return ("dense", "hybrid", "lexical")
 
+    def nearest(self, query: Query) -> tuple[Vectors, int] | None:
+        """Returns where to find a query's rows by `search_together`, and how many; None if not."""
+        if query.filter or query.collapse or query.mode == "lexical":
+            return None
+        k = self._candidates(query, DENSE_CANDIDATES) if query.mode == "hybrid" else query.top_k
+        return self.vectors, k
+
     def search(
         self,
         query: Query,
         vector: FloatArray | Exception | None,
         check: Check = no_check,
         text: "Future[Timed] | None" = None,
+        near: Timed | None = None,
         timeout: float | None = None,
     ) -> QueryResult:
         """Returns the hits of a query.
@@ -109,7 +117,8 @@ class LoadedIndex:
                 it can be the exception that the encoder raised.
             check: Called between the steps of the search; stops it by an exception.
             text: In mode hybrid the result of `search_text`, if it runs elsewhere.
-            timeout: How long to wait for it [s].
+            near: What a search as by `nearest` has found, if there was one.
+            timeout: How long to wait for `text` [s].
 
         Raises:
             UnavailableError: If the store cannot be reached, and no other channel answers.
@@ -118,7 +127,9 @@ class LoadedIndex:
         if query.mode == "lexical":
             found = Found(*self.search_text(query, check)[0])
         elif query.mode == "hybrid":
-            found = self._hybrid(query, vector, check, text, timeout)
+            found = self._hybrid(query, vector, check, text, near, timeout)
+        elif near:
+            found = Found(*near[0])
         else:
             found = Found(*self._nearest(query, _vector(vector), check))
         scores, rows = found.scores, found.rows
@@ -130,7 +141,7 @@ class LoadedIndex:
             scores, rows = scores[good], rows[good]
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started + (near[1] if near else 0.0)
         result = self._read(best_rows, seconds, explain)
         return replace(result, failed=found.failed, channel_seconds=found.seconds)
 
@@ -170,6 +181,7 @@ class LoadedIndex:
         vector: FloatArray | Exception | None,
         check: Check,
         text: "Future[Timed] | None",
+        near: Timed | None,
         timeout: float | None,
     ) -> Found:
         """Fuses both channels; if one fails, the other one answers."""
@@ -184,25 +196,33 @@ class LoadedIndex:
             _LOG.error("full-text search failed", extra={"fields": describe(error)})
         started = time.perf_counter()
         try:
-            dense = self._dense_candidates(query, _vector(vector), lexical[1], check)
+            dense = self._dense_candidates(query, _vector(vector), lexical[1], near, check)
         except Exception as error:
             is_expected = error is vector or isinstance(error, UnavailableError)
             if not seconds or not is_expected:
                 raise
             found = Found(*lexical, channels={"lexical": (lexical, 1.0)})
         else:
-            seconds["dense"] = time.perf_counter() - started
+            seconds["dense"] = time.perf_counter() - started + (near[1] if near else 0.0)
             found = fuse(dense, lexical, self.manifest.fusion)
         failed = tuple(channel for channel in get_args(Channel) if channel not in seconds)
         return replace(found, failed=failed, seconds=seconds)
 
     def _dense_candidates(
-        self, query: Query, vector: FloatArray, others: RowArray, check: Check
+        self,
+        query: Query,
+        vector: FloatArray,
+        others: RowArray,
+        near: Timed | None,
+        check: Check,
     ) -> ScoredRows:
         """Returns the nearest rows together with other rows, all with their similarities."""
-        passing = self.filters.rows(query.filter, self.manifest.count, check)
-        k = self._candidates(query, DENSE_CANDIDATES)
-        nearest = self.vectors.search(vector, k, passing, query.filter, check)
+        if near:
+            nearest = near[0]
+        else:
+            passing = self.filters.rows(query.filter, self.manifest.count, check)
+            k = self._candidates(query, DENSE_CANDIDATES)
+            nearest = self.vectors.search(vector, k, passing, query.filter, check)
         missing = np.setdiff1d(others, nearest[1], assume_unique=True)
         if not len(missing):
             return nearest
