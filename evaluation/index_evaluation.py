@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
@@ -84,8 +84,8 @@ class IndexEvaluation:
         documents: Number of documents in the index.
         queries: Number of judged queries.
         mode: The default mode of the index.
-        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes, the
-            default first, and BM25.
+        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes and
+            BM25.
         differences: Difference of nDCG@10 to mode dense, of each other system.
         speeds: Response times of each mode.
         timed: Number of queries that these were measured with.
@@ -190,7 +190,8 @@ def evaluate_index(
                 f"service serves {served['version']}: run care versions verify --index {index}"
             )
             raise IndexVersionError(message, code="version_not_served", version=manifest.version)
-        modes: list[Mode] = served["modes"]
+        default: Mode = served["modes"][0]
+        modes = [mode for mode in get_args(Mode) if mode in served["modes"]]
         runs: dict[str, Run] = {}
         seconds = {}
         for mode in modes:
@@ -213,7 +214,7 @@ def evaluate_index(
         factory=manifest.factory,
         documents=manifest.corpus.documents,
         queries=len(judged),
-        mode=modes[0],
+        mode=default,
         scores={name: score(judgements, run) for name, run in runs.items()},
         differences={
             name: paired_difference(values, ndcg["dense"])
@@ -223,8 +224,8 @@ def evaluate_index(
         speeds=speeds,
         timed=len(timed),
         coverage=judgement_coverage(judgements, chunks),
-        min_score=suggest_min_score(judgements, runs[modes[0]]),
-        queries_per_second=len(judged) / seconds[modes[0]],
+        min_score=suggest_min_score(judgements, runs[default]),
+        queries_per_second=len(judged) / seconds[default],
         bytes_per_passage=bytes_per_passage(manifest),
         weights=compare_weights(judgements, found, weights) if weights else [],
         facts={

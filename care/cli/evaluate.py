@@ -96,7 +96,7 @@ def _lines(result: "IndexEvaluation") -> Iterator[str]:
         if speed := next((speed for mode, speed in result.speeds.items() if mode == system), None):
             line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"
         yield line
-    yield f"BM25 is that of {ENGINE}"
+    yield f"BM25: {ENGINE}"
     yield (
         f"speed: {result.timed:,} queries, one request at a time; in batches of 32 "
         f"{result.queries_per_second:,.0f} queries/s"
