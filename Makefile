@@ -151,7 +151,7 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
-	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25)) $(CMEDTEB) $(ARGS)
+	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25 bm25-characters)) $(CMEDTEB) $(ARGS)
 
 # The second edition of care-mini, from the commit of its weights. It has today's document encoder.
 SECOND_EDITION = builds/editions/2/models/registry/care-mini-edition-2.toml

@@ -28,8 +28,8 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     mode = query.mode or index.modes[0]
     if mode not in index.modes:
         message = (
-            f"is {mode}, but index '{index.manifest.name}' has no full text: build it again "
-            "without --no-full-text"
+            f"is {mode}, but index '{index.manifest.name}' has no full text: add it "
+            "(care update --full-text)"
         )
         raise QueryError("mode", message, code="mode_not_available")
     return Query(text, top_k, filter_, query.min_score, collapse, mode, query.explain)
