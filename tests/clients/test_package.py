@@ -14,6 +14,7 @@ PROJECT = tomllib.loads((SOURCE / "pyproject.toml").read_text("utf-8"))["project
 # The distribution of an imported package, where the names differ.
 DISTRIBUTIONS = {
     "haystack": "haystack-ai",
+    "llama_index": "llama-index-core",
     "mcp_types": "mcp",
     "typing_extensions": "typing-extensions",
 }
