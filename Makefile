@@ -127,7 +127,7 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the clien
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
 	.venv-clients/bin/mypy -p care_client
-	$(call PYTEST,.venv-clients) tests/engines/clients
+	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients
 
 test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
 	@.venv-test/bin/python -m tests.gpu $(ARGS)

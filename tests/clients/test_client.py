@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+
 from care_client import (
     AccessError,
     CareClientError,
@@ -21,7 +22,6 @@ from care_client import (
     UnavailableError,
 )
 from care_client import client as client_module
-
 from tests.clients.transport import Answer, Script, answer, problem
 
 QUERY = "高血压能喝咖啡吗"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from care_client import AsyncClient, Client, models
 from pydantic import BaseModel
 from typing_extensions import get_annotations
 
+from care_client import AsyncClient, Client, models
 from tests.clients.transport import Recorded, recorded
 
 DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text("utf-8"))

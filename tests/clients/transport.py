@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
+
 from care_client import AsyncClient, Client
 
 Answer = httpx2.Response | Exception

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from care_client import AccessError, AsyncClient, Client, DeadlineError, InvalidRequestError
 
+from care_client import AccessError, AsyncClient, Client, DeadlineError, InvalidRequestError
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 

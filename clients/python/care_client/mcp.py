@@ -1,8 +1,9 @@
 """`care-mcp`: searches and filters as tools of the Model Context Protocol (extra `mcp`)."""
 
 import argparse
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -53,15 +54,29 @@ class Filters(BaseModel):
     documents: int
 
 
-def make_server(url: str = URL, api_key: str | None = None, *, timeout: float = 10.0) -> MCPServer:
-    """Returns a server of the tools `search` and `list_filters`."""
+def make_server(
+    url: str = URL,
+    api_key: str | None = None,
+    *,
+    timeout: float = 10.0,
+    options: Mapping[str, Any] | None = None,
+) -> MCPServer:
+    """Returns a server of the tools `search` and `list_filters`.
+
+    Args:
+        url: Address of the service.
+        api_key: Its key, if it has keys.
+        timeout: Time of a search [s].
+        options: Options of searches, which arguments of the tool replace.
+    """
+    defaults = {"top_k": 5, **(options or {})}
     clients = Clients(url, api_key=api_key, timeout=timeout)
     server: MCPServer = MCPServer("care", instructions=_INSTRUCTIONS, log_level="WARNING")
 
     @server.tool(annotations=_READ_ONLY)
     async def search(
         query: Annotated[str, Field(description="The question, in Chinese.")],
-        top_k: Annotated[int, Field(description="Number of passages.", ge=1)] = 5,
+        top_k: Annotated[int | None, Field(description="Number of passages.", ge=1)] = None,
         filter: Annotated[
             dict[str, Any] | None,
             Field(
@@ -72,9 +87,10 @@ def make_server(url: str = URL, api_key: str | None = None, *, timeout: float = 
         min_score: Annotated[float | None, Field(description="Lowest score of a passage.")] = None,
     ) -> Passages:
         """Returns the passages of the medical corpus that are nearest to a question."""
-        options: Any = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        named = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        chosen: Any = {name: value for name, value in named.items() if value is not None}
         try:
-            found = await clients.of_loop.search(query, **options)
+            found = await clients.of_loop.search(query, **{**defaults, **chosen})
         except CareClientError as error:
             raise ToolError(str(error)) from error
         passages = [
@@ -118,13 +134,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("care-mcp", description=__doc__)
     parser.add_argument("--url", default=URL, help="address of the service (%(default)s)")
     parser.add_argument("--timeout", type=float, default=10.0, help="time of a search [s]")
+    parser.add_argument("--options", type=json.loads, help="options of all searches, as JSON")
     parser.add_argument("--transport", choices=["stdio", "http"], default="stdio")
     parser.add_argument("--host", default="127.0.0.1", help="address of --transport http")
     parser.add_argument("--port", type=int, default=8765, help="port of --transport http")
     parser.epilog = f"{KEY_VARIABLE} is the API key of the service."
-    options = parser.parse_args(arguments)
-    server = make_server(options.url, os.environ.get(KEY_VARIABLE), timeout=options.timeout)
-    if options.transport == "stdio":
+    given = parser.parse_args(arguments)
+    server = make_server(
+        given.url, os.environ.get(KEY_VARIABLE), timeout=given.timeout, options=given.options
+    )
+    if given.transport == "stdio":
         server.run()
     else:
-        server.run("streamable-http", host=options.host, port=options.port)
+        server.run("streamable-http", host=given.host, port=given.port)

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from care_client import Client
-from care_client.haystack import CareRetriever
 from haystack import Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.utils import Secret
 
+from care_client import Client
+from care_client.haystack import CareRetriever
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
 

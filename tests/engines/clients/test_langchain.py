@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from care_client import AccessError, Client, InvalidRequestError
-from care_client.langchain import CareEmbeddings, CareRetriever
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
@@ -18,6 +16,8 @@ from langchain_tests.integration_tests import (
 )
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
+from care_client import AccessError, Client, InvalidRequestError
+from care_client.langchain import CareEmbeddings, CareRetriever
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
 # Set by the fixture, because the standard tests read the address from a property.

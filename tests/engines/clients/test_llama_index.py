@@ -2,12 +2,12 @@
 
 import asyncio
 
-from care_client import Client
-from care_client.llama_index import CareRetriever
 from llama_index.core import get_response_synthesizer
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 
+from care_client import Client
+from care_client.llama_index import CareRetriever
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
 

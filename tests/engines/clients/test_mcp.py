@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import care_client
 import pytest
-from care_client.mcp import KEY_VARIABLE, make_server
 from mcp import Client, StdioServerParameters
 
+import care_client
+from care_client.mcp import KEY_VARIABLE, make_server
 from core.service_process import free_port, running_server
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
@@ -70,6 +70,15 @@ async def test_a_client_over_http(http_url: str, url: str) -> None:
 async def test_a_client_of_an_older_protocol(url: str) -> None:
     async with Client(stdio(url), mode="legacy") as client:
         await check(client, url)
+
+
+async def test_options_of_the_server_are_those_of_searches_without_them(open_url: str) -> None:
+    server = make_server(open_url, options={"top_k": 2, "include": []})
+    async with Client(server) as client:
+        default = await client.call_tool("search", {"query": QUERY})
+        named = await client.call_tool("search", {"query": QUERY, "top_k": 1})
+    assert [each["text"] for each in default.structured_content["passages"]] == [None, None]
+    assert len(named.structured_content["passages"]) == 1
 
 
 async def test_without_a_service_a_tool_says_so() -> None:
