@@ -48,7 +48,7 @@ OUT ?=
 ARGS ?=
 
 # What make check runs: tests without a marker, and types of what imports no training library.
-PACKAGES := care clients/python core curation evaluation indexer loadtest models service stores
+PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models service stores
 FAST := not train and not e2e and not deploy and not browser
 # make test runs two tests at a time, but those that start servers and commands one after another.
 IN_PROCESS := not e2e and not deploy and not browser
@@ -127,6 +127,7 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the clien
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
 	.venv-clients/bin/mypy -p care_client
+	.venv-clients/bin/mypy examples
 	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients
 
 test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'

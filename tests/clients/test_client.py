@@ -228,6 +228,20 @@ def test_a_path_prefix_and_names_with_slashes_are_kept() -> None:
     assert script.requests[0].url.raw_path == b"/care/v1/models/a%2Fb"
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", ""])
+def test_a_malformed_address_is_an_error(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Client(url)
+    assert caught.value.code == "invalid_address"
+
+
+def test_an_error_of_the_client_itself_is_not_repeated(waits: list[float]) -> None:
+    script = Script(httpx2.LocalProtocolError("a header"))
+    with pytest.raises(ConnectionFailedError):
+        call(script, "sync", "search", QUERY)
+    assert not waits
+
+
 def test_the_key_is_not_shown() -> None:
     client = Client(api_key="SECRET")
     assert "SECRET" not in repr(vars(client))

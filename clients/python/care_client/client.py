@@ -191,7 +191,7 @@ class Client(_Routes):
             this one.
 
     Raises:
-        CareClientError: From all methods that call the service.
+        CareClientError: From all methods that call the service, and for a malformed `url`.
     """
 
     def __init__(
@@ -291,6 +291,14 @@ class AsyncClient(_Routes):
 
 
 def _connection(url: str, api_key: str | None, timeout: float, retries: int) -> Connection:
+    try:
+        address = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        address = httpx2.URL()
+    if address.scheme not in ("http", "https") or not address.host:
+        # Not quoted, because it can contain a password.
+        message = "the address of the service is invalid: use http://host:port"
+        raise InvalidRequestError(message, code="invalid_address")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return Connection(url.rstrip("/"), headers, timeout, retries)
 

@@ -10,7 +10,8 @@ class CareClientError(Exception):
 
     Attributes:
         code: Stable identifier: of the service, or `connection_failed`, `deadline_exceeded`,
-            `invalid_request`, `invalid_response`, `http_STATUS` for a response of something else.
+            `invalid_address`, `invalid_request`, `invalid_response`, and `http_STATUS` for a
+            response of something else.
         status: HTTP status, if there was a response.
         errors: The invalid fields of the request, if any.
         request_id: Id of the request, which the log of the service has too.
@@ -48,7 +49,7 @@ class DeadlineError(CareClientError):
 
 
 class InvalidRequestError(CareClientError):
-    """The request is wrong (400, 404, 413, 415, 422); `errors` names the fields."""
+    """The request is wrong (400, 404, 413, 415, 422), or the address; `errors` names fields."""
 
 
 class AccessError(CareClientError):

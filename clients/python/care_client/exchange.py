@@ -172,7 +172,7 @@ def _failure(reply: Reply, request_id: str) -> tuple[CareClientError, bool]:
     if not isinstance(reply, httpx2.Response):
         message = f"the service cannot be reached ({type(reply).__name__})"
         failed = ConnectionFailedError(message, code="connection_failed", request_id=request_id)
-        return failed, isinstance(reply, httpx2.TransportError)
+        return failed, isinstance(reply, httpx2.NetworkError | httpx2.RemoteProtocolError)
     status = reply.status_code
     try:
         problem = Problem.model_validate_json(reply.content)
