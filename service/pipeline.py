@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,20 +32,28 @@ Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 class Flight(Job):
     """A text to encode and what to do with its vector; shared by requests with equal keys.
 
+    Some flights also, or only, do something without the vector.
+
     Only the pipeline changes a flight once it is submitted.
 
     Attributes:
         finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps.
+            check between its steps. Its third argument is the future of `beside`.
+        beside: What runs in a search thread at the same time as the encoder, if anything; calls the
+            check between its steps. If encoding fails, `finish` gets the exception as the vector.
+        encode: Whether the text is encoded; otherwise `finish` gets None.
         key: Flights with equal keys are shared, unless the key is empty.
         result: The result, or the exception that took its place.
         may_overflow: Whether another encoder may take it if the queue is full.
         overflow: Whether another encoder has taken it. The result is then not cached.
         waiters: Number of requests that wait for the result.
         admitted: Tokens of the queue that it takes.
+        besides: The future of `beside`.
     """
 
-    finish: Callable[[FloatArray, Check], Any]
+    finish: Callable[[Any, Check, "Future[Any] | None"], Any]
+    beside: Callable[[Check], Any] | None = None
+    encode: bool = True
     key: bytes = b""
     result: "asyncio.Future[Any]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -54,6 +62,7 @@ class Flight(Job):
     overflow: bool = False
     waiters: int = 0
     admitted: int = 0
+    besides: "Future[Any] | None" = None
 
     def check(self) -> None:
         """Raises `AbandonedError` once no request waits for the result."""
@@ -155,6 +164,8 @@ class Pipeline:
                 if not flight.waiters and not flight.result.done():
                     flight.abandoned = True
                     flight.result.cancel()
+                    if flight.besides:
+                        flight.besides.cancel()
                     self._close(flight)
         for error in (future.exception() for future in done):
             if error:
@@ -234,7 +245,7 @@ class Pipeline:
                     flight.overflow, flight.admitted = True, admitted
                 self._overflow_tokens += sum(tokens)
                 self._metrics.overflow.inc(len(flights))
-                self._overflow.submit(flights)
+                self._start(flights, self._overflow)
                 return
             raise RequestError("overloaded", "the queue is full: retry later")
         for flight, admitted in zip(flights, tokens, strict=True):
@@ -242,7 +253,16 @@ class Pipeline:
         self._queries += len(flights)
         self._tokens += sum(tokens)
         self._metrics.admitted_tokens.inc(sum(tokens))
-        self._batcher.submit(flights, first=urgent)
+        self._start(flights, self._batcher, first=urgent)
+
+    def _start(self, flights: Sequence[Flight], batcher: Batcher, *, first: bool = False) -> None:
+        """Starts what each flight does beside encoding, and queues it for encoding."""
+        for flight in flights:
+            if flight.beside:
+                flight.besides = self._search.submit(flight.beside, flight.check)
+            if not flight.encode:
+                self._search.submit(self._finish, [flight], [None])
+        batcher.submit([flight for flight in flights if flight.encode], first=first)
 
     def _cost(self, text: str) -> int:
         """Returns the most tokens that a text can have.
@@ -289,7 +309,7 @@ class Pipeline:
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
         """Passes a batch on to search threads; called in an encoding thread."""
         if isinstance(vectors, Exception):
-            self._deliver([(flight, vectors) for flight in flights])
+            self._finish(flights, [vectors] * len(flights))
         elif not self._parts:
             self._finish(flights, vectors)
         else:
@@ -297,14 +317,14 @@ class Pipeline:
                 mine = slice(part, None, self._parts)
                 self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: FloatArray) -> None:
+    def _finish(self, flights: Sequence[Flight], vectors: Iterable[Any]) -> None:
         finished: list[tuple[Flight, Any]] = []
         due = time.perf_counter() + _DELIVER_EVERY
         for flight, vector in zip(flights, vectors, strict=True):
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, flight.finish(vector, flight.check)))
+                finished.append((flight, _result(flight, vector)))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
@@ -319,6 +339,12 @@ class Pipeline:
                 self._resolve(flight, result)
 
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
+
+
+def _result(flight: Flight, vector: Any) -> Any:
+    if isinstance(vector, Exception) and not flight.beside:
+        return vector
+    return flight.finish(vector, flight.check, flight.besides)
 
 
 async def _first_failed_or_all(

@@ -61,10 +61,10 @@ both = pytest.mark.parametrize("kind", ["sync", "async"])
 @both
 def test_a_search_sends_key_id_deadline_and_the_given_options_alone(kind: str) -> None:
     script = Script(answer())
-    options = {"top_k": 3, "filter": {"year": {"gte": 2019}}, "min_score": None, "mode": "new"}
+    options = {"top_k": 3, "filter": {"year": {"gte": 2019}}, "min_score": None, "novel": 1}
     result = call(script, kind, "search", QUERY, api_key="SECRET", timeout=2, **options)
     (request,) = script.requests
-    body = {"query": QUERY, "top_k": 3, "filter": {"year": {"gte": 2019}}, "mode": "new"}
+    body = {"query": QUERY, "top_k": 3, "filter": {"year": {"gte": 2019}}, "novel": 1}
     assert json.loads(request.content) == body
     assert request.headers["Authorization"] == "Bearer SECRET"
     assert len(request.headers["X-Request-ID"]) == 32

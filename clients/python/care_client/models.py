@@ -6,7 +6,7 @@ not send.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -33,6 +33,8 @@ class SearchOptions(TypedDict, total=False):
         min_score: Lowest score of a hit.
         collapse: Whether each document is returned once, by its best chunk.
         include: Optional fields of hits: `text`, `metadata`.
+        mode: `dense`, `lexical` or `hybrid`.
+        explain: Whether hits have `explain`.
     """
 
     top_k: int
@@ -40,6 +42,8 @@ class SearchOptions(TypedDict, total=False):
     min_score: float
     collapse: bool
     include: Sequence[str]
+    mode: str
+    explain: bool
 
 
 class SearchRequest(SearchOptions):
@@ -69,10 +73,10 @@ class EmbeddingsOptions(TypedDict, total=False):
         user: Ignored by the service.
     """
 
-    input_type: Literal["query", "document"]
+    input_type: str
     model: str
     dimensions: int
-    encoding_format: Literal["float", "base64"]
+    encoding_format: str
     user: str
 
 
@@ -92,11 +96,19 @@ class _Response(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
+class Contribution(_Response):
+    """What a channel of a hybrid search contributes to the score of a hit."""
+
+    rank: int | None = None
+    score: float | None = None
+    weight: float = 0.0
+
+
 class HitResponse(_Response):
     """A document, or a chunk of one.
 
     Attributes:
-        score: Cosine similarity of query and document.
+        score: In the scale of the mode; in mode `dense` the cosine similarity.
         rank: Position in the hits, from 1.
         parent: Id of the chunk's document, in an index of chunks.
         chunk: Number of the chunk in its document, from 0.
@@ -112,6 +124,7 @@ class HitResponse(_Response):
     parent: str | None = None
     chunk: int | None = None
     chunks: int | None = None
+    explain: dict[str, Contribution] | None = None
 
 
 class IndexReference(_Response):
@@ -140,6 +153,8 @@ class SearchResponse(_Response):
         index: The index version that was searched.
         cached: Whether the hits come from a cache.
         overflow: Whether the overflow pair encoded the query, because the queue was full.
+        mode: The mode of the search.
+        failed_channels: Channels of a hybrid search that failed or were late.
     """
 
     hits: list[HitResponse]
@@ -147,6 +162,8 @@ class SearchResponse(_Response):
     timings_ms: Timings = Field(default_factory=Timings)
     cached: bool = False
     overflow: bool = False
+    mode: str = "dense"
+    failed_channels: list[str] = Field(default_factory=list)
 
 
 class BatchResponse(_Response):
@@ -221,6 +238,8 @@ class IndexResponse(IndexReference):
         count: Number of vectors.
         filters: Values of each filter field, most frequent first.
         filter_field_count: Number of filter fields, listed or not.
+        modes: Modes of search; the first one is the default.
+        fusion: Weights of a hybrid search.
     """
 
     active: bool = True
@@ -236,6 +255,8 @@ class IndexResponse(IndexReference):
     filters: dict[str, list[Scalar]] = Field(default_factory=dict)
     filter_field_count: int = 0
     created_at: datetime | None = None
+    modes: list[str] = Field(default_factory=lambda: ["dense"])
+    fusion: dict[str, float] = Field(default_factory=dict)
 
 
 class Health(_Response):
