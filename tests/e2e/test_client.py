@@ -29,10 +29,14 @@ def test_every_route_of_the_service(closed_url: str) -> None:
         assert client.ready().status == "ready"
         served = client.index()
         assert served.pair == "care-mini" and "department" in served.filters
+        assert "hybrid" in served.modes
         result = client.search(QUERY, top_k=3, filter={"department": ["心血管科"]})
         assert [hit.rank for hit in result.hits] == [1, 2, 3]
         assert {hit.metadata["department"] for hit in result.hits if hit.metadata} == {"心血管科"}
         assert result.index.version == served.version
+        mixed = client.search(QUERY, mode="hybrid", explain=True)
+        assert mixed.mode == "hybrid" and not mixed.failed_channels
+        assert mixed.hits[0].explain and mixed.hits[0].explain["lexical"].weight > 0
         batch = client.search_batch([QUERY, {"query": "头痛", "include": []}], top_k=2)
         assert batch.results[0].hits[0].text and batch.results[1].hits[0].text is None
         (vector,) = client.embeddings(QUERY).data

@@ -87,6 +87,14 @@ def test_documents_have_ids_texts_scores_and_metadata(url: str) -> None:
     assert {each.metadata["department"] for each in documents} == {DEPARTMENT}
 
 
+def test_modes_and_what_explains_a_hit_pass_through(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=1, mode="hybrid", explain=True)
+    (document,) = retriever.invoke(QUERY)
+    assert set(document.metadata["explain"]) == {"dense", "lexical"}
+    (document,) = retriever.invoke(QUERY, mode="dense", explain=False)
+    assert "explain" not in document.metadata
+
+
 def test_options_of_a_call_replace_those_of_the_retriever(url: str) -> None:
     retriever = CareRetriever(url=url, api_key=KEY, top_k=3)
     assert retriever.invoke(QUERY, min_score=1.0) == []
