@@ -181,6 +181,7 @@ class Engine:
         for i, result in sorted(results.items()):
             if i in flights and flights[i].overflow:
                 result = replace(result, overflow=True)
+            self._metrics.observe_channels(result.channel_seconds, result.failed)
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))

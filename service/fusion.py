@@ -30,12 +30,14 @@ class Found:
         scores: float32 [n], descending.
         rows: int64 [n].
         failed: Channels that failed or were late.
+        seconds: Time of each channel that answered [s].
         channels: The scored rows of each channel, best first, and its weight; for explanations.
     """
 
     scores: FloatArray
     rows: RowArray
     failed: tuple[Channel, ...] = ()
+    seconds: Mapping[Channel, float] = field(default_factory=dict)
     channels: Mapping[Channel, tuple[ScoredRows, float]] = field(default_factory=dict)
 
     def explain(self, row: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The hits of a query: read from the documents of an index version, and as JSON."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, overload
@@ -32,6 +32,7 @@ class QueryResult:
         cached: Whether the rows come from a cache.
         overflow: Whether the query was encoded by the encoder for a full queue.
         failed: Channels of a hybrid search that failed or were late.
+        channel_seconds: Time of each channel of a hybrid search that answered [s].
     """
 
     rows: ScoredRows
@@ -41,6 +42,7 @@ class QueryResult:
     cached: bool
     overflow: bool = False
     failed: tuple[Channel, ...] = ()
+    channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:

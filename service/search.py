@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic_core import to_json
@@ -50,6 +50,10 @@ _WIDEN = 4
 # 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
 # its hit in any batch.
 _SAME_SCORE = 1e-6
+
+
+# Scored rows, and the time to find them [s].
+Timed = tuple[ScoredRows, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class LoadedIndex:
         query: Query,
         vector: FloatArray | Exception | None,
         check: Check = no_check,
-        text: "Future[ScoredRows] | None" = None,
+        text: "Future[Timed] | None" = None,
         timeout: float | None = None,
     ) -> QueryResult:
         """Returns the hits of a query.
@@ -112,7 +116,7 @@ class LoadedIndex:
         """
         started = time.perf_counter()
         if query.mode == "lexical":
-            found = Found(*self.search_text(query, check))
+            found = Found(*self.search_text(query, check)[0])
         elif query.mode == "hybrid":
             found = self._hybrid(query, vector, check, text, timeout)
         else:
@@ -126,18 +130,22 @@ class LoadedIndex:
             scores, rows = scores[good], rows[good]
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
-        return self._read(best_rows, time.perf_counter() - started, explain, found.failed)
+        seconds = time.perf_counter() - started
+        result = self._read(best_rows, seconds, explain)
+        return replace(result, failed=found.failed, channel_seconds=found.seconds)
 
-    def search_text(self, query: Query, check: Check = no_check) -> ScoredRows:
-        """Returns the candidates of the lexical channel: scores, descending, and rows.
+    def search_text(self, query: Query, check: Check = no_check) -> Timed:
+        """Returns the candidates of the lexical channel, and the time to find them [s].
 
         In mode hybrid these are the best by the words alone, in mode lexical by characters as well.
         """
+        started = time.perf_counter()
         if self.full_text is None:
-            return NOTHING
+            return NOTHING, 0.0
         alone = query.mode == "lexical"
         k = self._candidates(query, LEXICAL_CANDIDATES)
-        return self.full_text.search(query.text, k, query.filter, check, characters=alone)
+        found = self.full_text.search(query.text, k, query.filter, check, characters=alone)
+        return found, time.perf_counter() - started
 
     def _candidates(self, query: Query, least: int) -> int:
         """Returns how many hits of a channel are fused or collapsed."""
@@ -161,25 +169,32 @@ class LoadedIndex:
         query: Query,
         vector: FloatArray | Exception | None,
         check: Check,
-        text: "Future[ScoredRows] | None",
+        text: "Future[Timed] | None",
         timeout: float | None,
     ) -> Found:
         """Fuses both channels; if one fails, the other one answers."""
-        failed: list[Channel] = []
         lexical = NOTHING
+        seconds: dict[Channel, float] = {}
         try:
-            lexical = text.result(timeout) if text else self.search_text(query, check)
-        except (TimeoutError, ValueError) as error:
-            _LOG.warning("full-text search failed", extra={"fields": describe(error)})
-            failed.append("lexical")
+            lexical, spent = text.result(timeout) if text else self.search_text(query, check)
+            seconds["lexical"] = spent
+        except TimeoutError:
+            pass
+        except ValueError as error:
+            _LOG.error("full-text search failed", extra={"fields": describe(error)})
+        started = time.perf_counter()
         try:
             dense = self._dense_candidates(query, _vector(vector), lexical[1], check)
         except Exception as error:
             is_expected = error is vector or isinstance(error, UnavailableError)
-            if failed or not is_expected:
+            if not seconds or not is_expected:
                 raise
-            return Found(*lexical, failed=("dense",), channels={"lexical": (lexical, 1.0)})
-        return replace(fuse(dense, lexical, self.manifest.fusion), failed=tuple(failed))
+            found = Found(*lexical, channels={"lexical": (lexical, 1.0)})
+        else:
+            seconds["dense"] = time.perf_counter() - started
+            found = fuse(dense, lexical, self.manifest.fusion)
+        failed = tuple(channel for channel in get_args(Channel) if channel not in seconds)
+        return replace(found, failed=failed, seconds=seconds)
 
     def _dense_candidates(
         self, query: Query, vector: FloatArray, others: RowArray, check: Check
@@ -202,14 +217,13 @@ class LoadedIndex:
         rows: ScoredRows,
         search: float = 0.0,
         explain: Callable[[int], dict[str, Any]] | None = None,
-        failed: tuple[Channel, ...] = (),
         *,
         cached: bool = False,
     ) -> QueryResult:
         started = time.perf_counter()
         hits = Hits(self.documents, rows, explain)
         fetch = time.perf_counter() - started
-        return QueryResult(rows, hits, search, fetch, cached, failed=failed)
+        return QueryResult(rows, hits, search, fetch, cached)
 
 
 def _vector(vector: FloatArray | Exception | None) -> FloatArray:
