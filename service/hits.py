@@ -9,7 +9,7 @@ from typing import Any, overload
 from pydantic_core import to_json
 
 from core.documents import DocumentReader, JsonDocument
-from core.types import Evidence, Hit
+from core.types import Check, Evidence, Hit, no_check
 from service.evidence import best_sentence
 from service.fusion import Channel
 from stores.base import ScoredRows
@@ -61,6 +61,7 @@ class Hits(Sequence[Hit]):
         rows: Scores and rows.
         explain: Explains the score of a row, if hits are explained.
         weights: The weights of the query's terms, if hits have evidence.
+        check: Called before a text is split into sentences; stops it by an exception.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Hits(Sequence[Hit]):
         rows: ScoredRows,
         explain: Callable[[int], dict[str, Any]] | None = None,
         weights: Mapping[str, float] | None = None,
+        check: Check = no_check,
     ) -> None:
         self._documents = documents
         self._explain = explain
@@ -82,8 +84,10 @@ class Hits(Sequence[Hit]):
         if len(self._found) <= _FEW_HITS:
             self._read = [documents.json(row) for _, row in self._found]
             if weights is not None:
-                texts = (documents.text(row) for _, row in self._found)
-                self._sentences = [best_sentence(weights, text) for text in texts]
+                self._sentences = []
+                for _, row in self._found:
+                    check()
+                    self._sentences.append(best_sentence(weights, documents.text(row)))
 
     def __len__(self) -> int:
         return len(self._found)

@@ -57,8 +57,8 @@ class HitLimits:
             kept = within(self._documents.first_chunks(rows), self._per_document)
             scores, rows = scores[kept], rows[kept]
         if self._field is not None:
-            kept = self._within_values(rows)
-            scores, rows = scores[kept], rows[kept]
+            best = self._within_values(rows)
+            scores, rows = scores[best], rows[best]
         return scores[: self._top_k], rows[: self._top_k]
 
     def narrow(self, query: Query) -> Query:

@@ -133,7 +133,8 @@ class LoadedIndex:
             scores, rows = scores[good], rows[good]
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
-        return self._read(query, best_rows, time.perf_counter() - started, explain, found.failed)
+        seconds = time.perf_counter() - started
+        return self._read(query, best_rows, seconds, explain, found.failed, check)
 
     def search_text(
         self, query: Query, check: Check = no_check, depth: int | None = None
@@ -229,12 +230,13 @@ class LoadedIndex:
         search: float = 0.0,
         explain: Callable[[int], dict[str, Any]] | None = None,
         failed: tuple[Channel, ...] = (),
+        check: Check = no_check,
         *,
         cached: bool = False,
     ) -> QueryResult:
         started = time.perf_counter()
         weights = term_weights(query.text, self.full_text) if query.evidence else None
-        hits = Hits(self.documents, rows, explain, weights)
+        hits = Hits(self.documents, rows, explain, weights, check)
         fetch = time.perf_counter() - started
         return QueryResult(rows, hits, search, fetch, cached, failed=failed)
 

@@ -143,13 +143,10 @@ def _response(
     """Returns the hits as `POST /search` does."""
     chunk = ("parent", "chunk", "chunks") if index.chunked else ()
     why = ("explain",) if any(hit.explain for hit in hits) else ()
-    why += ("evidence",) if evidence else ()
-    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk, *why)
+    quoted = ("evidence",) if evidence else ()
+    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk, *why, *quoted)
     return {
-        "hits": [
-            {field: value for field, value in asdict(hit).items() if field in fields}
-            for hit in hits
-        ],
+        "hits": [{field: made[field] for field in fields} for made in map(asdict, hits)],
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
         "mode": mode,
