@@ -35,7 +35,7 @@ _REGION = re.compile(r"(?<=<!-- figures: )(\S+)( -->\n).*?(?=<!-- end of figures
 # What tables call systems and splits; others keep their names.
 _SYSTEMS = {
     "care-mini": "`care-mini`",
-    "care-mini-lookup": "`care-mini-lookup`, a query encoder without a transformer",
+    "care-mini-lookup": "`care-mini-lookup`",
     "care-mini-edition-2": "second edition of `care-mini`",
     "bm25": "BM25 over jieba's words",
 }
@@ -160,7 +160,7 @@ def _read(path: Path) -> Any:
 
 
 def _system(entry: Mapping[str, Any]) -> str:
-    name = entry.get("name") or entry["pair"]
+    name: str = entry.get("name") or entry["pair"]
     return _SYSTEMS.get(Path(name).stem, name)
 
 
