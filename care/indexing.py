@@ -14,7 +14,7 @@ from core.choices import Backend
 from core.cpus import available_cpus
 from core.encoders import Encoder, Pair
 from core.errors import CareError, CorpusError, ProviderError
-from core.manifest import Chunking, IndexManifest
+from core.manifest import FULL_TEXT, Chunking, IndexManifest
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
@@ -115,7 +115,7 @@ def build_index(
     chosen = replace(options or IndexOptions(), **changes)
     pair, chosen = _resolve(chosen)
     with _corpus_path(corpus, chosen.builds) as path:
-        settings = _build_options(name, path, chosen, progress=progress)
+        settings = _build_options(name, path, chosen, _fusion(pair, chosen), progress=progress)
         if reuse and (current := up_to_date(settings, pair.document)):
             return _version(current, chosen)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
@@ -165,7 +165,8 @@ def update_index(
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
     with _corpus_path(add if add is not None else "", chosen.builds) as path:
-        settings = _build_options(name, "", chosen, progress=progress)
+        fusion = _fusion(pair, chosen, base)
+        settings = _build_options(name, "", chosen, fusion, progress=progress)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
         queries = query_encoder(pair, _encoder_options(chosen))
         changed = Changes(path or None, ids, missing_ok, encode_all)
@@ -182,7 +183,7 @@ def encode_corpus(
     """
     pair, chosen = _resolve(options or IndexOptions())
     with _corpus_path(corpus, chosen.builds) as path:
-        settings = _build_options(name, path, chosen, progress=progress)
+        settings = _build_options(name, path, chosen, {}, progress=progress)
         return encode(*_executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens)))
 
 
@@ -205,7 +206,7 @@ def estimate_build(
         CorpusError: If the corpus cannot be read or its sample holds no document.
     """
     pair, chosen = _resolve(options or IndexOptions())
-    settings = _build_options(name, corpus, chosen, progress=False)
+    settings = _build_options(name, corpus, chosen, {}, progress=False)
     needed = settings.chunking or not tokens_per_second
     encoder = document_encoder(pair, _encoder_options(chosen)) if needed else None
     chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
@@ -234,6 +235,7 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
         factory=factory,
         recall=recall,
         backend=options.backend or backend,
+        full_text=FULL_TEXT in base.components if options.full_text is None else options.full_text,
     )
 
 
@@ -259,8 +261,13 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
     known = base.dtype if base and base.dtype in DTYPES else "auto"
+    full_text = options.full_text is not False
+    if options.lexical_weight and not full_text:
+        message = "--lexical-weight needs full text: leave out --no-full-text"
+        raise CareError(message, code="option_not_taken", option="--lexical-weight")
     resolved = replace(
         options,
+        full_text=full_text,
         indexes=Path(options.indexes),
         builds=Path(options.builds),
         store=options.store or "faiss",
@@ -273,7 +280,12 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
 
 
 def _build_options(
-    name: str, corpus: str, options: IndexOptions, *, progress: bool
+    name: str,
+    corpus: str,
+    options: IndexOptions,
+    fusion: Mapping[str, float],
+    *,
+    progress: bool,
 ) -> BuildOptions:
     shared = {field.name for field in fields(BuildOptions)} - {"executor"}
     given = {key: value for key, value in asdict(options).items() if key in shared}
@@ -285,12 +297,24 @@ def _build_options(
         chunking = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
     return BuildOptions(
         **given,
+        fusion=fusion,
         corpus=corpus,
         name=name,
         progress=progress,
         chunking=chunking,
         stores=vector_stores(options.milvus_uri),
     )
+
+
+def _fusion(
+    pair: Pair, options: IndexOptions, base: IndexManifest | None = None
+) -> Mapping[str, float]:
+    """Returns how a hybrid search of the new version fuses its channels; empty if not measured."""
+    if options.lexical_weight:
+        return {"lexical": options.lexical_weight}
+    if base and FULL_TEXT in base.components:
+        return base.fusion
+    return {str(name): value for name, value in pair.fusion.items()}
 
 
 def _encoder_options(options: IndexOptions) -> EncoderOptions:

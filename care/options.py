@@ -65,6 +65,10 @@ class IndexOptions:
         model: The server's name of the model, or None for that of the pair.
         concurrency: Requests sent to the server at once.
         truncate: Whether the server is asked to truncate long texts.
+        full_text: Whether the index has full text beside vectors, for the modes lexical and hybrid
+            of a search; None is true, and in an update as in the active version.
+        lexical_weight: Weight of full text in a hybrid search, which then is the default mode; None
+            takes that of the pair, and in an update that of the active version.
     """
 
     pair: str = _setting("CARE_PAIR", str, DEFAULT_PAIR)
@@ -93,6 +97,8 @@ class IndexOptions:
     model: str | None = None
     concurrency: int = 8
     truncate: bool = False
+    full_text: bool | None = None
+    lexical_weight: float | None = None
 
 
 def vector_stores(milvus_uri: str | None) -> "VectorStores":

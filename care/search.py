@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -11,7 +11,7 @@ from care.options import setting, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.encoders import Encoder
 from core.errors import CareError, QueryError
-from core.types import Document, Filter, Hit, Query
+from core.types import Document, Filter, Hit, Mode, Query
 from core.versions import current_version, index_folder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
@@ -93,6 +93,11 @@ class SearchIndex:
         return bool(self._open.documents.chunked)
 
     @property
+    def modes(self) -> tuple[Mode, ...]:
+        """Modes that `search` accepts, the default first."""
+        return self._open.modes
+
+    @property
     def filter_fields(self) -> list[str]:
         """Metadata fields that `filter` accepts, sorted."""
         return sorted(self._open.filters.fields)
@@ -109,6 +114,8 @@ class SearchIndex:
         filter: Filter | None = None,
         min_score: float | None = None,
         collapse: bool = False,
+        mode: Mode | None = None,
+        explain: bool = False,
     ) -> list[Hit]:
         """Returns the documents nearest to a query, as `POST /search` does, best first.
 
@@ -119,17 +126,18 @@ class SearchIndex:
                 accepted values, or an object with the bounds `gt`, `gte`, `lt` and `lte` of a
                 number, and values that are `not` accepted. For example `{"department": ["儿科",
                 "骨科"], "year": {"gte": 2019}, "source": {"not": "论坛"}}`.
-            min_score: Lowest cosine similarity of a hit.
+            min_score: Lowest score of a hit, in the scale of the mode.
             collapse: Whether each document is returned once, by its best chunk.
+            mode: "dense" (vectors), "lexical" (full text) or "hybrid" (both); None for the default
+                of the index.
+            explain: Whether hits of a hybrid search say what each channel contributes.
 
         Raises:
             QueryError: If the query is empty or too long, a number is out of range, or the filter
                 is not valid for the index. `error.field` names the argument.
         """
-        found = self.search_many(
-            [query], top_k, filter=filter, min_score=min_score, collapse=collapse
-        )
-        return found[0]
+        how: dict[str, Any] = {"filter": filter, "min_score": min_score, "collapse": collapse}
+        return self.search_many([query], top_k, **how, mode=mode, explain=explain)[0]
 
     def search_many(
         self,
@@ -139,6 +147,8 @@ class SearchIndex:
         filter: Filter | None = None,
         min_score: float | None = None,
         collapse: bool = False,
+        mode: Mode | None = None,
+        explain: bool = False,
     ) -> list[list[Hit]]:
         """Returns the hits of each query, in the order of the queries.
 
@@ -146,7 +156,7 @@ class SearchIndex:
         """
         index = self._open
         shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
-        shared |= {"min_score": min_score, "collapse": collapse}
+        shared |= {"min_score": min_score, "collapse": collapse, "mode": mode, "explain": explain}
         checked = [
             checked_query(index, _query({"query": query, **shared}), _MAX_CHARS, _MAX_TOP_K)
             for query in queries
@@ -193,4 +203,4 @@ def _query(fields: Mapping[str, object]) -> Query:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part)[:64] for part in first["loc"])
         raise QueryError(field, first["msg"], code=first["type"]) from None
-    return Query(body.query, body.top_k, body.filter, body.min_score, body.collapse)
+    return body.as_query()

@@ -6,6 +6,8 @@ from typing import Literal
 Backend = Literal["auto", "onnx", "transformers", "vllm", "openai"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 StoreName = Literal["faiss", "milvus"]
+# How a query finds documents: by vectors, by full text, or by both.
+Mode = Literal["dense", "lexical", "hybrid"]
 SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
 
 DEFAULT_PAIR = "care-mini"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,8 @@ class Pair(FrozenModel):
         folder: Folder of the pair's TOML file; paths of weights are relative to it.
         query: The encoder that the service uses.
         document: The encoder that the indexer uses.
+        fusion: How a hybrid search fuses vectors and full text (service/fusion.py); empty if that
+            was not measured.
     """
 
     name: str
@@ -110,6 +112,9 @@ class Pair(FrozenModel):
     folder: Path
     query: EncoderSpec
     document: EncoderSpec
+    fusion: dict[Literal["lexical", "rank_constant"], Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict
+    )
 
     @property
     def embedding_space(self) -> str:

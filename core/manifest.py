@@ -12,6 +12,9 @@ SCHEMA_VERSION = 2
 OLDEST_SCHEMA_VERSION = 1
 
 VECTORS_FILE = "vectors.faiss"
+# The components that this release reads.
+FULL_TEXT = "lexical"
+COMPONENTS = (FULL_TEXT,)
 # Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
 
@@ -154,7 +157,8 @@ class IndexManifest(FrozenModel):
         files: Size and checksum of each file, except those of components.
         components: Optional parts, by name.
         thresholds: Minimum scores of relevant hits, by retrieval method; may be empty.
-        fusion: Weights of the channels of a hybrid search; may be empty.
+        fusion: How a hybrid search fuses its channels (service/fusion.py). If it is not empty and
+            the version has full text, hybrid is the default mode of a search.
         corpus: The documents that were indexed.
         recall: How the search parameters were chosen.
         canaries: Texts whose vectors a query encoder must retrieve.
@@ -189,6 +193,14 @@ class IndexManifest(FrozenModel):
     build_seconds: float
     libraries: dict[str, str]
     chunking: Chunking | None = None
+
+    @property
+    def all_files(self) -> dict[str, FileRecord]:
+        """Size and checksum of each file, by its path; without those of unknown components."""
+        records: dict[str, FileRecord] = dict(self.files)
+        for name in self.components.keys() & set(COMPONENTS):
+            records |= self.components[name].files
+        return records
 
 
 def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from core.choices import Mode as Mode
+
 FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 
@@ -55,8 +57,10 @@ class Query:
         text: Query text as the user typed it.
         top_k: Maximum number of hits.
         filter: Conditions by metadata field; all fields must match.
-        min_score: Lowest cosine similarity of a hit (less 1e-6, which scores may vary by), or None.
+        min_score: Lowest score of a hit (less 1e-6, which scores may vary by), or None.
         collapse: Whether to return only the best chunk of each document.
+        mode: How documents are found; None for the default of the index.
+        explain: Whether hits say what each channel contributes to their scores.
     """
 
     text: str
@@ -64,6 +68,8 @@ class Query:
     filter: Filter = field(default_factory=dict)
     min_score: float | None = None
     collapse: bool = False
+    mode: Mode | None = None
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ class Hit:
 
     Attributes:
         id: Id of the document or chunk.
-        score: Cosine similarity of query and document.
+        score: Score of the mode: the cosine similarity of query and document (dense), the share of
+            the highest possible BM25 score (lexical), or their weighted sum (hybrid).
         rank: Position in the hits, from 1.
         title: Title of the document.
         text: Text of the document or chunk.
@@ -80,6 +87,8 @@ class Hit:
         parent: Id of the chunk's document; None without chunks.
         chunk: Number of the chunk in its document, from 0.
         chunks: Number of chunks of the document.
+        explain: For each channel, the rank and score that it gave the hit (None if it did not find
+            it) and its weight; None unless asked for.
     """
 
     id: str
@@ -91,3 +100,4 @@ class Hit:
     parent: str | None = None
     chunk: int = 0
     chunks: int = 1
+    explain: Mapping[str, Any] | None = None

@@ -237,7 +237,8 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             reason = "is a link or a special file: copy the file itself to this place"
             raise IndexVersionError.at(path, reason, "linked_file")
-    for name, record in manifest.files.items():
+    records = manifest.all_files
+    for name, record in records.items():
         path = folder / name
         if not path.is_file():
             reason = "is missing: build the index again"
@@ -246,8 +247,8 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
             reason = f"has {size} bytes instead of {record.bytes}: build the index again"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
-        sums = {name: pool.submit(sha256_file, folder / name) for name in manifest.files}
-    for name, record in manifest.files.items():
+        sums = {name: pool.submit(sha256_file, folder / name) for name in records}
+    for name, record in records.items():
         try:
             found = sums[name].result()
         except OSError as error:

@@ -21,7 +21,9 @@ from core.files import remove_temporary, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
 from core.manifest import (
+    FULL_TEXT,
     SCHEMA_VERSION,
+    Component,
     CorpusRecord,
     FileRecord,
     IndexManifest,
@@ -49,6 +51,7 @@ from indexer.staging import (
 )
 from indexer.versions import verify_version
 from stores.base import NewVectors, SearchChoice
+from stores.lexical import write_full_text
 from stores.recall import RECALL_K
 from stores.registry import check_factory, default_factory
 
@@ -122,6 +125,8 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.factory == factory
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
+        and (FULL_TEXT in manifest.components) == options.full_text
+        and (manifest.fusion == options.fusion or not options.full_text)
     )
     return manifest if same else None
 
@@ -264,13 +269,19 @@ def _write_version(
     check_canaries(query_encoder, canaries)
     texts = held_out or first_sentences(reader, text_rows)
     queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
+    filter_reader = FilterReader(folder / filters.FILE_NAME, fields)
+    components: dict[str, Component] = {}
+    if options.full_text:
+        components[FULL_TEXT] = write_full_text(
+            folder, reader, filter_reader, progress=options.progress
+        )
     choice = options.stores.get(options.store).build(
         NewVectors(
             index=options.name,
             version=version,
             folder=folder,
             vectors=vectors,
-            filters=FilterReader(folder / filters.FILE_NAME, fields),
+            filters=filter_reader,
             factory=factory,
             queries=np.concatenate(queries),
             recall=_target(options),
@@ -297,7 +308,10 @@ def _write_version(
         files={
             path.name: FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
             for path in sorted(folder.iterdir())
+            if path.is_file()
         },
+        components=components,
+        fusion=dict(options.fusion) if options.full_text else {},
         corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
         recall=RecallReport(
             k=RECALL_K,

@@ -1,6 +1,5 @@
 """Splits long documents into chunks of whole sentences, each with the document's title."""
 
-import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -10,17 +9,11 @@ from functools import cache
 from core.encoders import Encoder, OffsetTokenizer
 from core.errors import CareError
 from core.manifest import Chunking
+from core.sentences import Span, sentence_ends
 from core.text import document_text, normalize_text
 from core.types import Document
 from indexer.records import Reject
 
-Span = tuple[int, int]
-
-_CLOSING = r"\"'”’」』》〉）)】〕〗］\]｝}»"
-# A full stop ends a sentence only before white space, so that "3.5 mg" is not split.
-_SENTENCE_END = re.compile(
-    rf"(?:(?:[。！？；…!?;]|(?<!\.)\.++(?=[{_CLOSING}]*(?:\s|\Z)))+[{_CLOSING}]*)+\s*|\n\s*"
-)
 # A span can have fewer tokens than its part of the tokenized document.
 _SLACK = 8
 
@@ -167,8 +160,8 @@ class _Splitter:
 
     def __post_init__(self) -> None:
         self.first = _visible(self.text, 0)
-        ends = (match.end() for match in _SENTENCE_END.finditer(self.text))
-        self.sentence_ends = [*self._boundaries(ends), len(self.text)]
+        ends = self._boundaries(sentence_ends(self.text))
+        self.sentence_ends = [*ends, len(self.text)]
 
     def after(self, start: int, end: int) -> Span:
         """Returns the chunk after the chunk [start, end); its end is 0 if nothing fits."""

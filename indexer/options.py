@@ -1,6 +1,7 @@
 """Options of builds and updates."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
@@ -37,6 +38,8 @@ class BuildOptions:
         executor: Runs the document encoder; None runs it in this process.
         backend: Backend of the document encoder, for the manifest.
         dtype: Requested dtype of the document encoder, for the manifest.
+        full_text: Whether the version has full text.
+        fusion: How a hybrid search fuses vectors and full text, for the manifest.
     """
 
     corpus: str
@@ -58,3 +61,5 @@ class BuildOptions:
     executor: Executor | None = None
     backend: str = "onnx"
     dtype: str = "auto"
+    full_text: bool = True
+    fusion: Mapping[str, float] = field(default_factory=dict)

@@ -37,6 +37,7 @@ from indexer.publication import (
     switch,
 )
 from indexer.staging import read_staged
+from stores.lexical import open_full_text
 from stores.registry import FAISS_ONLY, VectorStores
 
 _BUILD = re.compile("[0-9a-f]{16}")
@@ -57,6 +58,7 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
         raise IndexVersionError.at(folder, reason, "wrong_count")
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     stores.for_version(folder).open(folder, manifest, filter_reader)
+    open_full_text(folder, manifest, filter_reader)
     return manifest
 
 

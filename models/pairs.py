@@ -74,6 +74,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
             folder=path.parent,
             query=_spec(data, "query"),
             document=_spec(data, "document"),
+            fusion=data.get("fusion", {}),
         )
     except KeyError as error:
         field = error.args[0]
@@ -98,6 +99,8 @@ def write_pair(pair: Pair, path: Path) -> None:
     """Writes the TOML file of a pair; local paths are written relative to its folder."""
     table = pair.model_dump(include={"name", "description"})
     table["embedding_space"] = pair.embedding_space
+    if pair.fusion:
+        table["fusion"] = dict(pair.fusion)
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:

@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from core.types import FloatArray
+from core.types import FloatArray, Mode
+from service.fusion import Channel
+from service.hits import QueryResult
 from service.metrics import Timings
 from service.problems import RequestError
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL = 1 << 16
@@ -92,20 +94,24 @@ def search_json(
     index: LoadedIndex,
     timings: Timings,
     *,
+    mode: Mode | None,
     cached: bool,
     overflow: bool = False,
+    failed: Sequence[Channel] = (),
 ) -> Iterator[bytes]:
     """Yields a `SearchResponse`, given its hits as JSON, separated by commas."""
     yield b'{"hits":['
     yield from hits
-    facts = index.reference, to_json(timings), to_json(cached), to_json(overflow)
-    yield b'],"index":%b,"timings_ms":%b,"cached":%b,"overflow":%b}' % facts
+    facts = index.reference, to_json(timings), to_json(mode), to_json(cached), to_json(overflow)
+    yield b'],"index":%b,"timings_ms":%b,"mode":%b,"cached":%b,"overflow":%b,' % facts
+    yield b'"failed_channels":%b}' % to_json(failed)
 
 
 def batch_json(
     index: LoadedIndex,
     results: list[tuple[QueryResult, Timings]],
     included: Sequence[Sequence[str]],
+    modes: Sequence[Mode | None],
 ) -> Iterator[bytes]:
     """Yields a `BatchResponse`.
 
@@ -113,15 +119,15 @@ def batch_json(
         index: The index version that was searched.
         results: The results; each is removed once its JSON is made.
         included: The optional fields of the hits of each result.
+        modes: The mode of each query.
     """
     separator = b'{"results":['
     results.reverse()
-    for include in included:
+    for include, mode in zip(included, modes, strict=True):
         result, timings = results.pop()
         yield separator
         hits = result.hits.json(include)
-        how = {"cached": result.cached, "overflow": result.overflow}
-        yield from search_json(hits, index, timings, **how)
+        yield from search_json(hits, index, timings, mode=mode, **result.facts)
         separator = b","
     yield b"]}"
 

@@ -88,6 +88,8 @@ class Batcher:
 
     def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
         """Adds jobs to the queue: at its end or, if `first`, at its start."""
+        if not jobs:
+            return
         with self._lock:
             if first:
                 self._waiting.extendleft(reversed(jobs))

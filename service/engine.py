@@ -14,11 +14,12 @@ from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
 from service.cache import MemoryCache, QueryKeys
+from service.hits import QueryResult
 from service.metrics import Metrics, Timings
 from service.pipeline import DEADLINE_EXCEEDED, Flight, Pipeline, spawn
 from service.problems import RequestError
 from service.query import checked_query
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 from service.served_index import ServedIndex
 from service.settings import Settings
 from stores.base import VectorStore
@@ -123,7 +124,9 @@ class Engine:
         keys: list[bytes] = []
         for i, query in enumerate(queries):
             valid.append(self._checked_query(index, query, f"queries.{i}." if batch else ""))
-            keys.append(self._keys.key(valid[i], index.identity))
+            # Caches keep rows and scores only, without explanations.
+            explained = valid[i].explain
+            keys.append(b"" if explained else self._keys.key(valid[i], index.identity))
             if i % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
         return CheckedQueries(index, valid, keys, started)
@@ -165,7 +168,7 @@ class Engine:
         known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        requested = [_flight(index, checked.queries[i], keys[i]) for i in missing]
+        requested = [self._flight(index, checked.queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
         shared = partial(self._look_up, self._redis, index) if self._redis else None
         others = [self._pipeline.run(index.fetch, known.values())] if known else []
@@ -178,6 +181,7 @@ class Engine:
         for i, result in sorted(results.items()):
             if i in flights and flights[i].overflow:
                 result = replace(result, overflow=True)
+            self._metrics.observe_channels(result.channel_seconds, result.failed)
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))
@@ -225,9 +229,9 @@ class Engine:
             now = asyncio.get_running_loop().time()
             if now - self._checked < _CHECK_EVERY:
                 return
-            canary = Query(normalize_text(self.index.manifest.canaries[0].text), top_k=1)
+            text = normalize_text(self.index.manifest.canaries[0].text)
             try:
-                flights = [_flight(self.index, canary)]
+                flights = [self._flight(self.index, Query(text, top_k=1, mode="dense"))]
                 await self._pipeline.complete(flights, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
                 self._metrics.ready.set(0)
@@ -276,9 +280,21 @@ class Engine:
         return [results.get(i) for i in range(len(keys))]
 
     def _keep(self, key: bytes, result: QueryResult) -> None:
+        if result.failed:
+            return
         self._memory.put(key, result.rows)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
             spawn(self._redis.put(key, result.rows), self._writes)
+
+    def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
+        finish = partial(index.search, query, timeout=self._settings.channel_timeout_ms / 1000)
+        flight = Flight(text=query.text, finish=finish, key=key, may_overflow=True)
+        flight.nearest = index.nearest(query)
+        if query.mode == "lexical":
+            flight.encode = False
+        elif query.mode == "hybrid":
+            flight.beside = partial(index.search_text, query)
+        return flight
 
     def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
         settings = self._settings
@@ -288,11 +304,6 @@ class Engine:
             limit = error.fields.get("limit")
             field = place + error.field
             raise QueryError(field, str(error), code=error.code, limit=limit) from error
-
-
-def _flight(index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
-    finish, nearest = partial(index.search, query), index.nearest(query)
-    return Flight(text=query.text, finish=finish, nearest=nearest, key=key, may_overflow=True)
 
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:

@@ -4,17 +4,19 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from core.encoders import QueryEncoder
 from core.types import Check, FloatArray
 from service.batcher import Batcher, Job
 from service.metrics import Metrics
 from service.problems import RequestError
-from service.search import Found
+from service.search import Timed
 from service.settings import Settings
 from stores.base import Vectors
 from stores.faiss.search import limit_threads
@@ -45,22 +47,31 @@ Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 class Flight(Job):
     """A text to encode and what to do with its vector; shared by requests with equal keys.
 
+    Some flights also, or only, do something without the vector.
+
     Only the pipeline changes a flight once it is submitted.
 
     Attributes:
         finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps. It also gets what was found by `nearest`, or None.
+            check between its steps. It also gets the future of `beside`, and what was found by
+            `nearest`, or None.
         nearest: Where to find rows for several flights of a batch at once, and how many.
+        beside: What runs in a search thread at the same time as the encoder, if anything; calls the
+            check between its steps. If encoding fails, `finish` gets the exception as the vector.
+        encode: Whether the text is encoded; otherwise `finish` gets None.
         key: Flights with equal keys are shared, unless the key is empty.
         result: The result, or the exception that took its place.
         may_overflow: Whether another encoder may take it if the queue is full.
         overflow: Whether another encoder has taken it. The result is then not cached.
         waiters: Number of requests that wait for the result.
         admitted: Tokens of the queue that it takes.
+        besides: The future of `beside`.
     """
 
-    finish: Callable[[FloatArray, Check, Found | None], Any]
+    finish: Callable[[Any, Check, "Future[Any] | None", Timed | None], Any]
     nearest: tuple[Vectors, int] | None = None
+    beside: Callable[[Check], Any] | None = None
+    encode: bool = True
     key: bytes = b""
     result: "asyncio.Future[Any]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -69,6 +80,7 @@ class Flight(Job):
     overflow: bool = False
     waiters: int = 0
     admitted: int = 0
+    besides: "Future[Any] | None" = None
 
     def check(self) -> None:
         """Raises `AbandonedError` once no request waits for the result."""
@@ -180,6 +192,8 @@ class Pipeline:
                 if not flight.waiters and not flight.result.done():
                     flight.abandoned = True
                     flight.result.cancel()
+                    if flight.besides:
+                        flight.besides.cancel()
                     self._close(flight)
         for error in (future.exception() for future in done):
             if error:
@@ -258,7 +272,7 @@ class Pipeline:
                 flight.overflow, flight.admitted = True, admitted
             self._overflow_tokens += sum(tokens)
             self._metrics.overflow.inc(len(flights))
-            self._overflow.submit(flights)
+            self._start(flights, self._overflow)
             return
         if not urgent and self._is_full(sum(tokens), self._limit):
             raise RequestError("overloaded", "the queue is full: retry later")
@@ -267,7 +281,16 @@ class Pipeline:
         self._queries += len(flights)
         self._tokens += sum(tokens)
         self._metrics.admitted_tokens.inc(sum(tokens))
-        self._batcher.submit(flights, first=urgent)
+        self._start(flights, self._batcher, first=urgent)
+
+    def _start(self, flights: Sequence[Flight], batcher: Batcher, *, first: bool = False) -> None:
+        """Starts what each flight does beside encoding, and queues it for encoding."""
+        for flight in flights:
+            if flight.beside:
+                flight.besides = self._search.submit(flight.beside, flight.check)
+            if not flight.encode:
+                self._search.submit(self._finish, [flight], [None])
+        batcher.submit([flight for flight in flights if flight.encode], first=first)
 
     def _cost(self, text: str) -> int:
         """Returns the most tokens that a text can have.
@@ -320,7 +343,7 @@ class Pipeline:
     def _encoded(self, flights: Sequence[Flight], vectors: FloatArray | Exception) -> None:
         """Passes a batch on to search threads; called in an encoding thread."""
         if isinstance(vectors, Exception):
-            self._deliver([(flight, vectors) for flight in flights])
+            self._finish(flights, [vectors] * len(flights))
         elif not self._parts:
             self._finish(flights, vectors)
         else:
@@ -328,7 +351,7 @@ class Pipeline:
                 mine = slice(part, None, self._parts)
                 self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: FloatArray) -> None:
+    def _finish(self, flights: Sequence[Flight], vectors: Sequence[Any] | FloatArray) -> None:
         finished: list[tuple[Flight, Any]] = []
         found = _search_together(flights, vectors)
         due = time.perf_counter() + _DELIVER_EVERY
@@ -336,7 +359,7 @@ class Pipeline:
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, flight.finish(vector, flight.check, found.get(i))))
+                finished.append((flight, _result(flight, vector, found.get(i))))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
@@ -353,21 +376,30 @@ class Pipeline:
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
-def _search_together(flights: Sequence[Flight], vectors: FloatArray) -> dict[int, Found]:
+def _search_together(
+    flights: Sequence[Flight], vectors: Sequence[Any] | FloatArray
+) -> dict[int, Timed]:
     """Searches for flights that search in the same way; returns by position in the batch."""
     groups = defaultdict(list)
-    for i, flight in enumerate(flights):
-        if flight.nearest and not flight.abandoned:
+    for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
+        if flight.nearest and not flight.abandoned and isinstance(vector, np.ndarray):
             groups[flight.nearest].append(i)
-    found: dict[int, Found] = {}
+    found: dict[int, Timed] = {}
     for (index, k), members in groups.items():
         # If a search fails, each flight searches by itself and gets its own error.
         with suppress(Exception):
             started = time.perf_counter()
-            if len(members) > 1 and (hits := index.search_together(vectors[members], k)):
+            together = np.stack([vectors[i] for i in members])
+            if len(members) > 1 and (hits := index.search_together(together, k)):
                 spent = time.perf_counter() - started
-                found |= {i: Found(rows, spent) for i, rows in zip(members, hits, strict=True)}
+                found |= {i: (rows, spent) for i, rows in zip(members, hits, strict=True)}
     return found
+
+
+def _result(flight: Flight, vector: Any, nearest: Timed | None) -> Any:
+    if isinstance(vector, Exception) and not flight.beside:
+        return vector
+    return flight.finish(vector, flight.check, flight.besides, nearest)
 
 
 async def _first_failed_or_all(

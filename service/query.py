@@ -25,7 +25,14 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     # of documents, and without chunks every document is collapsed.
     top_k = min(query.top_k, index.manifest.count)
     collapse = query.collapse and index.documents.chunked
-    return Query(text, top_k, filter_, query.min_score, collapse)
+    mode = query.mode or index.modes[0]
+    if mode not in index.modes:
+        message = (
+            f"is {mode}, but index '{index.manifest.name}' has no full text: build it again "
+            "without --no-full-text"
+        )
+        raise QueryError("mode", message, code="mode_not_available")
+    return Query(text, top_k, filter_, query.min_score, collapse, mode, query.explain)
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:

@@ -9,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
-from core.types import Query
 from service import schemas
 from service.access import (
     ENCODING_ERRORS,
@@ -24,8 +23,9 @@ from service.access import (
 )
 from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
+from service.hits import QueryResult
 from service.metrics import STAGES, Timings
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 
 PAGE = Path(__file__).parent / "page"
 
@@ -114,30 +114,32 @@ async def _search(
     """Returns the JSON of the response or, if it is long, what generates its parts."""
     engine = get_state(request).engine
     await charge_rate(request, len(bodies))
-    queries = [Query(b.query, b.top_k, b.filter, b.min_score, b.collapse) for b in bodies]
+    queries = [body.as_query() for body in bodies]
     checked = await engine.checked(queries, batch=batch)
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     index, include = checked.index, included[0]
     if not batch and (known := engine.recall(checked, include)):
         hits, timings = known
         request.scope["state"]["timings"] = timings
-        return b"".join(search_json([hits], index, timings, cached=True))
+        mode = checked.queries[0].mode
+        return b"".join(search_json([hits], index, timings, mode=mode, cached=True))
     size = size_of_hits(index, sum(query.top_k for query in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
         results = await engine.search(checked, deadline)
     request.scope["state"]["timings"] = _slowest(results)
     short = are_short(result for result, _ in results)
     if batch:
-        pieces = batch_json(index, results, included)
+        modes = [query.mode for query in checked.queries]
+        pieces = batch_json(index, results, included, modes)
     else:
         ((result, timings),) = results
         hits_json: Iterable[bytes] = result.hits.json(include)
         if short:
             hits_json = [hits := b"".join(hits_json)]
-            if not result.overflow:
+            if not result.overflow and not result.failed:
                 engine.remember(checked, include, hits)
-        how = {"cached": result.cached, "overflow": result.overflow}
-        pieces = search_json(hits_json, index, timings, **how)
+        mode = checked.queries[0].mode
+        pieces = search_json(hits_json, index, timings, mode=mode, **result.facts)
     return b"".join(pieces) if short else _sent(request, pieces, size)
 
 
@@ -168,6 +170,7 @@ def _index_response(loaded: LoadedIndex, state: State) -> bytes:
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
+        modes=list(loaded.modes),
         filter_field_count=len(loaded.filters.fields),
     )
     return to_json(response)

@@ -20,7 +20,9 @@ from pydantic_core import PydanticCustomError
 
 from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
+from core.types import Mode, Query
 from service.filter_schema import FilterField, FilterItem
+from service.fusion import Channel
 from service.metrics import Timings
 
 Include = Literal["text", "metadata"]
@@ -59,9 +61,9 @@ class SearchRequest(_Request):
     min_score: float | None = Field(
         None,
         ge=-1,
-        le=1,
-        description="Lowest score (cosine similarity) of a hit. Scores up to 0.000001 below it "
-        "pass, because a score varies by about 0.0000001 with the batch of its query.",
+        le=2,
+        description="Lowest score of a hit, in the scale of the mode. Scores up to 0.000001 below "
+        "it pass, because a score varies by about 0.0000001 with the batch of its query.",
     )
     collapse: bool = Field(
         False,
@@ -74,6 +76,21 @@ class SearchRequest(_Request):
         description="Optional fields of hits: text, metadata or both (the default). Hits always "
         "have id, score, rank and title.",
     )
+    mode: Mode | None = Field(
+        None,
+        description="How documents are found: by vectors (dense), by full text (lexical) or by "
+        "both (hybrid). The default is the first of the modes that GET /index lists.",
+    )
+    explain: bool = Field(
+        False,
+        description="Whether each hit says what rank, score and weight it has in each channel of "
+        "a hybrid search. Such searches are not cached.",
+    )
+
+    def as_query(self) -> Query:
+        """Returns the query of the request."""
+        how = self.min_score, self.collapse, self.mode, self.explain
+        return Query(self.query, self.top_k, self.filter, *how)
 
 
 def _check_queries(queries: object, info: ValidationInfo) -> object:
@@ -97,11 +114,23 @@ class BatchRequest(_Request):
     )
 
 
+class Contribution(BaseModel):
+    """The contribution of a channel to the score of a hit."""
+
+    rank: int | None = Field(description="Rank in the channel, from 1; null if it is not found.")
+    score: float | None = Field(description="Score in the channel; null if it is not found.")
+    weight: float = Field(description="Weight of the channel.")
+
+
 class HitResponse(BaseModel):
     """A document, or a chunk of one."""
 
     id: str = Field(description="Id of the document or chunk.")
-    score: float = Field(description="Cosine similarity of query and document.")
+    score: float = Field(
+        description="In mode dense the cosine similarity of query and document, in mode lexical "
+        "the share of the highest BM25 score that a document could have (0 to 1), in mode hybrid "
+        "the cosine similarity plus the weighted lexical score, or weighted reciprocal ranks."
+    )
     rank: int = Field(description="Position in the hits, from 1.")
     title: str
     text: str | None = Field(None, description="Omitted unless `include` names it.")
@@ -111,6 +140,9 @@ class HitResponse(BaseModel):
     )
     chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
     chunks: int | None = Field(None, description="Number of chunks of the document.")
+    explain: dict[Channel, Contribution] | None = Field(
+        None, description="What each channel of a hybrid search contributes, if asked for."
+    )
 
 
 class IndexReference(BaseModel):
@@ -126,9 +158,14 @@ class SearchResponse(BaseModel):
     hits: list[HitResponse]
     index: IndexReference
     timings_ms: Timings
+    mode: Mode = Field(description="The mode of the search.")
     cached: bool = Field(description="Whether the hits come from a cache.")
     overflow: bool = Field(
         description="Whether CARE_OVERFLOW_PAIR encoded the query, because the queue was full."
+    )
+    failed_channels: list[Channel] = Field(
+        description="Channels of a hybrid search that failed or were late; the hits are those of "
+        "the other one."
     )
 
 
@@ -242,6 +279,8 @@ class IndexResponse(IndexReference):
     factory: str = Field(description="Index type as a FAISS factory.")
     search_parameters: dict[str, int] = Field(description="Parameters of the index type.")
     recall: RecallReport
+    modes: list[Mode] = Field(description="Modes of search; the first one is the default.")
+    fusion: dict[str, float] = Field(description="Weights of a hybrid search.")
     filters: dict[str, list[FilterItem]] = Field(
         description="Values of each filter field, most frequent first: of the first 100 fields by "
         "name at most 100 values each. Texts of more than 200 characters are left out."

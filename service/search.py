@@ -1,132 +1,59 @@
 """An index version opened for search: its checks, and the way from a query to its hits."""
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, get_args
 
 import numpy as np
 from pydantic_core import to_json
 
 from core import documents, filters
+from core.breaker import UnavailableError
 from core.canaries import check_canaries
-from core.documents import DocumentReader, JsonDocument
+from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import Check, FilterValue, FloatArray, Hit, Query, RowArray, no_check
+from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
+from service.fusion import (
+    DENSE_CANDIDATES,
+    LEXICAL_CANDIDATES,
+    NOTHING,
+    Channel,
+    Found,
+    fuse,
+    merged,
+)
+from service.hits import Hits, QueryResult
+from service.logs import describe
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
+from stores.lexical import LexicalIndex, open_full_text
+
+_LOG = logging.getLogger("care.service")
 
 # To collapse chunks, this many chunks are searched for each document wanted; as long as they belong
 # to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
-# The documents of a result with more hits are read when they are accessed. In memory all at once,
-# those of a large batch would hold up the process for each garbage collection.
-_FEW_HITS = 64
-# Hits of one piece of JSON.
-_HITS = 16
 # Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
 # 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
 # its hit in any batch.
 _SAME_SCORE = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """The result of one query.
-
-    Attributes:
-        rows: Scores and rows, which caches store.
-        hits: The hits of the rows.
-        search: Time to find the rows [s].
-        fetch: Time to read the documents, or the ids of many [s].
-        cached: Whether the rows come from a cache.
-        overflow: Whether the query was encoded by the encoder for a full queue.
-    """
-
-    rows: ScoredRows
-    hits: "Hits"
-    search: float
-    fetch: float
-    cached: bool
-    overflow: bool = False
-
-
-class Found(NamedTuple):
-    """Scores and rows of a query, and the time to find those of its batch [s]."""
-
-    rows: ScoredRows
-    seconds: float
-
-
-class Hits(Sequence[Hit]):
-    """The hits of a query, best first; equal scores are ordered by descending id.
-
-    The documents of a few hits are read at once, those of many when they are accessed.
-
-    Args:
-        documents: The documents of the index.
-        rows: Scores and rows.
-    """
-
-    def __init__(self, documents: DocumentReader, rows: ScoredRows) -> None:
-        self._documents = documents
-        scores: list[float] = rows[0].tolist()
-        self._found = list(zip(scores, rows[1].tolist(), strict=True))
-        if any(better <= worse for better, worse in pairwise(scores)):
-            self._found.sort(key=lambda hit: (hit[0], documents.id(hit[1])), reverse=True)
-        self._read: list[JsonDocument] | None = None
-        if len(self._found) <= _FEW_HITS:
-            self._read = [documents.json(row) for _, row in self._found]
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    @overload
-    def __getitem__(self, at: int) -> Hit: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Hit]: ...
-    def __getitem__(self, at: int | slice) -> Hit | list[Hit]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        score, row = self._found[at]
-        d = self._documents[row]
-        chunk = d.parent, d.chunk, d.chunks
-        return Hit(d.id, score, at % len(self) + 1, d.title, d.text, d.metadata, *chunk)
-
-    @property
-    def text_bytes(self) -> int | None:
-        """Size of the texts as JSON [bytes], or None if they are still to be read."""
-        return None if self._read is None else sum(len(d.text) for d in self._read)
-
-    def json(self, include: Sequence[str]) -> Iterator[bytes]:
-        """Yields the hits as JSON, separated by commas, several at a time.
-
-        Args:
-            include: The optional fields, `text` and `metadata`.
-        """
-        form = b'{"id":%b,"score":%b,"rank":%d,"title":%b'
-        form += b"".join(b',"%b":%%b' % name.encode() for name in include) + b"%b}"
-        others = attrgetter("title", *include, "chunk")
-        for first in range(0, len(self), _HITS):
-            hits = []
-            for at in range(first, min(first + _HITS, len(self))):
-                score, row = self._found[at]
-                d = self._read[at] if self._read else self._documents.json(row)
-                hits.append(form % (d.id, to_json(score), at + 1, *others(d)))
-            yield (b"," if first else b"") + b",".join(hits)
+# Scored rows, and the time to find them [s].
+Timed = tuple[ScoredRows, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +64,7 @@ class LoadedIndex:
         identity: Checksum of name, version and files; unique to the index version.
         reference: Name and version as JSON, for answers.
         files: The files before they were verified.
+        full_text: The full text, if the version has it.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
     """
@@ -148,6 +76,7 @@ class LoadedIndex:
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
+    full_text: LexicalIndex | None
     filter_values: Mapping[str, Sequence[FilterValue]]
 
     @property
@@ -155,55 +84,174 @@ class LoadedIndex:
         """Mean size of a document or chunk in its file [bytes]."""
         return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
 
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes of search that the version has, the default first."""
+        if self.full_text is None:
+            return ("dense",)
+        if self.manifest.fusion:
+            return ("hybrid", "dense", "lexical")
+        return ("dense", "hybrid", "lexical")
+
     def nearest(self, query: Query) -> tuple[Vectors, int] | None:
         """Returns where to find a query's rows by `search_together`, and how many; None if not."""
-        return None if query.filter or query.collapse else (self.vectors, query.top_k)
+        if query.filter or query.mode == "lexical" or (query.collapse and query.mode == "dense"):
+            return None
+        hybrid = query.mode == "hybrid"
+        k = self._candidates(query, DENSE_CANDIDATES) if hybrid else query.top_k
+        return self.vectors, k
 
     def search(
         self,
         query: Query,
-        vector: FloatArray,
+        vector: FloatArray | Exception | None,
         check: Check = no_check,
-        found: Found | None = None,
+        text: "Future[Timed] | None" = None,
+        nearest: Timed | None = None,
+        timeout: float | None = None,
     ) -> QueryResult:
         """Returns the hits of a query.
 
         Args:
             query: The query, checked by `service/query.py`.
-            vector: float32 [dimension], unit norm.
+            vector: float32 [dimension], unit norm. In mode lexical it is not used; in mode hybrid
+                it can be the exception that the encoder raised.
             check: Called between the steps of the search; stops it by an exception.
-            found: What a search as by `nearest` has found for the query, if there was one.
+            text: In mode hybrid the result of `search_text`, if it runs elsewhere.
+            nearest: What a search as by the method `nearest` has found, if there was one.
+            timeout: How long to wait for it [s].
 
         Raises:
-            UnavailableError: If the store cannot be reached.
+            UnavailableError: If the store cannot be reached, and no other channel answers.
+        """
+        started = time.perf_counter() - (nearest[1] if nearest else 0.0)
+        if query.mode == "lexical":
+            found = Found(*self.search_text(query, check)[0])
+        elif query.mode == "hybrid":
+            found = self._hybrid(query, vector, check, text, nearest, timeout)
+        elif nearest:
+            found = Found(*nearest[0])
+        else:
+            found = Found(*self._nearest(query, _vector(vector), check))
+        scores, rows = found.scores, found.rows
+        if query.mode != "dense" and query.collapse:
+            best = np.sort(np.unique(self.documents.first_chunks(rows), return_index=True)[1])
+            scores, rows = scores[best], rows[best]
+        if query.min_score is not None:
+            good = scores >= query.min_score - _SAME_SCORE
+            scores, rows = scores[good], rows[good]
+        best_rows = scores[: query.top_k], rows[: query.top_k]
+        explain = found.explain if query.explain else None
+        seconds = time.perf_counter() - started
+        result = self._read(best_rows, seconds, explain)
+        return replace(result, failed=found.failed, channel_seconds=found.seconds)
+
+    def search_text(self, query: Query, check: Check = no_check) -> Timed:
+        """Returns the candidates of the lexical channel, and the time to find them [s].
+
+        In mode hybrid these are the best by the words alone, in mode lexical by characters as well.
         """
         started = time.perf_counter()
-        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
+        if self.full_text is None:
+            return NOTHING, 0.0
+        alone = query.mode == "lexical"
+        k = self._candidates(query, LEXICAL_CANDIDATES)
+        found = self.full_text.search(query.text, k, query.filter, check, characters=alone)
+        return found, time.perf_counter() - started
+
+    def _candidates(self, query: Query, least: int) -> int:
+        """Returns how many hits of a channel are fused or collapsed."""
+        wanted = query.top_k * _OVERFETCH if query.collapse else query.top_k
+        return min(self.manifest.count, max(least, wanted))
+
+    def _nearest(self, query: Query, vector: FloatArray, check: Check) -> ScoredRows:
         passing = self.filters.rows(query.filter, self.manifest.count, check)
-        if found:
-            (scores, rows), started = found.rows, started - found.seconds
-        elif query.collapse:
-            nearest = partial(
-                self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
-            )
-            most = len(self.documents) if passing is None else len(passing)
-            first = self.documents.first_chunks
-            scores, rows = search_documents(nearest, first, query.top_k, most, lowest)
+        if not query.collapse:
+            return self.vectors.search(vector, query.top_k, passing, query.filter, check)
+        nearest = partial(
+            self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
+        )
+        most = len(self.documents) if passing is None else len(passing)
+        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
+        first = self.documents.first_chunks
+        return search_documents(nearest, first, query.top_k, most, lowest)
+
+    def _hybrid(
+        self,
+        query: Query,
+        vector: FloatArray | Exception | None,
+        check: Check,
+        text: "Future[Timed] | None",
+        nearest: Timed | None,
+        timeout: float | None,
+    ) -> Found:
+        """Fuses both channels; if one fails, the other one answers."""
+        lexical = NOTHING
+        seconds: dict[Channel, float] = {}
+        try:
+            lexical, spent = text.result(timeout) if text else self.search_text(query, check)
+            seconds["lexical"] = spent
+        except TimeoutError:
+            pass
+        except ValueError as error:
+            _LOG.error("full-text search failed", extra={"fields": describe(error)})
+        started = time.perf_counter() - (nearest[1] if nearest else 0.0)
+        try:
+            known = nearest[0] if nearest else None
+            dense = self._dense_candidates(query, _vector(vector), lexical[1], known, check)
+        except Exception as error:
+            is_expected = error is vector or isinstance(error, UnavailableError)
+            if not seconds or not is_expected:
+                raise
+            found = Found(*lexical, channels={"lexical": (lexical, 1.0)})
         else:
-            scores, rows = self.vectors.search(vector, query.top_k, passing, query.filter, check)
-        if lowest is not None:
-            good = scores >= lowest
-            scores, rows = scores[good], rows[good]
-        return self._read((scores, rows), time.perf_counter() - started)
+            seconds["dense"] = time.perf_counter() - started
+            found = fuse(dense, lexical, self.manifest.fusion)
+        failed = tuple(channel for channel in get_args(Channel) if channel not in seconds)
+        return replace(found, failed=failed, seconds=seconds)
+
+    def _dense_candidates(
+        self,
+        query: Query,
+        vector: FloatArray,
+        others: RowArray,
+        nearest: ScoredRows | None,
+        check: Check,
+    ) -> ScoredRows:
+        """Returns the nearest rows together with other rows, all with their similarities."""
+        if nearest is None:
+            passing = self.filters.rows(query.filter, self.manifest.count, check)
+            k = self._candidates(query, DENSE_CANDIDATES)
+            nearest = self.vectors.search(vector, k, passing, query.filter, check)
+        missing = np.setdiff1d(others, nearest[1], assume_unique=True)
+        if not len(missing):
+            return nearest
+        return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))
 
     def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
         """Reads the documents of cached rows."""
         return [self._read(rows, cached=True) for rows in found]
 
-    def _read(self, rows: ScoredRows, search: float = 0.0, *, cached: bool = False) -> QueryResult:
+    def _read(
+        self,
+        rows: ScoredRows,
+        search: float = 0.0,
+        explain: Callable[[int], dict[str, Any]] | None = None,
+        *,
+        cached: bool = False,
+    ) -> QueryResult:
         started = time.perf_counter()
-        hits = Hits(self.documents, rows)
-        return QueryResult(rows, hits, search, time.perf_counter() - started, cached)
+        hits = Hits(self.documents, rows, explain)
+        fetch = time.perf_counter() - started
+        return QueryResult(rows, hits, search, fetch, cached)
+
+
+def _vector(vector: FloatArray | Exception | None) -> FloatArray:
+    if vector is None:
+        raise ValueError("a dense search needs the vector of the query")
+    if isinstance(vector, Exception):
+        raise vector
+    return vector
 
 
 def load_index(
@@ -257,11 +305,13 @@ def open_version(
         raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
-    sums = sorted((name, record.sha256) for name, record in manifest.files.items())
+    full_text = open_full_text(folder, manifest, filter_reader)
+    sums = sorted((name, record.sha256) for name, record in manifest.all_files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
     listed = filter_reader.frequent_values()
     reference = to_json({"name": manifest.name, "version": manifest.version})
-    return LoadedIndex(identity, reference, files, manifest, reader, filter_reader, vectors, listed)
+    opened = reader, filter_reader, vectors, full_text
+    return LoadedIndex(identity, reference, files, manifest, *opened, listed)
 
 
 def check_space(

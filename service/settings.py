@@ -93,6 +93,9 @@ class Settings(BaseSettings):
     """Most requests at once; one more gets 503."""
     max_query_chars: AtLeast1 = 2000
     """Longest query, or text to encode [characters]."""
+    channel_timeout_ms: AtLeast1 = 200
+    """Longest time that a hybrid search waits for full text once the vector of its query is ready
+    [ms]; after it the vectors alone answer."""
     max_top_k: AtLeast1 = 1000
     """Largest top_k."""
     max_batch: AtLeast1 = 64

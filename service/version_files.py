@@ -24,7 +24,9 @@ class VersionFiles:
     def of(cls, folder: Path) -> Self:
         """Returns the files as they are now."""
         try:
-            stats = {path.name: path.stat() for path in folder.iterdir()}
+            # Components are in folders of their own.
+            paths = [*folder.iterdir(), *folder.glob("[!.]*/*")]
+            stats = {str(path.relative_to(folder)): path.stat() for path in paths}
         except OSError:
             stats = {}
         stamps = {name: (s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats.items()}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from core.sentences import sentences
 from evaluation.beir import Qrels, beir_paths, read_qrels, read_queries
 
 SAMPLE = Path(__file__).parents[1] / "data" / "sample"
@@ -66,3 +67,32 @@ def test_every_judged_passage_exists(corpus: list[dict]) -> None:
     for grades in read_all_qrels().values():
         assert grades.keys() <= ids
         assert set(grades.values()) <= {1, 2}
+
+
+def test_evidence_marks_whole_sentences_of_passages_that_answer(corpus: list[dict]) -> None:
+    """At most half of a passage's sentences, and in a passage of at least three."""
+    texts = {record["_id"]: record["text"] for record in corpus}
+    qrels = read_all_qrels()
+    lines = (SAMPLE / "evidence.jsonl").read_text("utf-8").splitlines()
+    items = [json.loads(line) for line in lines]
+    assert len({(item["query-id"], item["corpus-id"]) for item in items}) == len(items) == 116
+    for item in items:
+        assert qrels[item["query-id"]][item["corpus-id"]] == 2
+        spans = sentences(texts[item["corpus-id"]])
+        marked = [(start, end) for start, end in item["sentences"]]
+        assert len(spans) >= 3
+        assert 1 <= len(marked) <= len(spans) / 2
+        assert marked == sorted(set(marked) & set(spans))
+
+
+def test_evidence_of_real_answers_has_ids_and_offsets() -> None:
+    path = SAMPLE.parent / "medical-qa-zh-evidence" / "evidence.jsonl"
+    items = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len({item["query-id"] for item in items}) == len(items) == 38
+    for item in items:
+        assert item["query-id"].startswith("train-t")
+        assert item["corpus-id"].startswith("t")
+        offsets = [at for span in item["sentences"] for at in span]
+        assert len(offsets) % 2 == 0
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] < offsets[-1] <= item["characters"]

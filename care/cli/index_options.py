@@ -182,6 +182,24 @@ class _Annotations:
             rich_help_panel=_SERVER,
         ),
     ]
+    full_text: Annotated[
+        bool | None,
+        Option(
+            "--full-text/--no-full-text",
+            help="Index the full text too, for lexical and hybrid search (default: yes).",
+            show_default=False,
+            rich_help_panel=_INDEX,
+        ),
+    ]
+    lexical_weight: Annotated[
+        float | None,
+        Option(
+            help="Weight of full text in a hybrid search, which becomes the default mode (default: "
+            "the pair's).",
+            callback=positive,
+            rich_help_panel=_INDEX,
+        ),
+    ]
     milvus_uri: MilvusUri
 
 

@@ -11,7 +11,7 @@ from typer import Option
 
 from care.cli.options import Index, Indexes, Json, MilvusUri, PairName
 from care.cli.output import show
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, Mode
 
 if TYPE_CHECKING:
     from care.search import SearchIndex
@@ -40,13 +40,21 @@ def search(
     ] = None,
     min_score: Annotated[
         float | None,
-        Option(
-            metavar="SCORE",
-            help="Lowest score (cosine similarity) of a hit; `care evaluate` suggests one.",
-        ),
+        Option(metavar="SCORE", help="Lowest score of a hit; `care evaluate` suggests one."),
     ] = None,
     collapse: Annotated[
         bool, Option("--collapse", help="Return each document once, by its best chunk.")
+    ] = False,
+    mode: Annotated[
+        Mode | None,
+        Option(
+            help="Search by vectors (dense), full text (lexical) or both (hybrid) (default: as the "
+            "index says).",
+            show_default=False,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Show what each channel contributes to a score.")
     ] = False,
     pair: PairName = DEFAULT_PAIR,
     indexes: Indexes = DEFAULT_INDEXES,
@@ -59,9 +67,11 @@ def search(
 
     with open_index(index, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as opened:
         started = time.perf_counter()
-        hits = opened.search(query, top_k, filter=accepted, min_score=min_score, collapse=collapse)
+        how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
+        hits = opened.search(query, top_k, filter=accepted, mode=mode, **how)
         seconds = time.perf_counter() - started
-        show(_response(opened, hits, seconds), _lines(hits, seconds), as_json=json_)
+        response = _response(opened, hits, seconds, mode or opened.modes[0])
+        show(response, _lines(hits, seconds), as_json=json_)
 
 
 def _filter(arguments: Sequence[str]) -> "dict[str, Any]":
@@ -102,16 +112,21 @@ def _values(text: str) -> "list[FilterValue]":
     return [text, value] if isinstance(value, int | float) else [text]
 
 
-def _response(index: "SearchIndex", hits: "Sequence[Hit]", seconds: float) -> dict[str, Any]:
+def _response(
+    index: "SearchIndex", hits: "Sequence[Hit]", seconds: float, mode: str
+) -> dict[str, Any]:
     """Returns the hits as `POST /search` does."""
     chunk = ("parent", "chunk", "chunks") if index.chunked else ()
-    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk)
+    why = ("explain",) if any(hit.explain for hit in hits) else ()
+    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk, *why)
     return {
         "hits": [{field: getattr(hit, field) for field in fields} for hit in hits],
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
+        "mode": mode,
         "cached": False,
         "overflow": False,
+        "failed_channels": [],
     }
 
 
@@ -122,6 +137,9 @@ def _lines(hits: "Sequence[Hit]", seconds: float) -> Iterator[str]:
         text = " ".join(hit.text.split())
         yield f"     {text[:_TEXT_CHARS]}{'…' if len(text) > _TEXT_CHARS else ''}"
         yield f"     [{hit.id}] {metadata}".rstrip()
+        for channel, part in (hit.explain or {}).items():
+            if part["rank"]:
+                yield f"     {channel} {part['score']:.3f} × {part['weight']:g}, #{part['rank']}"
     yield f"{len(hits)} hit{'s' * (len(hits) != 1)} in {seconds * 1000:.1f} ms"
 
 

@@ -53,6 +53,7 @@ def test_the_published_version_is_active_and_complete(published: Path, indexes: 
         "vectors.faiss",
         "documents.arrow",
         "filters.arrow",
+        "lexical",
     }
 
 

@@ -11,8 +11,9 @@ from fastapi.testclient import TestClient
 from core import filters
 from core.manifest import IndexManifest
 from core.types import Check, Query
+from service.hits import QueryResult
 from service.pipeline import AbandonedError
-from service.search import LoadedIndex, QueryResult
+from service.search import LoadedIndex
 from tests.service.conftest import Serve
 
 QUERY = "高血压患者的护理"

@@ -60,7 +60,7 @@ def assert_one_fault(response: Response, field: str, code: str | None, status: i
         ({"top_k": True}, "top_k", "int_type"),
         ({"top_k": None}, "top_k", "int_type"),
         ({"top_k": 1001}, "top_k", "top_k_too_large"),
-        ({"min_score": 1.01}, "min_score", "less_than_equal"),
+        ({"min_score": 2.01}, "min_score", "less_than_equal"),
         ({"min_score": -1.01}, "min_score", "greater_than_equal"),
         ({"min_score": float("nan")}, "min_score", "less_than_equal"),
         ({"min_score": "0.5"}, "min_score", "float_type"),

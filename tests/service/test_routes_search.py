@@ -176,6 +176,8 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
         "factory": "Flat",
         "search_parameters": {},
         "recall": manifest.recall.model_dump(mode="json"),
+        "modes": ["dense", "hybrid", "lexical"],
+        "fusion": {},
         "filters": {
             "department": ["儿科", "心血管科", "骨科"],
             "rare": [False, True],

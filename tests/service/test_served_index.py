@@ -292,6 +292,7 @@ def test_copying_a_version_in_any_order_ends_with_that_version(
     folders[2].mkdir()
     shutil.copy(source / "manifest.json", folders[2])
     wait_for("file_missing")
+    shutil.copytree(source / "lexical", folders[2] / "lexical")
     for name in FILES:
         content = (source / name).read_bytes()
         (folders[2] / name).write_bytes(content[: len(content) // 2])

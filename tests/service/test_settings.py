@@ -19,6 +19,7 @@ VALUES = [
     ("THREADS", "3", 3),
     ("MAX_QUERY_CHARS", "5", 5),
     ("MAX_TOP_K", "6", 6),
+    ("CHANNEL_TIMEOUT_MS", "19", 19),
     ("MAX_BATCH", "7", 7),
     ("MAX_EMBEDDINGS", "1000", 1000),
     ("MAX_BODY_BYTES", "8", 8),

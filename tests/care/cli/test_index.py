@@ -351,7 +351,8 @@ def test_a_version_of_the_earlier_schema_is_migrated(
     status, output, _ = run("versions migrate")
     assert (status, [line.split()[-1] for line in output.splitlines()]) == (0, versions)
     assert read_manifest(indexes / "test" / versions[0]).parent is None
-    assert read_manifest(indexes / "test" / versions[1]) == before
+    without = before.model_copy(update={"components": {}})
+    assert read_manifest(indexes / "test" / versions[1]) == without
     assert run("versions migrate")[0] == 0
     assert run("versions verify")[0] == 0
 

@@ -70,7 +70,7 @@ def test_values_are_excluded_and_numbers_bounded(build_version: Builder, run: Ru
     [
         (["--filter", "unknown=a"], "unknown_filter_field", "filter.unknown"),
         (["--top-k", "0"], "greater_than_equal", "top_k"),
-        (["--min-score", "2"], "less_than_equal", "min_score"),
+        (["--min-score", "3"], "less_than_equal", "min_score"),
     ],
 )
 def test_errors_have_the_codes_of_the_service_and_name_the_field(

@@ -1,0 +1,198 @@
+"""Full text of an index version: BM25 over the terms of `core/analysis.py`, by Tantivy.
+
+The files are in the folder `lexical` of the version and are memory-mapped. They are independent of
+the store of the vectors: row i of the version is row i here.
+"""
+
+import math
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import tantivy
+
+from core.analysis import terms
+from core.documents import DocumentReader
+from core.errors import IndexVersionError
+from core.files import sha256_file
+from core.filters import FilterReader
+from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
+from core.progress import progress_bar
+from core.text import document_text
+from core.types import Check, Filter, no_check
+from stores.base import ScoredRows
+
+FORMAT = 1
+
+# Fields of Tantivy's index: the terms, the labels of metadata values (core/filters.py), the row.
+_TEXT, _LABELS, _ROW = "text", "labels", "row"
+_Clause = tuple[tantivy.Occur, tantivy.Query]
+
+# Parameter of BM25 in Tantivy, whose b is 0.75.
+_K1 = 1.2
+# Terms whose weights are kept in memory.
+_WEIGHTS = 1 << 16
+# Memory of the writer before it starts another segment [bytes].
+_HEAP = 128 << 20
+
+
+def write_full_text(
+    folder: Path, documents: DocumentReader, filters: FilterReader, *, progress: bool = False
+) -> Component:
+    """Writes the full text of a version to `folder`/lexical.
+
+    Args:
+        folder: Hidden folder of the new version.
+        documents: Its documents.
+        filters: Their filters.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The component for the manifest.
+    """
+    target = folder / FULL_TEXT
+    target.mkdir()
+    index = tantivy.Index(_schema(), str(target), reuse=False)
+    # One thread writes rows in their order.
+    writer = index.writer(heap_size=_HEAP, num_threads=1)
+    offsets, labels = filters.labels_of_rows(len(documents))
+    with progress_bar("text", show=progress, total=len(documents)) as bar:
+        for row, document in enumerate(documents):
+            own = labels[offsets[row] : offsets[row + 1]].tolist()
+            text = " ".join(terms(document_text(document.title, document.text)))
+            new = tantivy.Document(text=text, labels=" ".join(map(str, own)), row=row)
+            writer.add_document(new)
+            bar.update()
+    writer.commit()
+    writer.wait_merging_threads()
+    for path in target.glob(".*"):  # locks, and the list of files that a writer needs
+        path.unlink()
+    for path in target.iterdir():
+        path.chmod(0o644)
+    files = {
+        f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+        for path in sorted(target.iterdir())
+    }
+    return Component(format=FORMAT, files=files)
+
+
+def open_full_text(
+    folder: Path, manifest: IndexManifest, filters: FilterReader
+) -> "LexicalIndex | None":
+    """Opens the full text of a version, or returns None if it has none.
+
+    Raises:
+        IndexVersionError: If the files cannot be read, or do not have a row for each document.
+    """
+    component = manifest.components.get(FULL_TEXT)
+    if component is None:
+        return None
+    opened = LexicalIndex(folder, component, filters)
+    if opened.count != manifest.count:
+        reason = f"has {opened.count} rows instead of {manifest.count}: build the index again"
+        raise IndexVersionError.at(folder / FULL_TEXT, reason, "unreadable_full_text")
+    return opened
+
+
+class LexicalIndex:
+    """The full text of one version; thread-safe.
+
+    Args:
+        folder: Folder of the version.
+        component: The component of its manifest.
+        filters: The filters of the version.
+
+    Raises:
+        IndexVersionError: If the files cannot be read, or have another format.
+    """
+
+    def __init__(self, folder: Path, component: Component, filters: FilterReader) -> None:
+        source = folder / FULL_TEXT
+        if component.format != FORMAT:
+            reason = f"has format {component.format} instead of {FORMAT}: build the index again"
+            raise IndexVersionError.at(source, reason, "unreadable_full_text")
+        self._filters = filters
+        # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
+        # may be on a read-only disk. So it opens links to the files.
+        self._links = tempfile.TemporaryDirectory(prefix="care-", ignore_cleanup_errors=True)
+        for name in component.files:
+            path = folder / name
+            (Path(self._links.name) / path.name).symlink_to(path.absolute())
+        try:
+            index = tantivy.Index.open(self._links.name)
+            index.config_reader(reload_policy="manual")
+            self._searcher = index.searcher()
+        except ValueError as error:
+            reason = "is not a readable full-text index: build the index again"
+            raise IndexVersionError.at(source, reason, "unreadable_full_text") from error
+        self._schema = index.schema
+        self.count: int = self._searcher.num_docs
+        self._weight = lru_cache(_WEIGHTS)(self._weight_of)
+
+    def search(
+        self,
+        query: str,
+        k: int,
+        filter_: Filter | None = None,
+        check: Check = no_check,
+        *,
+        characters: bool = True,
+    ) -> ScoredRows:
+        """Finds the rows with the highest BM25 scores.
+
+        A score is divided by the highest one that a document could have for the query, that of one
+        with all its terms any number of times. So scores of different queries can be compared.
+
+        Args:
+            query: Normalised text of the query.
+            k: Number of hits.
+            filter_: The filter, checked for the index.
+            check: Called before the search; stops it by an exception.
+            characters: Whether single characters of Chinese words are searched for as well. Without
+                them a search takes a third of the time.
+
+        Returns:
+            Scores from 0 to 1, float32 [m], descending, and rows, int64 [m]: the rows, at most k,
+            that match the filter and share a term with the query.
+        """
+        check()
+        wanted = list(dict.fromkeys(terms(query, characters=characters)))
+        highest = (_K1 + 1) * sum(map(self._weight, wanted))
+        if not highest:
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        any_term = tantivy.Query.boolean_query(
+            [
+                (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, _TEXT, term, "freq"))
+                for term in wanted
+            ]
+        )
+        clauses = [(tantivy.Occur.Must, any_term), *self._conditions(filter_ or {})]
+        search = tantivy.Query.boolean_query(clauses) if filter_ else any_term
+        hits = self._searcher.search(search, k, count=False).hits
+        rows = self._searcher.fast_field_values(_ROW, [address for _, address in hits])
+        scores = np.array([score for score, _ in hits], np.float32)
+        return scores / np.float32(highest), np.array(rows, np.int64)
+
+    def _conditions(self, filter_: Filter) -> list[_Clause]:
+        """Returns what documents must and must not have to match a filter, without a score."""
+        clauses: list[_Clause] = []
+        for required in self._filters.requirements(filter_):
+            occur = tantivy.Occur.MustNot if required.excluded else tantivy.Occur.Must
+            labels = [str(label) for label in required.labels.tolist()]
+            one = tantivy.Query.term_set_query(self._schema, _LABELS, labels)
+            clauses.append((occur, tantivy.Query.const_score_query(one, 0.0)))
+        return clauses
+
+    def _weight_of(self, term: str) -> float:
+        """Returns the weight of a term in BM25 (its idf, as in Lucene); 0 if no document has it."""
+        having = self._searcher.doc_freq(_TEXT, term)
+        return math.log(1 + (self.count - having + 0.5) / (having + 0.5)) if having else 0.0
+
+
+def _schema() -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field(_TEXT, tokenizer_name="whitespace", index_option="freq")
+    builder.add_text_field(_LABELS, tokenizer_name="whitespace", index_option="basic")
+    builder.add_integer_field(_ROW, indexed=True, fast=True)
+    return builder.build()
