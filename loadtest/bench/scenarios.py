@@ -3,6 +3,7 @@
 Each scenario takes the options and returns its `figures` (metrics with goals) and raw results.
 """
 
+import json
 import secrets
 import sys
 import tempfile
@@ -212,7 +213,7 @@ def _fill_cache(
     Raises:
         CareError: If a repeated question is not served from the cache.
     """
-    questions = [{"query": text, "top_k": options.top_k} for text in texts]
+    questions = [json.loads(body) for body in bodies(texts, options.top_k)]
     for question in questions:
         server.post("/search", question)
     answers = [server.post("/search", question) for question in questions]

@@ -19,8 +19,11 @@ _SCRIPT = Path(__file__).with_name("search.lua")
 
 
 def bodies(texts: Iterable[str], top_k: int) -> list[str]:
-    """Returns JSON bodies of `POST /search`."""
-    return [json.dumps({"query": t, "top_k": top_k}, ensure_ascii=False) for t in texts]
+    """Returns JSON bodies of `POST /search`, by vectors only as in the other systems."""
+    return [
+        json.dumps({"query": text, "top_k": top_k, "mode": "dense"}, ensure_ascii=False)
+        for text in texts
+    ]
 
 
 def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> dict[str, Any]:
