@@ -48,7 +48,7 @@ OUT ?=
 ARGS ?=
 
 # What make check runs: tests without a marker, and types of what imports no training library.
-PACKAGES := care core curation evaluation indexer loadtest models service stores
+PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models service stores
 FAST := not train and not e2e and not deploy and not browser
 # make test runs two tests at a time, but those that start servers and commands one after another.
 IN_PROCESS := not e2e and not deploy and not browser
@@ -62,7 +62,7 @@ CHECK := .venv-check/.complete
 TEST := .venv-test/.complete
 LOAD := .venv-loadtest/.complete
 SCALE := .venv-bench-scale/.complete
-ENGINES := .venv-engines/.complete .venv-distributed/.complete
+ENGINES := .venv-engines/.complete .venv-distributed/.complete .venv-clients/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
 # Written by make gpu: what pip installs beside the builds for GPUs of ONNX Runtime and FAISS.
@@ -121,11 +121,14 @@ chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
-test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4 GB)
+test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the client's frameworks (installs 4 GB)
 	$(call PYTEST,.venv-engines) tests/engines/vllm
 	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
+	.venv-clients/bin/mypy -p care_client
+	.venv-clients/bin/mypy examples
+	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients
 
 test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
 	@.venv-test/bin/python -m tests.gpu $(ARGS)
@@ -151,7 +154,7 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
-	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25)) $(CMEDTEB) $(ARGS)
+	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25 bm25-characters)) $(CMEDTEB) $(ARGS)
 
 # The second edition of care-mini, from the commit of its weights. It has today's document encoder.
 SECOND_EDITION = builds/editions/2/models/registry/care-mini-edition-2.toml
@@ -343,4 +346,9 @@ $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST
 .venv-distributed/.complete: tests/engines/distributed/requirements.txt pyproject.toml constraints.txt
 	$(new_environment)
 	$(PINNED) -e . -r $<
+	@touch $@
+
+.venv-clients/.complete: tests/engines/clients/requirements.txt clients/python/pyproject.toml pyproject.toml constraints.txt
+	$(new_environment)
+	$(PINNED) -e . -e clients/python -r $<
 	@touch $@

@@ -351,7 +351,7 @@ class Pipeline:
                 mine = slice(part, None, self._parts)
                 self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: Sequence[Any] | FloatArray) -> None:
+    def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]) -> None:
         finished: list[tuple[Flight, Any]] = []
         found = _search_together(flights, vectors)
         due = time.perf_counter() + _DELIVER_EVERY
@@ -376,15 +376,23 @@ class Pipeline:
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
+def _result(flight: Flight, vector: Any, found: Timed | None) -> Any:
+    if isinstance(vector, Exception) and not flight.beside:
+        return vector
+    return flight.finish(vector, flight.check, flight.besides, found)
+
+
 def _search_together(
-    flights: Sequence[Flight], vectors: Sequence[Any] | FloatArray
+    flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]
 ) -> dict[int, Timed]:
     """Searches for flights that search in the same way; returns by position in the batch."""
+    found: dict[int, Timed] = {}
+    if not isinstance(vectors, np.ndarray):
+        return found
     groups = defaultdict(list)
     for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
         if flight.nearest and not flight.abandoned and isinstance(vector, np.ndarray):
             groups[flight.nearest].append(i)
-    found: dict[int, Timed] = {}
     for (index, k), members in groups.items():
         # If a search fails, each flight searches by itself and gets its own error.
         with suppress(Exception):
@@ -394,12 +402,6 @@ def _search_together(
                 spent = time.perf_counter() - started
                 found |= {i: (rows, spent) for i, rows in zip(members, hits, strict=True)}
     return found
-
-
-def _result(flight: Flight, vector: Any, nearest: Timed | None) -> Any:
-    if isinstance(vector, Exception) and not flight.beside:
-        return vector
-    return flight.finish(vector, flight.check, flight.besides, nearest)
 
 
 async def _first_failed_or_all(

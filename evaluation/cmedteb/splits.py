@@ -137,7 +137,8 @@ def _read(data: Path, split: str, corpus: Mapping[str, str]) -> tuple[dict[str, 
 
 def _search(system: System, instruction: str, corpus: Mapping[str, str]) -> Search:
     if not isinstance(system, PairModel):
-        index = Bm25Index(Document(id_, text) for id_, text in corpus.items())
+        texts = (Document(id_, text) for id_, text in corpus.items())
+        index = Bm25Index(texts, system.analyzer)
 
         def bm25(queries: Mapping[str, str], _: Qrels) -> Run:
             return dict(zip(queries, index.search(list(queries.values()), _DEPTH), strict=True))

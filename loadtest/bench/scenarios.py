@@ -112,6 +112,42 @@ def idle(options: ServiceOptions) -> dict[str, Any]:
     return _result(rounds, figure(name, typical["added_ms"], "<=", 0.5, "ms", note))
 
 
+def modes(options: ServiceOptions) -> dict[str, Any]:
+    """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
+
+    Raises:
+        CareError: If the index has no full text.
+    """
+    texts = read_texts(options.queries)
+    with bench_service(options, CACHE_ENTRIES="0") as server:
+        available = json.loads(server.get("/index"))["modes"]
+        if "hybrid" not in available:
+            message = f"index '{options.index}' has no full text: build it without --no-full-text"
+            raise CareError(message, code="mode_not_available")
+        requests = {mode: bodies(texts, options.top_k, mode) for mode in sorted(available)}
+
+        def measure_round() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for mode, sent in requests.items():
+                drive(server.url, sent, options.connections, _WARM_UP_SECONDS)
+                full = drive(server.url, sent, options.connections, options.seconds)
+                single = drive(server.url, sent, 1, options.seconds)
+                found |= {f"{mode}_qps": full["qps"], f"{mode}_p50_ms": single["p50_ms"]}
+                found |= {f"{mode}_full": full, f"{mode}_single": single}
+            return found
+
+        rounds = repeat(options.rounds, measure_round)
+    typical = medians(rounds)
+    added = typical["hybrid_p50_ms"] - typical["dense_p50_ms"]
+    note = ", ".join(
+        f"{mode} {typical[f'{mode}_p50_ms']:.2f} ms alone and {typical[f'{mode}_qps']:.0f} "
+        "queries/s at full load"
+        for mode in requests
+    )
+    name = "p50 that full text adds to a search, one client"
+    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note))
+
+
 def overload(options: ServiceOptions) -> dict[str, Any]:
     """Alternates full load by wrk with an open loop of three times that rate."""
     with bench_service(options, CACHE_ENTRIES="0") as server:

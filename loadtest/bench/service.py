@@ -16,6 +16,7 @@ SCENARIOS: Mapping[str, scenarios.Scenario] = {
     "sentence-transformers": comparison.sentence_transformers,
     "infinity": comparison.infinity,
     "idle": scenarios.idle,
+    "modes": scenarios.modes,
     "overload": scenarios.overload,
     "overflow": scenarios.overflow,
     "tradeoff": tradeoff.measure,
