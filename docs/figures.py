@@ -38,6 +38,7 @@ _SYSTEMS = {
     "care-mini-lookup": "`care-mini-lookup`",
     "care-mini-edition-2": "second edition of `care-mini`",
     "bm25": "BM25 over jieba's words",
+    "bm25-characters": "BM25 over characters and bigrams",
 }
 _SPLITS = {
     "unseen": "unseen",

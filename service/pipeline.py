@@ -390,15 +390,14 @@ def _search_together(
     if not isinstance(vectors, np.ndarray):
         return found
     groups = defaultdict(list)
-    for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
-        if flight.nearest and not flight.abandoned and isinstance(vector, np.ndarray):
+    for i, flight in enumerate(flights):
+        if flight.nearest and not flight.abandoned:
             groups[flight.nearest].append(i)
     for (index, k), members in groups.items():
         # If a search fails, each flight searches by itself and gets its own error.
         with suppress(Exception):
             started = time.perf_counter()
-            together = np.stack([vectors[i] for i in members])
-            if len(members) > 1 and (hits := index.search_together(together, k)):
+            if len(members) > 1 and (hits := index.search_together(vectors[members], k)):
                 spent = time.perf_counter() - started
                 found |= {i: (rows, spent) for i, rows in zip(members, hits, strict=True)}
     return found

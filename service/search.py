@@ -211,7 +211,7 @@ class LoadedIndex:
             pass
         except ValueError as error:
             _LOG.error("full-text search failed", extra={"fields": describe(error)})
-        started = time.perf_counter() - (nearest[1] if nearest else 0.0)
+        started = time.perf_counter()
         try:
             dense = self._dense_candidates(query, depth, _vector(vector), lexical[1], near, check)
         except Exception as error:

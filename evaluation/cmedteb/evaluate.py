@@ -23,7 +23,8 @@ from core.encoders import Encoder, EncoderSpec, Pair, Role
 from core.errors import CareError
 from core.provenance import library_versions
 from core.types import Document, FloatArray
-from evaluation.bm25 import Analyzer, Bm25Index
+from evaluation.bm25 import SYSTEMS as BM25
+from evaluation.bm25 import Bm25Index
 from evaluation.cmedteb.results import TaskScore, run_path, write_score
 from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
 from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
@@ -32,8 +33,6 @@ from evaluation.trec import write_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 
-# Systems that are no pairs.
-BM25: dict[str, Analyzer] = {"bm25": "words", "bm25-characters": "characters"}
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
 # mteb's names of kinds and measures.
 _TYPES = {"retrieval": "Retrieval", "reranking": "Reranking", "sts": "STS"}

@@ -16,6 +16,8 @@ from core.cpus import available_cpus
 from core.documents import FILE_NAME, DocumentReader
 from core.text import normalize_text
 from core.versions import current_version, index_folder, read_manifest
+from evaluation.bm25 import SYSTEMS as BM25
+from evaluation.bm25 import Analyzer, Bm25Index
 from loadtest.bench import bare
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import Server, bench_service, run_in_new_process
@@ -32,8 +34,6 @@ from loadtest.bench.scenarios import LOOKUP
 from loadtest.bench.wrk import bodies, drive
 from loadtest.traffic import read_texts
 
-# How BM25 is called in results.
-BM25 = "bm25"
 _WARM_UP_SECONDS = 2
 # Batches of the bare loop; the fastest counts. A transformer is fastest with small ones, and a
 # lookup encoder and BM25 with large ones.
@@ -56,13 +56,16 @@ def measure(options: ServiceOptions) -> dict[str, Any]:
             drive(each.url, requests, options.connections, _WARM_UP_SECONDS)
         once = partial(_round, servers, pairs, requests)
         rounds = repeat(options.rounds, once)
-    bm25 = run_in_new_process(_bm25, options, version / FILE_NAME, passive=True)
+    bm25 = {
+        name: run_in_new_process(_bm25, options, version / FILE_NAME, analyzer, passive=True)
+        for name, analyzer in BM25.items()
+    }
     typical = medians(rounds)
     speeds = {name: {way: typical[f"{name} {way}"] for way in WAYS} for name in pairs}
     fast, slow = (speeds[name]["http_full"] for name in (LOOKUP, options.pair))
     note = f"{fast:.0f} ÷ {slow:.0f} queries/s, index {read_manifest(version).factory}"
     reached = figure(f"throughput of {LOOKUP} ÷ {options.pair}", fast / slow, ">=", 6.0, note=note)
-    return {"figures": [reached], "speeds": speeds | {BM25: bm25}, "rounds": rounds}
+    return {"figures": [reached], "speeds": speeds | bm25, "rounds": rounds}
 
 
 def _round(
@@ -87,11 +90,9 @@ def _bare(options: ServiceOptions, batch: int, sessions: int) -> float:
     return rate
 
 
-def _bm25(options: ServiceOptions, documents: Path) -> dict[str, float]:
-    """Measures BM25 in one thread; it has no service of its own."""
-    from evaluation.bm25 import Bm25Index
-
-    index = Bm25Index(DocumentReader(documents))
+def _bm25(options: ServiceOptions, documents: Path, analyzer: Analyzer) -> dict[str, float]:
+    """Measures BM25 in one thread, by the baselines of evaluations."""
+    index = Bm25Index(DocumentReader(documents), analyzer)
     texts = [normalize_text(text) for text in read_texts(options.queries)]
     speeds = {}
     for way, size in (("bare_single", 1), ("bare_full", _BATCHES[-1])):
