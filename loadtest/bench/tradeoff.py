@@ -16,8 +16,7 @@ from core.cpus import available_cpus
 from core.documents import FILE_NAME, DocumentReader
 from core.text import normalize_text
 from core.versions import current_version, index_folder, read_manifest
-from evaluation.bm25 import SYSTEMS as BM25
-from evaluation.bm25 import Analyzer, Bm25Index
+from evaluation.bm25 import SYSTEMS, Analyzer, Bm25Index
 from loadtest.bench import bare
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import Server, bench_service, run_in_new_process
@@ -58,7 +57,7 @@ def measure(options: ServiceOptions) -> dict[str, Any]:
         rounds = repeat(options.rounds, once)
     bm25 = {
         name: run_in_new_process(_bm25, options, version / FILE_NAME, analyzer, passive=True)
-        for name, analyzer in BM25.items()
+        for name, analyzer in SYSTEMS.items()
     }
     typical = medians(rounds)
     speeds = {name: {way: typical[f"{name} {way}"] for way in WAYS} for name in pairs}
