@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,6 @@ from stores.base import ScoredRows
 # within the limit, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
-# Rows whose metadata values are kept during a search.
-_KEPT_ROWS = 1 << 16
 
 
 class HitLimits:
@@ -47,8 +44,8 @@ class HitLimits:
             self._field, self._per_value = query.limit_per
         elif query.limit_per and not query.collapse:
             self._per_document = query.limit_per.hits
+        self._filter = query.filter
         self._full: set[str] = set()
-        self._values = lru_cache(_KEPT_ROWS)(self._values_of)
 
     def apply(self, found: ScoredRows) -> ScoredRows:
         """Returns the best `top_k` rows within the limits, given rows and scores, best first."""
@@ -57,36 +54,39 @@ class HitLimits:
             kept = within(self._documents.first_chunks(rows), self._per_document)
             scores, rows = scores[kept], rows[kept]
         if self._field is not None:
-            best = self._within_values(rows)
+            best = self._within_values(rows, self._field)
             scores, rows = scores[best], rows[best]
         return scores[: self._top_k], rows[: self._top_k]
 
     def narrow(self, query: Query) -> Query:
-        """Returns the query without the values that have all their hits.
+        """Returns a query without the values that have all their hits.
 
-        The query stays as it is if its filter cannot express this, as in a filter that has a list
-        of accepted values of the field. Then only a wider search finds further values.
+        It stays as it is if a filter cannot express this, as one that has a list of accepted values
+        of the field. Then only a wider search finds further values.
+
+        Args:
+            query: The query of the last search.
         """
         if self._field is None or not self._full:
             return query
-        condition = query.filter.get(self._field, {})
+        condition = self._filter.get(self._field, {})
         if not isinstance(condition, Mapping):
             return query
         excluded = {"not": [json.loads(value) for value in sorted(self._full)]}
         given = condition.get("not", [])
         excluded["not"] += given if isinstance(given, list) else [given]
-        narrower = {**query.filter, self._field: {**condition, **excluded}}
+        narrower = {**self._filter, self._field: {**condition, **excluded}}
         try:
             self._filters.check(narrower)
         except QueryError:  # more values or fields than a filter may have
             return query
         return replace(query, filter=narrower)
 
-    def _within_values(self, rows: RowArray) -> list[int]:
+    def _within_values(self, rows: RowArray, field: str) -> list[int]:
         counts: Counter[str] = Counter()
         kept: list[int] = []
         for at, row in enumerate(rows.tolist()):
-            values = self._values(row)
+            values = filter_values(self._documents.metadata(row).get(field))
             if any(counts[value] >= self._per_value for value in values):
                 continue
             counts.update(values)
@@ -95,10 +95,6 @@ class HitLimits:
                 break
         self._full = {value for value, count in counts.items() if count >= self._per_value}
         return kept
-
-    def _values_of(self, row: int) -> set[str]:
-        assert self._field is not None
-        return filter_values(self._documents.metadata(row).get(self._field))
 
 
 def within(groups: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:

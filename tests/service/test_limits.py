@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,14 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.errors import QueryError
 from core.manifest import Chunking, IndexManifest
 from core.types import HitLimit, Query, RowArray
 from service.fusion import Found
 from service.limits import HitLimits, search_limited, within
+from service.search import LoadedIndex
 from tests.conftest import Builder
+from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve
 
 QUERY = "高血压患者的护理"
@@ -208,16 +212,18 @@ def test_elements_are_within_the_limit_of_their_group(data: st.DataObject) -> No
 
 
 class _Metadata:
-    """Documents with one value of the field `part`, and filters that accept everything."""
+    """Documents with one value of the field `part`; a filter excludes at most so many."""
 
-    def __init__(self, parts: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[int], most: int) -> None:
         self._parts = parts
+        self._most = most
 
     def metadata(self, row: int) -> dict[str, Any]:
         return {"part": self._parts[row]}
 
-    def check(self, filter_: object) -> None:
-        pass
+    def check(self, filter_: dict[str, dict[str, list[int]]]) -> None:
+        if len(filter_["part"]["not"]) > self._most:
+            raise QueryError("filter.part", "has too many values")
 
 
 @given(data=st.data())
@@ -227,6 +233,7 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     all_scores = np.array(scores, np.float32)
     top_k, hits = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
     min_score = data.draw(st.none() | st.integers(0, 9))
+    most = data.draw(st.integers(0, 7))
     order: RowArray = np.argsort(-all_scores, kind="stable")
 
     def find(query: Query, depth: int) -> Found:
@@ -240,7 +247,7 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     if min_score is not None:
         expected = expected[all_scores[expected] >= min_score]
     for narrow in (False, True):
-        documents: Any = _Metadata(parts)
+        documents: Any = _Metadata(parts, most)
         limits = HitLimits(query, documents, documents)
         found = search_limited(find, query, limits, len(parts), min_score, narrow=narrow)
         rows = found.rows
@@ -260,8 +267,24 @@ def test_full_values_are_left_out_of_further_searches() -> None:
         return Found(-rows.astype(np.float32), rows, bound=-np.inf)
 
     query = Query("", 10, limit_per=HitLimit("part", 1))
-    documents: Any = _Metadata(parts)
+    documents: Any = _Metadata(parts, 100)
     limits = HitLimits(query, documents, documents)
     found = search_limited(find, query, limits, len(parts), None, narrow=True)
     assert [parts[row] for row in found.rows.tolist()] == list(range(10))
     assert len(depths) == 3
+
+
+@pytest.mark.parametrize("failed", ["dense", "lexical"])
+def test_a_limit_holds_if_a_channel_fails(client: TestClient, failed: str) -> None:
+    index: LoadedIndex = client.app.state.service.engine.index  # type: ignore[attr-defined]
+    limit = HitLimit("department", 2)
+    vector: Any = BigramEncoder().encode([QUERY]).vectors[0]
+    late: Future[Any] = Future()
+    if failed == "dense":
+        vector = RuntimeError()
+        late.set_result(index.search_text(Query(QUERY, mode="hybrid", limit_per=limit)))
+    query = Query(QUERY, mode="hybrid", limit_per=limit, min_score=-1.0)
+    result = index.search(query, vector, text=late, timeout=0.01)
+    assert result.failed == (failed,)
+    departments = Counter(hit.metadata["department"] for hit in result.hits)
+    assert departments == dict.fromkeys(set(DEPARTMENTS), 2)
