@@ -170,7 +170,8 @@ quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query
 	rm -rf builds/quality
 	$(CARE) splits --data '$(DATA)' --out builds/quality
 	cp '$(DATA)'/dev.queries.jsonl '$(DATA)'/dev.qrels.tsv builds/quality
-	$(CARE) cmedteb splits --data builds/quality --out $(QUALITY) $(addprefix --split ,$(QUALITY_SPLITS)) $(addprefix --system ,care-mini care-mini-lookup $(SECOND_EDITION) bm25)
+	$(CARE) cmedteb splits --data builds/quality --out $(QUALITY) $(addprefix --split ,$(QUALITY_SPLITS)) $(addprefix --system ,care-mini care-mini-lookup $(SECOND_EDITION) bm25 bm25-characters)
+	rm $(QUALITY)/splits.md
 	$(SPEED) --threads 1 >$(QUALITY)/encoders-1.json
 	$(SPEED) --threads 2 >$(QUALITY)/encoders-2.json
 

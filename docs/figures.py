@@ -35,9 +35,10 @@ _REGION = re.compile(r"(?<=<!-- figures: )(\S+)( -->\n).*?(?=<!-- end of figures
 # What tables call systems and splits; others keep their names.
 _SYSTEMS = {
     "care-mini": "`care-mini`",
-    "care-mini-lookup": "`care-mini-lookup`, a query encoder without a transformer",
+    "care-mini-lookup": "`care-mini-lookup`",
     "care-mini-edition-2": "second edition of `care-mini`",
     "bm25": "BM25 over jieba's words",
+    "bm25-characters": "BM25 over characters and bigrams",
 }
 _SPLITS = {
     "unseen": "unseen",
@@ -160,7 +161,7 @@ def _read(path: Path) -> Any:
 
 
 def _system(entry: Mapping[str, Any]) -> str:
-    name = entry.get("name") or entry["pair"]
+    name: str = entry.get("name") or entry["pair"]
     return _SYSTEMS.get(Path(name).stem, name)
 
 

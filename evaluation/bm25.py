@@ -21,6 +21,8 @@ LABELS: dict[Analyzer, str] = {
     "words": "BM25, words",
     "characters": "BM25, characters and bigrams",
 }
+# The analyzers by the names of systems in benchmarks.
+SYSTEMS: dict[str, Analyzer] = {"bm25": "words", "bm25-characters": "characters"}
 # What computes the baselines.
 ENGINE = f"bm25s, k1 {K1}, b {B}; words of jieba"
 

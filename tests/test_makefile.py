@@ -46,6 +46,7 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["evaluate"], ["evaluate"]),
         (["cmedteb", "HUB=owner/name"], ["cmedteb run", "cmedteb report"]),
         (["tradeoff"], ["cmedteb tradeoff"]),
+        (["quality"], ["splits", "cmedteb splits", "bench encoders", "bench encoders"]),
         (["export"], ["export"]),
         (["train", "RECIPE=recipe.yaml"], ["train"]),
         (["ablations"], ["ablations"]),

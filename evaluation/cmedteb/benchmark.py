@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from core.errors import CareError
 from core.files import write_text
+from evaluation.bm25 import SYSTEMS
 from evaluation.cmedteb.evaluate import (
-    BM25,
     Bm25Model,
     Load,
     PairModel,
@@ -40,7 +40,7 @@ def load_systems(
     that its scores are kept beside those with other instructions.
 
     Args:
-        names: Registered pairs, paths of pairs' TOML files, or names of `BM25`.
+        names: Registered pairs, paths of pairs' TOML files, or names of `evaluation.bm25.SYSTEMS`.
         cache: Folder in which the vectors of pairs are kept.
         instructions: File of the tasks' instructions; None for those of the benchmark.
         batch_size: Texts that an encoder encodes at once.
@@ -53,7 +53,7 @@ def load_systems(
     systems: dict[str, System] = {}
     for given in names:
         system: System
-        if given in BM25:
+        if given in SYSTEMS:
             system = Bm25Model(given)
         else:
             pair = load_pair(given)

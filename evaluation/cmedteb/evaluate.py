@@ -23,7 +23,7 @@ from core.encoders import Encoder, EncoderSpec, Pair, Role
 from core.errors import CareError
 from core.provenance import library_versions
 from core.types import Document, FloatArray
-from evaluation.bm25 import Analyzer, Bm25Index
+from evaluation.bm25 import SYSTEMS, Bm25Index
 from evaluation.cmedteb.results import TaskScore, run_path, write_score
 from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
 from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
@@ -32,8 +32,6 @@ from evaluation.trec import write_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 
-# Systems that are no pairs.
-BM25: dict[str, Analyzer] = {"bm25": "words", "bm25-characters": "characters"}
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
 # mteb's names of kinds and measures.
 _TYPES = {"retrieval": "Retrieval", "reranking": "Reranking", "sts": "STS"}
@@ -129,11 +127,14 @@ class PairModel(AbsEncoder):
 
 
 class Bm25Model:
-    """BM25 as a model of mteb: a baseline of all tasks but STS; `name` is one of `BM25`."""
+    """BM25 as a model of mteb: a baseline of all tasks but STS.
+
+    `name` is one of `evaluation.bm25.SYSTEMS`.
+    """
 
     def __init__(self, name: str = "bm25") -> None:
         self.name = name
-        self.analyzer = BM25[name]
+        self.analyzer = SYSTEMS[name]
         self.mteb_model_meta = _meta(name, None)
 
     def index(self, corpus: Any, **_: Any) -> None:

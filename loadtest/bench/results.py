@@ -23,7 +23,7 @@ WAYS = {
     "http_single": "over HTTP, one client",
     "http_full": "over HTTP, full load",
     "bare_single": "bare, one query at a time",
-    "bare_full": "bare, batches of 32 on all processors",
+    "bare_full": "bare, batches on all processors",
 }
 
 # What `make quality` writes.
