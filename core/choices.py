@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-Backend = Literal["auto", "onnx", "transformers", "vllm", "openai"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["auto", "onnx", "openvino", "transformers", "vllm", "openai"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 StoreName = Literal["faiss", "milvus"]
 SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
 
