@@ -29,8 +29,6 @@ from models.encoders.tokenizer import (
 
 # Values of weights and activations that share a scale, with dtype int8.
 _BLOCK = 128
-# Kernels are compiled for each length of a batch: lengths are rounded up to a multiple.
-_LENGTH_STEP = 8
 
 
 class OpenVinoEncoder(TokenEncoder):
@@ -80,9 +78,7 @@ class OpenVinoEncoder(TokenEncoder):
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
         """Encodes texts that `tokenize` returned, as one batch."""
-        longest = max(map(len, tokens))
-        length = min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self.spec.max_length)
-        ids, mask = pad(tokens, (len(tokens), length))
+        ids, mask = pad(tokens)
         inputs = {"input_ids": ids, "attention_mask": mask}
         found = _calling("failed", lambda: self._request.infer(inputs)[OUTPUT])
         return make_encoding(self.spec, np.array(found, dtype=np.float32), tokens)
