@@ -14,6 +14,7 @@ import openvino.opset13 as operators
 from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 
+from core.cpus import cpu_flags
 from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError, ProviderError
 from core.types import FloatArray
@@ -64,7 +65,8 @@ class OpenVinoEncoder(TokenEncoder):
         if block and not products.count:
             reason = "has no MatMulNBits weights to compute with in int8: use another --dtype"
             raise PairError.at(weights, reason, "no_int8_weights")
-        half = dtype == "bfloat16" or (block and "BF16" in _capabilities(core))
+        # OpenVINO would emulate bfloat16 on other processors with AVX-512, some 20 times as slow.
+        half = dtype == "bfloat16" or (block and "avx512_bf16" in cpu_flags())
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": "bf16" if half else "f32",
@@ -131,11 +133,6 @@ def _int8_weights(blocks: FloatArray, width: int) -> Any:
     stored = operators.convert(operators.constant((integers + 128).astype(np.uint8)), "f32")
     restored = operators.multiply(operators.subtract(stored, zero), operators.constant(scales))
     return operators.reshape(restored, operators.constant([len(blocks), width]), False)
-
-
-def _capabilities(core: Any) -> list[str]:
-    found: list[str] = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return found
 
 
 def _calling(what: str, call: Callable[[], Any]) -> Any:
