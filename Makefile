@@ -303,7 +303,7 @@ $(TEST): pyproject.toml constraints.txt $(GPU)
 	$(new_environment)
 	$(INSTALL) '$(TORCH)'
 	$(GPU_BUILDS)
-	$(PINNED) -e '.[bench,cmedteb,curation,dev,eval,loadtest,tracing,train]'
+	$(PINNED) -e '.[bench,cmedteb,curation,dev,eval,loadtest,openvino,tracing,train]'
 	@touch $@
 
 # Locust and the open loop need neither the project's own dependencies nor the project installed.

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from care.options import IndexOptions, vector_stores
-from core.choices import Backend
+from core.choices import Backend, Dtype
 from core.cpus import available_cpus
 from core.encoders import Encoder, Pair
 from core.errors import CareError, CorpusError, ProviderError
@@ -33,6 +33,7 @@ from models.encoders.factory import (
     document_encoder,
     query_encoder,
     resolve_backend,
+    resolve_dtype,
     token_counter,
 )
 from models.pairs import load_pair
@@ -44,7 +45,7 @@ Corpus = str | Path | Iterable[Mapping[str, Any]]
 _SERVER_TEXTS = 1024
 # Options that only some backends, or an executor, take.
 _ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("backend", ("transformers", "vllm"), ("dtype",)),
+    ("backend", ("openvino", "transformers", "vllm"), ("dtype",)),
     ("backend", ("vllm",), ("replicas", "tensor_parallel")),
     ("backend", ("openai",), ("base_url", "model", "concurrency", "truncate")),
     ("executor", ("ray",), ("ray_address", "ray_actors")),
@@ -289,7 +290,8 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     if options.chunk_overlap and not options.chunk_tokens:
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
-    known = base.dtype if base and base.dtype in DTYPES else "auto"
+    same = base is not None and base.backend == backend and base.dtype in DTYPES
+    dtype = options.dtype or (base.dtype if base and same else "auto")
     full_text = options.full_text is not False
     if options.lexical_weight is not None and not full_text:
         message = "--lexical-weight needs full text: leave out --no-full-text"
@@ -303,7 +305,7 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
         store=options.store or "faiss",
         threads=options.threads or available_cpus(),
         backend=cast("Backend", backend),
-        dtype=options.dtype or known,
+        dtype=cast("Dtype", resolve_dtype(backend, dtype)),
         batch_size=options.batch_size or default_batch_size(backend),
     )
     return pair, resolved

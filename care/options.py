@@ -51,10 +51,11 @@ class IndexOptions:
         shard_size: Texts in a shard.
         threads: Threads of the encoder and of FAISS, or None for all available processors.
         memory_gib: Memory limit for building inverted lists [GiB]; larger lists are built in parts.
-        backend: What runs the document encoder: "onnx", "transformers", "vllm", "openai" or
-            "auto"; None is "auto", and in an update the backend of the active version.
-        dtype: Data type that a checkpoint computes in: "float32", "bfloat16", "float16" or "auto";
-            None is "auto", and in an update that of the active version.
+        backend: What runs the document encoder: "onnx", "openvino", "transformers", "vllm",
+            "openai" or "auto"; None is "auto", and in an update the backend of the active version.
+        dtype: Data type that a checkpoint or OpenVINO computes in: "float32", "bfloat16",
+            "float16" (checkpoints), "int8" (OpenVINO) or "auto"; None is "auto", and in an update
+            that of the active version.
         batch_size: Texts in a batch, or None for 1024 with vLLM and 32 otherwise.
         replicas: Replicas of vLLM that share the texts.
         tensor_parallel: GPUs that share the model of one replica.

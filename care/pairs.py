@@ -125,10 +125,11 @@ def load_pair(
     Args:
         name: Trained or registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or
             "care-mini".
-        backend: What runs the document encoder: "onnx", "transformers", "vllm" or "openai";
-            "auto" chooses by the format of its weights.
-        dtype: Data type that a checkpoint computes in; "auto" is bfloat16 on a GPU, else float32.
-        threads: Threads of ONNX Runtime, or None for all available processors.
+        backend: What runs the document encoder: "onnx", "openvino", "transformers", "vllm" or
+            "openai"; "auto" chooses by the format of its weights.
+        dtype: Data type that a checkpoint or OpenVINO computes in; "auto" is bfloat16 on a GPU, for
+            OpenVINO the fastest one of the processor, else float32.
+        threads: Threads of ONNX Runtime or OpenVINO, or None for all available processors.
         base_url: Address of the server, with backend "openai".
         model: The server's name of the model, or None for that of the pair.
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-Backend = Literal["auto", "onnx", "transformers", "vllm", "openai"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["auto", "onnx", "openvino", "transformers", "vllm", "openai"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 StoreName = Literal["faiss", "milvus"]
 # How a query finds documents: by vectors, by full text, or by both.
 Mode = Literal["dense", "lexical", "hybrid"]

@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
@@ -19,3 +20,16 @@ def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
     if quota == "max":
         return cpus
     return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+
+
+def cpu_flags(cpu_info: Path = CPU_INFO) -> set[str]:
+    """Returns the names of the processor's instruction sets, as Linux lists them."""
+    try:
+        lines = cpu_info.read_text().splitlines()
+    except OSError:
+        return set()
+    for line in lines:
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):  # of x86, of ARM
+            return set(flags.split())
+    return set()

@@ -145,9 +145,9 @@ class IndexManifest(FrozenModel):
         number: Place in the order of publication, larger than those of all versions that existed
             at that time and were not deleted; None in manifests of older releases.
         encoder: Specification of the document encoder.
-        backend: Backend of the document encoder: onnx, transformers, vllm or openai.
+        backend: Backend of the document encoder: onnx, openvino, transformers, vllm or openai.
         dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
-            processors, and for ONNX files the dtype of the graph.
+            processors, and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
         metric: Similarity of two vectors.
         store: Where the vectors are stored.
         factory: Index type, as a FAISS factory string.

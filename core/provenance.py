@@ -22,6 +22,7 @@ _LIBRARIES = {
     "numpy": "numpy",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
     "peft": "peft",
     "pyarrow": "pyarrow",
     "pymilvus": "pymilvus",

@@ -120,8 +120,8 @@ class _Annotations:
     dtype: Annotated[
         Dtype | None,
         Option(
-            help="Data type that a checkpoint computes in (default: auto: bfloat16 on GPUs, else "
-            "float32).",
+            help="Data type that a checkpoint or OpenVINO computes in (default: auto: bfloat16 on "
+            "GPUs, with OpenVINO the fastest one of the processor, else float32).",
             rich_help_panel=_ENCODER,
         ),
     ]

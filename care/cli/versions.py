@@ -38,12 +38,13 @@ class _Listed:
 
 
 def version_line(manifest: "IndexManifest") -> str:
-    """Describes the index of a version: factory, search parameters, size, recall."""
+    """Describes the index of a version: factory, search parameters, size, encoding, recall."""
     parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
     size = sum(record.bytes for record in manifest.files.values())
     return (
         f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
         f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
+        f"encoded by {manifest.backend} ({manifest.dtype}); "
         f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
         f"on {manifest.recall.queries} queries ({manifest.recall.source})"
     )
@@ -58,6 +59,8 @@ def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
         "number": manifest.number,
         "created_at": manifest.created_at.isoformat(),
         "embedding_space": manifest.encoder.embedding_space,
+        "backend": manifest.backend,
+        "dtype": manifest.dtype,
         "documents": manifest.corpus.documents,
         "vectors": manifest.count,
         "store": manifest.store,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.diagnosis.packages import INSTALL_GPU_BUILDS
-from core.cpus import available_cpus
+from core.cpus import CPU_INFO, available_cpus, cpu_flags
 from core.gpus import visible_gpus
 
 _OLDEST_PYTHON = (3, 11)
@@ -17,7 +17,6 @@ _GIB = 2**30
 # The service with care-mini takes some 0.3 GiB; an index is memory-mapped.
 _MIN_MEMORY = 1.0
 _MIN_DISK = 1.0
-_CPU_INFO = Path("/proc/cpuinfo")
 _MEMORY_INFO = Path("/proc/meminfo")
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 # Instructions that int8 encoders gain from, by their names on x86 and ARM.
@@ -55,9 +54,9 @@ def check_processors() -> Finding:
     return Finding("processors", "ok", f"{usable} usable ({limits})")
 
 
-def check_features(cpu_info: Path = _CPU_INFO) -> Finding:
+def check_features(cpu_info: Path = CPU_INFO) -> Finding:
     """Checks the instructions of the processor that encoders are fast with."""
-    flags = _cpu_flags(cpu_info)
+    flags = cpu_flags(cpu_info)
     found = [name for name in _FEATURES if name in flags]
     listed = ", ".join(found) or "none of " + ", ".join(_FEATURES)
     if _FAST & set(found):
@@ -129,15 +128,3 @@ def check_disk(folder: Path) -> Finding:
         advice = "Delete old versions (care versions prune) or choose another folder."
         return Finding("disk", "warning", found, advice)
     return Finding("disk", "ok", found)
-
-
-def _cpu_flags(cpu_info: Path) -> set[str]:
-    try:
-        lines = cpu_info.read_text().splitlines()
-    except OSError:
-        return set()
-    for line in lines:
-        name, _, flags = line.partition(":")
-        if name.strip() in ("flags", "Features"):  # of x86, of ARM
-            return set(flags.split())
-    return set()

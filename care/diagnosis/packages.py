@@ -18,6 +18,7 @@ _EXTRAS = {
     "curation": "care curate",
     "distributed": "Ray and Milvus",
     "openai": "--backend openai",
+    "openvino": "--backend openvino, which encodes documents faster on processors",
     "tracing": "traces of the service",
     "vllm": "--backend vllm on GPUs, in an environment of its own",
 }

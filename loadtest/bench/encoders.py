@@ -1,4 +1,4 @@
-"""Speed of query encoders, measured alternately: queries one at a time, and batches of 32."""
+"""Speed of encoders, measured alternately: query encoders, and document encoders by engine."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,16 +7,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from core.encoders import Encoder
-from core.errors import DataError
+import numpy as np
+
+from core.encoders import Encoder, Encoding
+from core.errors import DataError, ProviderError
 from core.provenance import commit, environment, hardware
 from core.text import normalize_text
 from loadtest.traffic import read_texts
-from models.encoders.factory import load_encoder, weights_bytes
+from models.encoders.factory import (
+    EncoderOptions,
+    document_encoder,
+    load_encoder,
+    resolve_dtype,
+    weights_bytes,
+)
 from models.pairs import load_pair
 
 BATCH = 32
 _ALONE, _BATCHES = "alone", "batches"
+# Documents that each engine encodes in a round.
+DOCUMENTS = 128
+_OPENVINO = ("float32", "bfloat16", "int8")
 
 
 def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> dict[str, Any]:
@@ -41,10 +52,7 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         DataError: If the file of queries cannot be read or is empty.
         PairError: If a pair does not exist or does not load.
     """
-    texts = [normalize_text(text) for text in read_texts(queries)]
-    if not texts:
-        message = f"{queries} is empty: it must hold queries, one JSON object with text per line"
-        raise DataError(message, code="empty_file", path=queries)
+    texts = _texts(queries)
     batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
     # Full batches only, unless there are fewer queries.
     batches = [batch for batch in batches if len(batch) == BATCH] or batches
@@ -72,11 +80,104 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
     }
 
 
-def lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yields the result of `compare` as lines of text."""
+def compare_documents(pair: str, corpus: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Compares the document encoder of a pair in ONNX Runtime and in OpenVINO, by dtype.
+
+    The first `DOCUMENTS` texts are encoded in batches of similar length, as in a build. Dtypes
+    that the processor has no instructions for are left out.
+
+    Args:
+        pair: Name or TOML file of the pair, whose document encoder is an ONNX file.
+        corpus: JSONL with `text`.
+        threads: Threads of an encoder.
+        rounds: Number of rounds.
+
+    Returns:
+        Hardware, versions and options; and for each engine and dtype, medians over rounds:
+        `tokens_per_second`, without padding; `ms`, `cpu_ms`, `ratio` and `cpu_ratio` as in
+        `compare`, relative to ONNX Runtime; and `cosine`, the lowest to its vectors.
+
+    Raises:
+        DataError: If the corpus cannot be read or is empty.
+        PairError: If the pair does not exist or does not load.
+        ProviderError: If OpenVINO is not installed.
+    """
+    texts = sorted(_texts(corpus)[:DOCUMENTS], key=len, reverse=True)
+    calls = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    loaded = load_pair(pair)
+    ways = [("onnx", "auto"), *(("openvino", dtype) for dtype in _OPENVINO if _supported(dtype))]
+    encoders = [
+        document_encoder(loaded, EncoderOptions(backend, threads, dtype)) for backend, dtype in ways
+    ]
+    found = [_encode(encoder, calls) for encoder in encoders]
+    tokens = sum(int(part.token_counts.sum()) for part in found[0])
+    vectors = [np.concatenate([part.vectors for part in parts]) for parts in found]
+    times = list(_rounds(encoders, calls, rounds))
+    engines = []
+    for i, (backend, dtype) in enumerate(ways):
+        medians = _medians(times, i)
+        engines.append(
+            {
+                "backend": backend,
+                "dtype": dtype,
+                "tokens_per_second": 1000 * tokens / (medians["ms"] * len(texts)),
+                "cosine": float((vectors[0] * vectors[i]).sum(axis=1).min()),
+                **medians,
+            }
+        )
+    return {
+        "hardware": hardware(),
+        **environment(),
+        "pair": pair,
+        "threads": threads,
+        "rounds": rounds,
+        "batch": BATCH,
+        "documents": len(texts),
+        "tokens": tokens,
+        "engines": engines,
+    }
+
+
+def _supported(dtype: str) -> bool:
+    try:
+        return bool(resolve_dtype("openvino", dtype))
+    except ProviderError:
+        return False
+
+
+def _texts(path: Path) -> list[str]:
+    texts = [normalize_text(text) for text in read_texts(path)]
+    if not texts:
+        message = f"{path} is empty: it must hold texts, one JSON object with text per line"
+        raise DataError(message, code="empty_file", path=path)
+    return texts
+
+
+def document_lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yields the result of `compare_documents` as lines of text."""
+    yield _machine(result)
+    yield (
+        f"{result['pair']}: {result['documents']} documents, {result['tokens']:,} tokens, batches "
+        f"of {result['batch']}; {result['threads']} threads, medians of {result['rounds']} rounds; "
+        "×: rate divided by that of ONNX Runtime; cosine: lowest to its vectors"
+    )
+    yield f"{'engine':8} {'dtype':8} {'tokens/s':>8} {'×':>6} {'CPU ×':>6} {'cosine':>7}"
+    for entry in result["engines"]:
+        yield (
+            f"{entry['backend']:8} {entry['dtype']:8} {entry['tokens_per_second']:>8,.0f} "
+            f"{entry['ratio']:>6.2f} {entry['cpu_ratio']:>6.2f} {entry['cosine']:>7.4f}"
+        )
+
+
+def _machine(result: dict[str, Any]) -> str:
     machine, libraries = result["hardware"], result["libraries"]
     versions = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    yield f"{machine['processor']}, {machine['processors']} processors; {versions}"
+    return f"{machine['processor']}, {machine['processors']} processors; {versions}"
+
+
+def lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yields the result of `compare` as lines of text."""
+    yield _machine(result)
     yield (
         f"{result['threads']} threads, medians of {result['rounds']} rounds; times per query; "
         "×: rate divided by that of the first pair, by wall and by CPU time"
@@ -111,9 +212,8 @@ def _rounds(
         yield [found[i] for i in range(len(encoders))]
 
 
-def _encode(encoder: Encoder, calls: Iterable[list[str]]) -> None:
-    for texts in calls:
-        encoder.encode(texts)
+def _encode(encoder: Encoder, calls: Iterable[list[str]]) -> list[Encoding]:
+    return [encoder.encode(texts) for texts in calls]
 
 
 def _medians(rounds: Sequence[Sequence[tuple[float, float]]], encoder: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from core.choices import Backend, Dtype
-from core.cpus import available_cpus
+from core.cpus import available_cpus, cpu_flags
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair
 from core.errors import CareError, PairError, ProviderError
 from models.encoders.onnx import OnnxEncoder
@@ -22,6 +23,12 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 # Number of encoded tokens of a text, and whether it is truncated.
 TokenCount = tuple[int, bool]
 TokenCounter = Callable[[Sequence[str]], list[TokenCount]]
+
+# Instructions without which OpenVINO is slower in a dtype than in float32, or is wrong.
+_INSTRUCTIONS: dict[str, set[str]] = {
+    "bfloat16": {"amx_bf16", "avx512_bf16"},
+    "int8": {"avx512_vnni"},
+}
 
 _TRAINING = (
     "run the command in .venv-test, the environment of make train, "
@@ -36,8 +43,9 @@ class EncoderOptions:
     Attributes:
         backend: One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is
             vLLM if it is installed and supports the checkpoint, and otherwise transformers.
-        threads: Threads of ONNX Runtime; 0 for all available processors.
-        dtype: One of `DTYPES`; "auto" is bfloat16 on GPUs and float32 on processors.
+        threads: Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
+        dtype: One of `DTYPES`; "auto" is bfloat16 on GPUs and float32 on processors, and with
+            OpenVINO the fastest one of this processor (`resolve_dtype`).
         replicas: Number of vLLM engines.
         tensor_parallel: GPUs per vLLM engine.
         base_url: Address of an embedding server, for backend "openai".
@@ -67,6 +75,34 @@ def resolve_backend(spec: EncoderSpec, backend: str) -> str:
         return "onnx"
     unmodified = not spec.adapter and "model_type" not in spec.config
     return "vllm" if unmodified and importlib.util.find_spec("vllm") else "transformers"
+
+
+def resolve_dtype(backend: str, dtype: str) -> str:
+    """Returns the dtype of a backend; for OpenVINO "auto" is resolved by the processor.
+
+    With AMX bfloat16 is the fastest, with VNNI alone int8, on other processors float32.
+
+    Raises:
+        CareError: If the backend does not compute in this dtype.
+        ProviderError: If OpenVINO computes in it, but this processor has no instructions for it.
+    """
+    if dtype == ("float16" if backend == "openvino" else "int8"):
+        message = f"--dtype {dtype} cannot be used with --backend {backend}"
+        raise CareError(message, code="option_not_taken", option="--dtype")
+    if backend != "openvino":
+        return dtype
+    flags = cpu_flags()
+    if dtype == "auto":
+        best = "int8" if flags & _INSTRUCTIONS["int8"] else "float32"
+        return "bfloat16" if "amx_bf16" in flags else best
+    needed = _INSTRUCTIONS.get(dtype)
+    if needed and not flags & needed:
+        message = (
+            f"this processor has no instructions for {dtype} ({' or '.join(sorted(needed))}): use "
+            "--dtype float32; in an update with --encode-all, because vectors differ"
+        )
+        raise ProviderError(message, code="unsupported_dtype", dtype=dtype)
+    return dtype
 
 
 def default_batch_size(backend: str) -> int:
@@ -111,12 +147,19 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     backend = resolve_backend(spec, options.backend)
     if backend == "openai":
         return _server_encoder(pair, options)
-    if (backend == "onnx") != (spec.format == "onnx"):
+    if (backend in ("onnx", "openvino")) != (spec.format == "onnx"):
         message = (
             f"backend '{backend}' does not support the document encoder of pair '{pair.name}', "
             f"whose format is '{spec.format}': use --backend auto"
         )
         raise PairError(message, code="backend_mismatch", backend=backend, format=spec.format)
+    if backend == "openvino":
+        with _required_packages("--backend openvino", "pip install 'care-retrieval[openvino]'"):
+            # Otherwise the import of OpenVINO sends a usage event over the network.
+            sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+            from models.encoders.openvino import OpenVinoEncoder
+        dtype = resolve_dtype(backend, options.dtype)
+        return OpenVinoEncoder(spec, pair.folder, options.threads or available_cpus(), dtype)
     if backend != "vllm":
         return load_encoder(spec, pair.folder, options.threads, dtype=options.dtype)
     with _required_packages("vLLM", "pip install vllm"):

@@ -1,14 +1,25 @@
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import care
+import models.encoders.factory
 from care.indexing import encode_corpus, estimate_build
-from core.errors import CareError, CorpusError, IndexVersionError
+from core.encoders import EncoderSpec
+from core.errors import (
+    CareError,
+    CorpusError,
+    EmbeddingSpaceError,
+    IndexVersionError,
+    ProviderError,
+)
 from indexer.build import BuildOptions
 from tests.conftest import make_records, write_jsonl
+from tests.encoders import BigramEncoder
 from tests.errors import raises
 
 pytestmark = pytest.mark.usefixtures("test_encoders")
@@ -162,6 +173,58 @@ def test_a_misspelt_option_is_refused(options: care.IndexOptions) -> None:
         care.build_index("test", make_records(3), options, factori="Flat")
     with raises(CareError, "option_not_taken", option="--replicas"):
         care.build_index("test", make_records(3), options, replicas=2)
+
+
+@pytest.fixture
+def openvino(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces encoders in OpenVINO by test encoders and returns their dtypes."""
+    used: list[str] = []
+
+    def load(spec: EncoderSpec, folder: Path, threads: int, dtype: str) -> BigramEncoder:
+        used.append(dtype)
+        return BigramEncoder(spec.role, spec.embedding_space)
+
+    module = SimpleNamespace(OpenVinoEncoder=load)
+    monkeypatch.setitem(sys.modules, "models.encoders.openvino", module)
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
+    return used
+
+
+def test_an_update_keeps_backend_and_dtype_of_openvino(
+    options: care.IndexOptions, openvino: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flags(*names: str) -> None:
+        monkeypatch.setattr(models.encoders.factory, "cpu_flags", lambda: set(names))
+
+    flags("avx512_vnni")
+    built = care.build_index("test", make_records(20), options, backend="openvino").manifest
+    assert (built.backend, built.dtype) == ("openvino", "int8")
+    # Another processor would choose bfloat16, but can compute in int8.
+    flags("avx512_vnni", "amx_bf16")
+    more = make_records(24)[20:]
+    updated = care.update_index("test", add=more[:1], options=options).manifest
+    assert (updated.backend, updated.dtype) == ("openvino", "int8")
+    assert openvino == ["int8", "int8"]
+    before = ["openvino", "int8"]
+    for other in ({"dtype": "bfloat16"}, {"dtype": "float32"}, {"backend": "onnx"}):
+        with raises(EmbeddingSpaceError, "other_precision", before=before):
+            care.update_index("test", add=more[1:], options=options, **other)
+    flags("avx2")
+    with raises(ProviderError, "unsupported_dtype", dtype="int8"):
+        care.update_index("test", add=more[1:], options=options)
+    other = {"backend": "onnx", "encode_all": True}
+    changed = care.update_index("test", add=more[1:], options=options, **other).manifest
+    assert (changed.backend, changed.dtype) == ("onnx", "auto")
+
+
+def test_an_index_of_onnx_runtime_is_not_updated_with_openvino(
+    options: care.IndexOptions, openvino: list[str]
+) -> None:
+    care.build_index("test", make_records(20), options)
+    more = make_records(21)[20:]
+    with raises(EmbeddingSpaceError, "other_precision", before=["onnx", "auto"]):
+        care.update_index("test", add=more, options=options, backend="openvino")
+    assert care.update_index("test", add=more, options=options).manifest.backend == "onnx"
 
 
 def test_the_variables_say_where_indexes_and_builds_are(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from core.cpus import available_cpus
+from core.cpus import available_cpus, cpu_flags
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +32,10 @@ def test_the_minimum_of_affinity_and_quota_is_returned(
 
 def test_without_a_quota_the_affinity_is_returned(tmp_path: Path) -> None:
     assert available_cpus(tmp_path / "cpu.max") == 8
+
+
+def test_the_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    assert cpu_flags(path) == set()
+    path.write_text("processor : 0\nflags\t\t: fpu avx2\n\nprocessor : 1\nflags\t\t: fpu\n")
+    assert cpu_flags(path) == {"fpu", "avx2"}

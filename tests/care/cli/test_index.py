@@ -222,6 +222,7 @@ def test_an_index_is_listed_during_its_first_build(
         (["--base-url", "http://h"], "option_not_taken"),
         (["--replicas", "8"], "option_not_taken"),
         (["--dtype", "float16"], "option_not_taken"),
+        (["--dtype", "float16", "--backend", "openvino"], "option_not_taken"),
         (["--ray-actors", "2"], "option_not_taken"),
         (["--index", "../a"], "bad_index_name"),
     ],

@@ -13,6 +13,7 @@ from models.encoders.factory import (
     load_encoder,
     query_encoder,
     resolve_backend,
+    resolve_dtype,
     token_counter,
 )
 from models.encoders.onnx import OnnxEncoder
@@ -58,9 +59,59 @@ def test_the_default_backend_depends_on_the_spec(
         assert resolve_backend(other, "auto") == "transformers"
 
 
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ({"avx2"}, "float32"),
+        # OpenVINO without VNNI computes int8 products slowly or wrongly.
+        ({"avx512f", "avx512_bf16", "avx_vnni"}, "float32"),
+        ({"avx512_vnni"}, "int8"),
+        ({"avx512_vnni", "avx512_bf16"}, "int8"),
+        ({"avx512_vnni", "avx512_bf16", "amx_bf16"}, "bfloat16"),
+        (set(), "float32"),
+    ],
+)
+def test_the_dtype_of_openvino_depends_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], dtype: str
+) -> None:
+    monkeypatch.setattr(factory, "cpu_flags", lambda: flags)
+    assert resolve_dtype("openvino", "auto") == dtype
+    assert resolve_dtype("openvino", "float32") == "float32"
+    assert resolve_dtype("openvino", dtype) == dtype
+    assert resolve_dtype("transformers", "auto") == "auto"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_dtype_without_instructions_is_an_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(factory, "cpu_flags", lambda: {"avx2"})
+    with raises(ProviderError, "unsupported_dtype", dtype=dtype):
+        resolve_dtype("openvino", dtype)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("openvino", "float16"), ("vllm", "int8")])
+def test_a_dtype_of_other_backends_is_an_error(backend: str, dtype: str) -> None:
+    with raises(CareError, "option_not_taken", option="--dtype"):
+        resolve_dtype(backend, dtype)
+
+
+def test_a_missing_openvino_is_named_with_its_install_command(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "models.encoders.openvino", raising=False)
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with raises(ProviderError, "missing_package", package="openvino") as caught:
+        document_encoder(pair, EncoderOptions("openvino"))
+    assert "care-retrieval[openvino]" in str(caught.value)
+
+
 def test_a_backend_that_does_not_support_the_format_is_an_error(pair: Pair) -> None:
     with raises(PairError, "backend_mismatch", backend="onnx", format="transformers"):
         document_encoder(checkpoint_pair(pair), EncoderOptions("onnx"))
+    with raises(PairError, "backend_mismatch", backend="openvino", format="transformers"):
+        document_encoder(checkpoint_pair(pair), EncoderOptions("openvino"))
     with raises(PairError, "backend_mismatch", backend="vllm", format="onnx"):
         document_encoder(pair, EncoderOptions("vllm"))
 
