@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from pydantic_core import to_json
 
@@ -20,12 +20,24 @@ _FEW_HITS = 64
 _HITS = 16
 
 
+class Kept(NamedTuple):
+    """What caches keep of a result.
+
+    Attributes:
+        rows: Scores and rows.
+        answerable: The score that says whether the index answers the query, if there is one.
+    """
+
+    rows: ScoredRows
+    answerable: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class QueryResult:
     """The result of one query.
 
     Attributes:
-        rows: Scores and rows, which caches store.
+        kept: What caches keep.
         hits: The hits of the rows.
         search: Time to find the rows [s].
         fetch: Time to read the documents, or the ids of many [s].
@@ -34,7 +46,7 @@ class QueryResult:
         failed: Channels of a hybrid search that failed or were late.
     """
 
-    rows: ScoredRows
+    kept: Kept
     hits: "Hits"
     search: float
     fetch: float
@@ -45,7 +57,8 @@ class QueryResult:
     @property
     def facts(self) -> dict[str, Any]:
         """How the hits were found, as arguments of `service.answers.search_json`."""
-        return {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
+        facts = {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
+        return facts | {"answerable": self.kept.answerable}
 
 
 class Hits(Sequence[Hit]):

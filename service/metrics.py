@@ -90,6 +90,10 @@ class Metrics:
             "care_overflow_queries_total",
             "Queries that CARE_OVERFLOW_PAIR took because the queue was full.",
         )
+        self.unanswered = counter(
+            "care_unanswered_queries_total",
+            "Queries whose answerable score is below the threshold of the pair.",
+        )
         self.batch_queries = histogram(
             "care_batch_queries", "Queries of an encoded batch.", buckets=_QUERIES
         )

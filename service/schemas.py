@@ -167,6 +167,12 @@ class SearchResponse(BaseModel):
         description="Channels of a hybrid search that failed or were late; the hits are those of "
         "the other one."
     )
+    answerable: float | None = Field(
+        description="Whether the index seems to answer the query, from 0 to 1: below the threshold "
+        "that GET /index has for the mode, the hits are likely to be about something else. Null if "
+        "the pair has no calibration for the mode, the other pair encoded the query, a channel "
+        "failed, or no document matches the filter."
+    )
 
 
 class BatchResponse(BaseModel):
@@ -281,6 +287,10 @@ class IndexResponse(IndexReference):
     recall: RecallReport
     modes: list[Mode] = Field(description="Modes of search; the first one is the default.")
     fusion: dict[str, float] = Field(description="Weights of a hybrid search.")
+    answerable_thresholds: dict[Mode, float] = Field(
+        description="By mode, the `answerable` score below which nothing in the index seems to "
+        "answer a query. Empty if the pair has no calibration."
+    )
     filters: dict[str, list[FilterItem]] = Field(
         description="Values of each filter field, most frequent first: of the first 100 fields by "
         "name at most 100 values each. Texts of more than 200 characters are left out."

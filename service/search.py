@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
+from service.answerable import Features, Judges, answerable, measure
 from service.fusion import (
     DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
@@ -33,7 +35,7 @@ from service.fusion import (
     fuse,
     merged,
 )
-from service.hits import Hits, QueryResult
+from service.hits import Hits, Kept, QueryResult
 from service.logs import describe
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
@@ -63,6 +65,7 @@ class LoadedIndex:
         full_text: The full text, if the version has it.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
+        judges: What judges whether the index answers a query, by mode.
     """
 
     identity: str
@@ -74,6 +77,7 @@ class LoadedIndex:
     vectors: Vectors
     full_text: LexicalIndex | None
     filter_values: Mapping[str, Sequence[FilterValue]]
+    judges: Judges
 
     @property
     def document_bytes(self) -> int:
@@ -88,6 +92,12 @@ class LoadedIndex:
         if self.manifest.fusion:
             return ("hybrid", "dense", "lexical")
         return ("dense", "hybrid", "lexical")
+
+    @property
+    def answerable_thresholds(self) -> dict[Mode, float]:
+        """By mode, the score below which nothing in the index seems to answer a query."""
+        modes = self.modes
+        return {mode: judge.threshold for mode, judge in self.judges.items() if mode in modes}
 
     def search(
         self,
@@ -111,12 +121,8 @@ class LoadedIndex:
             UnavailableError: If the store cannot be reached, and no other channel answers.
         """
         started = time.perf_counter()
-        if query.mode == "lexical":
-            found = Found(*self.search_text(query, check))
-        elif query.mode == "hybrid":
-            found = self._hybrid(query, vector, check, text, timeout)
-        else:
-            found = Found(*self._nearest(query, _vector(vector), check))
+        found = self.find(query, vector, check, text, timeout)
+        judged = self._answerable(query, found)
         scores, rows = found.scores, found.rows
         if query.mode != "dense" and query.collapse:
             best = np.sort(np.unique(self.documents.first_chunks(rows), return_index=True)[1])
@@ -126,7 +132,36 @@ class LoadedIndex:
             scores, rows = scores[good], rows[good]
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
-        return self._read(best_rows, time.perf_counter() - started, explain, found.failed)
+        spent = time.perf_counter() - started
+        return self._read(Kept(best_rows, judged), spent, explain, found.failed)
+
+    def features(self, query: Query, found: Found) -> Features:
+        """Returns the features of a query, given what it has found in mode dense or hybrid."""
+        if query.mode != "hybrid" or self.full_text is None:
+            return measure((found.scores, found.rows))
+        dense, lexical = (found.channels[channel][0] for channel in ("dense", "lexical"))
+        return measure(dense, lexical, self.full_text.idf(query.text))
+
+    def _answerable(self, query: Query, found: Found) -> float | None:
+        judge = self.judges.get(query.mode) if query.mode else None
+        if judge is None or found.failed or not len(found.rows):
+            return None
+        return answerable(judge, self.features(query, found))
+
+    def find(
+        self,
+        query: Query,
+        vector: FloatArray | Exception | None,
+        check: Check = no_check,
+        text: "Future[ScoredRows] | None" = None,
+        timeout: float | None = None,
+    ) -> Found:
+        """Returns the candidates of a query, before they are cut; arguments as in `search`."""
+        if query.mode == "lexical":
+            return Found(*self.search_text(query, check))
+        if query.mode == "hybrid":
+            return self._hybrid(query, vector, check, text, timeout)
+        return Found(*self._nearest(query, _vector(vector), check))
 
     def search_text(self, query: Query, check: Check = no_check) -> ScoredRows:
         """Returns the candidates of the lexical channel: scores, descending, and rows.
@@ -193,13 +228,13 @@ class LoadedIndex:
             return nearest
         return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))
 
-    def fetch(self, found: Iterable[ScoredRows]) -> list[QueryResult]:
+    def fetch(self, found: Iterable[Kept]) -> list[QueryResult]:
         """Reads the documents of cached rows."""
-        return [self._read(rows, cached=True) for rows in found]
+        return [self._read(kept, cached=True) for kept in found]
 
     def _read(
         self,
-        rows: ScoredRows,
+        kept: Kept,
         search: float = 0.0,
         explain: Callable[[int], dict[str, Any]] | None = None,
         failed: tuple[Channel, ...] = (),
@@ -207,9 +242,9 @@ class LoadedIndex:
         cached: bool = False,
     ) -> QueryResult:
         started = time.perf_counter()
-        hits = Hits(self.documents, rows, explain)
+        hits = Hits(self.documents, kept.rows, explain)
         fetch = time.perf_counter() - started
-        return QueryResult(rows, hits, search, fetch, cached, failed=failed)
+        return QueryResult(kept, hits, search, fetch, cached, failed=failed)
 
 
 def _vector(vector: FloatArray | Exception | None) -> FloatArray:
@@ -226,10 +261,11 @@ def load_index(
     encoder: Encoder,
     store: VectorStore | None = None,
     others: Sequence[Encoder] = (),
+    judges: Judges = MappingProxyType({}),
 ) -> LoadedIndex:
     """Opens the active version of an index and checks its files, counts and canaries.
 
-    The canaries are checked with each encoder.
+    The canaries are checked with each encoder. `judges` are those of the pair.
 
     If another version becomes active and the first one is pruned meanwhile, the new one is opened.
 
@@ -240,12 +276,18 @@ def load_index(
     store = store or FaissStore()
     return with_version(
         lambda: store.active_version(root, name),
-        lambda version: open_version(index_folder(root, name) / version, encoder, store, others),
+        lambda version: open_version(
+            index_folder(root, name) / version, encoder, store, others, judges
+        ),
     )
 
 
 def open_version(
-    folder: Path, encoder: Encoder, store: VectorStore, others: Sequence[Encoder] = ()
+    folder: Path,
+    encoder: Encoder,
+    store: VectorStore,
+    others: Sequence[Encoder] = (),
+    judges: Judges = MappingProxyType({}),
 ) -> LoadedIndex:
     """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
 
@@ -277,7 +319,7 @@ def open_version(
     listed = filter_reader.frequent_values()
     reference = to_json({"name": manifest.name, "version": manifest.version})
     opened = reader, filter_reader, vectors, full_text
-    return LoadedIndex(identity, reference, files, manifest, *opened, listed)
+    return LoadedIndex(identity, reference, files, manifest, *opened, listed, judges)
 
 
 def check_space(

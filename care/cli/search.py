@@ -14,8 +14,8 @@ from care.cli.output import show
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, Mode
 
 if TYPE_CHECKING:
-    from care.search import SearchIndex
-    from core.types import FilterValue, Hit
+    from care.search import SearchHits, SearchIndex
+    from core.types import FilterValue
 
 _TEXT_CHARS = 72
 _CONDITION = re.compile(r"(?P<field>[^=<>]+?)(?P<sign>!=|>=|<=|=|>|<)(?P<value>.*)", re.DOTALL)
@@ -70,7 +70,7 @@ def search(
         how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
         hits = opened.search(query, top_k, filter=accepted, mode=mode, **how)
         seconds = time.perf_counter() - started
-        response = _response(opened, hits, seconds, mode or opened.modes[0])
+        response = _response(opened, hits, seconds)
         show(response, _lines(hits, seconds), as_json=json_)
 
 
@@ -112,9 +112,7 @@ def _values(text: str) -> "list[FilterValue]":
     return [text, value] if isinstance(value, int | float) else [text]
 
 
-def _response(
-    index: "SearchIndex", hits: "Sequence[Hit]", seconds: float, mode: str
-) -> dict[str, Any]:
+def _response(index: "SearchIndex", hits: "SearchHits", seconds: float) -> dict[str, Any]:
     """Returns the hits as `POST /search` does."""
     chunk = ("parent", "chunk", "chunks") if index.chunked else ()
     why = ("explain",) if any(hit.explain for hit in hits) else ()
@@ -123,14 +121,18 @@ def _response(
         "hits": [{field: getattr(hit, field) for field in fields} for hit in hits],
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
-        "mode": mode,
+        "mode": hits.mode,
         "cached": False,
         "overflow": False,
         "failed_channels": [],
+        "answerable": hits.answerable,
     }
 
 
-def _lines(hits: "Sequence[Hit]", seconds: float) -> Iterator[str]:
+def _lines(hits: "SearchHits", seconds: float) -> Iterator[str]:
+    if hits.unanswered:
+        compared = f"answerable {hits.answerable:.3f} is below {hits.threshold:.3f}"
+        yield f"nothing in this index seems to answer the question: {compared}"
     for hit in hits:
         metadata = ", ".join(f"{field}: {_shown(value)}" for field, value in hit.metadata.items())
         yield f"{hit.rank:>3}. {hit.score:.3f}  {hit.title or hit.id}"
