@@ -86,7 +86,7 @@ def measure_answerability(
             sets[TAKEN_OUT] = list(_features(loaded, encoder, mode, texts, without))
         if out:
             fitted = [each for name in others for each in sets[name][::2]]
-            judges[mode] = fit(answered, fitted, refused)
+            judges[mode] = fit(answered, fitted, loaded.manifest.count, refused)
             sets |= {name: sets[name][1::2] for name in others}
         shares += _shares(mode, judges[mode], answered, sets)
     if out:

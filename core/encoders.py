@@ -100,11 +100,14 @@ class Answerability(FrozenModel):
     """How one mode of search judges whether an index answers a query (service/answerable.py).
 
     Attributes:
+        vectors: Number of vectors of the index that it was fitted on. Scores of much smaller and
+            much larger indexes cannot be compared with its threshold.
         threshold: Below this score, nothing in the index seems to answer.
         intercept: Intercept of the logistic regression.
         weights: Weight of each feature.
     """
 
+    vectors: int = Field(gt=0)
     threshold: float = Field(ge=0, le=1)
     intercept: float
     weights: dict[Literal["cosine", "lexical"], float] = Field(min_length=1)

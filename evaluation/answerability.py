@@ -1,5 +1,6 @@
 """Calibration of the score that says whether an index answers a query, and its measurement."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,12 +40,15 @@ class Share:
     auroc: float | None
 
 
-def fit(answered: Features, unanswered: Features, refused_share: float) -> Answerability:
+def fit(
+    answered: Features, unanswered: Features, vectors: int, refused_share: float
+) -> Answerability:
     """Fits a logistic regression in which both classes have the same weight in total.
 
     Args:
         answered: Features of questions that the index answers.
         unanswered: Features of questions that it does not answer.
+        vectors: Number of vectors of the index.
         refused_share: Share of `answered` that are to score below the threshold.
 
     Raises:
@@ -62,7 +66,9 @@ def fit(answered: Features, unanswered: Features, refused_share: float) -> Answe
     logits = values[: len(answered)] @ coefficients[:-1] + coefficients[-1]
     lowest = np.quantile(logits, refused_share)
     return Answerability(
-        threshold=round(float(1 / (1 + np.exp(-lowest))), 4),
+        vectors=vectors,
+        # Rounded down, so that rounding refuses nothing.
+        threshold=math.floor(1e6 / (1 + math.exp(-lowest))) / 1e6,
         intercept=round(float(coefficients[-1]), 3),
         weights={name: round(float(w), 3) for name, w in zip(names, coefficients, strict=False)},
     )

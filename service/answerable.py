@@ -13,8 +13,19 @@ from stores.base import ScoredRows
 Judges = Mapping[Mode, Answerability]
 Features = dict[str, float]
 
+# A judge is used for indexes of up to this many times as few or as many vectors as its own.
+_OTHER_SIZE = 10
 # Nearest rows whose lexical score counts.
 _NEAREST = 10
+
+
+def suitable(judges: Judges, vectors: int) -> Judges:
+    """Returns the judges that were fitted on an index of about the size of this one."""
+    return {
+        mode: judge
+        for mode, judge in judges.items()
+        if judge.vectors <= _OTHER_SIZE * vectors and vectors <= _OTHER_SIZE * judge.vectors
+    }
 
 
 def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0.0) -> Features:

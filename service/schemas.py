@@ -170,8 +170,8 @@ class SearchResponse(BaseModel):
     answerable: float | None = Field(
         description="Whether the index seems to answer the query, from 0 to 1: below the threshold "
         "that GET /index has for the mode, the hits are likely to be about something else. Null if "
-        "the pair has no calibration for the mode, the other pair encoded the query, a channel "
-        "failed, or no document matches the filter."
+        "the pair has no calibration for the mode and for an index of this size, the overflow "
+        "pair encoded the query, a channel failed, or no document matches the filter."
     )
 
 
@@ -289,7 +289,7 @@ class IndexResponse(IndexReference):
     fusion: dict[str, float] = Field(description="Weights of a hybrid search.")
     answerable_thresholds: dict[Mode, float] = Field(
         description="By mode, the `answerable` score below which nothing in the index seems to "
-        "answer a query. Empty if the pair has no calibration."
+        "answer a query. Empty if the pair has no calibration for an index of this size."
     )
     filters: dict[str, list[FilterItem]] = Field(
         description="Values of each filter field, most frequent first: of the first 100 fields by "

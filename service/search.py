@@ -25,7 +25,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
-from service.answerable import Features, Judges, answerable, measure
+from service.answerable import Features, Judges, answerable, measure, suitable
 from service.fusion import (
     DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
@@ -65,7 +65,8 @@ class LoadedIndex:
         full_text: The full text, if the version has it.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
-        judges: What judges whether the index answers a query, by mode.
+        judges: What judges whether the index answers a query, by mode: those of the pair that
+            were fitted on an index of about this size.
     """
 
     identity: str
@@ -319,7 +320,9 @@ def open_version(
     listed = filter_reader.frequent_values()
     reference = to_json({"name": manifest.name, "version": manifest.version})
     opened = reader, filter_reader, vectors, full_text
-    return LoadedIndex(identity, reference, files, manifest, *opened, listed, judges)
+    return LoadedIndex(
+        identity, reference, files, manifest, *opened, listed, suitable(judges, manifest.count)
+    )
 
 
 def check_space(

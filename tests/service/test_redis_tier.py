@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
+from service.hits import Kept
 from service.rate_limit import RateLimiter
 from service.redis_tier import RedisCache, RedisGuard
-from service.search import ScoredRows
 from tests.errors import raises
 from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
@@ -83,17 +83,19 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def found(*rows: int) -> ScoredRows:
-    return np.linspace(1, 0.1, len(rows), dtype=np.float32), np.array(rows, np.int64)
+def found(*rows: int, answerable: float | None = None) -> Kept:
+    scores = np.linspace(1, 0.1, len(rows), dtype=np.float32)
+    return Kept((scores, np.array(rows, np.int64)), answerable)
 
 
-def same(one: ScoredRows | None, other: ScoredRows) -> bool:
+def same(one: Kept | None, other: Kept) -> bool:
     return (
         one is not None
-        and one[0].dtype == np.float32
-        and one[1].dtype == np.int64
-        and np.array_equal(one[0], other[0])
-        and np.array_equal(one[1], other[1])
+        and one.rows[0].dtype == np.float32
+        and one.rows[1].dtype == np.int64
+        and np.array_equal(one.rows[0], other.rows[0])
+        and np.array_equal(one.rows[1], other.rows[1])
+        and one.answerable == other.answerable
     )
 
 
@@ -601,7 +603,7 @@ async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> N
                 good + b"\x00",
                 bytes(flipped),
                 client.get(name_of(2)),
-                struct.pack("<BI", 1, 2**32 - 1) + bytes(16),
+                struct.pack("<BId", 2, 2**32 - 1, 0.5) + bytes(16),
             ]
             for value in garbage:
                 client.set(name_of(1), value)
@@ -645,7 +647,7 @@ async def test_a_value_of_another_format_is_a_miss(
 ) -> None:
     async with Guarded(server.url) as guarded:
         with monkeypatch.context() as patch:
-            patch.setattr("service.redis_tier._FORMAT", 2)
+            patch.setattr("service.redis_tier._FORMAT", 1)
             await guarded.cache().put(key(1), found(1))
         assert await guarded.cache().get_many([key(1)], COUNT) == [None]
         assert guarded.errors == {"value": 1}
