@@ -535,7 +535,7 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         key(1): found(0, 99, 5),
         key(2): found(),
         key(3): found(7),
-        key(4): (np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3])),
+        key(4): Kept((np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3]))),
     }
     async with Guarded(server.url) as guarded, Guarded(server.url) as other:
         for name, value in items.items():
@@ -545,7 +545,7 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         for value, expected in zip(values, [*items.values(), None, found(0, 99, 5)], strict=True):
             assert value is None if expected is None else same(value, expected)
         assert values[0] is not None
-        assert all(array.flags.writeable and array.flags.aligned for array in values[0])
+        assert all(array.flags.writeable and array.flags.aligned for array in values[0].rows)
         assert other.errors == {}
 
 
@@ -615,6 +615,17 @@ async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> N
             (value,) = await cache.get_many([key(1)], COUNT)
             assert same(value, found(1, 2, 3))
         assert guarded.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.e2e
+async def test_the_answerable_score_is_kept_and_so_is_its_absence(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        judged = found(1, 2, answerable=0.1), found(1, 2)
+        for number, kept in enumerate(judged):
+            await cache.put(key(number), kept)
+        values = await cache.get_many([key(0), key(1)], COUNT)
+        assert all(same(value, kept) for value, kept in zip(values, judged, strict=True))
 
 
 @pytest.mark.e2e
