@@ -48,7 +48,7 @@ OUT ?=
 ARGS ?=
 
 # What make check runs: tests without a marker, and types of what imports no training library.
-PACKAGES := care core curation evaluation indexer loadtest models service stores
+PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models service stores
 FAST := not train and not e2e and not deploy and not browser
 # make test runs two tests at a time, but those that start servers and commands one after another.
 IN_PROCESS := not e2e and not deploy and not browser
@@ -62,14 +62,14 @@ CHECK := .venv-check/.complete
 TEST := .venv-test/.complete
 LOAD := .venv-loadtest/.complete
 SCALE := .venv-bench-scale/.complete
-ENGINES := .venv-engines/.complete .venv-distributed/.complete
+ENGINES := .venv-engines/.complete .venv-distributed/.complete .venv-clients/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
 # Written by make gpu: what pip installs beside the builds for GPUs of ONNX Runtime and FAISS.
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 bench-scale: CARE = .venv-bench-scale/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,11 +121,14 @@ chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
-test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray and Milvus (installs 4 GB)
+test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the client's frameworks (installs 4 GB)
 	$(call PYTEST,.venv-engines) tests/engines/vllm
 	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
+	.venv-clients/bin/mypy -p care_client
+	.venv-clients/bin/mypy examples
+	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients
 
 test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
 	@.venv-test/bin/python -m tests.gpu $(ARGS)
@@ -151,7 +154,28 @@ cmedteb: $(TEST) ## Score PAIR= (and SYSTEMS="…") on CMedTEB: DATA= (a folder,
 
 tradeoff: $(TEST) ## Draw nDCG@10 against queries/s of SYSTEMS="…": DATA= SPLIT= OUT=
 	@deploy/install-fonts.sh
-	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25)) $(CMEDTEB) $(ARGS)
+	$(CARE) cmedteb tradeoff $(addprefix --system ,$(or $(SYSTEMS),$(CARE_PAIR) bm25 bm25-characters)) $(CMEDTEB) $(ARGS)
+
+# The second edition of care-mini, from the commit of its weights. It has today's document encoder.
+SECOND_EDITION = builds/editions/2/models/registry/care-mini-edition-2.toml
+QUALITY = docs/results/quality
+QUALITY_SPLITS = unseen held-out-knowledge held-out-described held-out-reworded held-out-spoken held-out-asked dev
+SPEED = $(CARE) bench encoders care-mini care-mini-lookup $(SECOND_EDITION) --queries '$(DATA)/dev.queries.jsonl' --json
+
+quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query encoders, for the tables of make figures: DATA=a folder of medical-qa-zh
+	rm -rf builds/editions/2
+	mkdir -p builds/editions/2
+	git archive a052a76 models/care-mini models/registry/care-mini.toml | tar -x -C builds/editions/2
+	sed 's/^name = .*/name = "care-mini-edition-2"/' builds/editions/2/models/registry/care-mini.toml >$(SECOND_EDITION)
+	rm -rf builds/quality
+	$(CARE) splits --data '$(DATA)' --out builds/quality
+	cp '$(DATA)'/dev.queries.jsonl '$(DATA)'/dev.qrels.tsv builds/quality
+	$(CARE) cmedteb splits --data builds/quality --out $(QUALITY) $(addprefix --split ,$(QUALITY_SPLITS)) $(addprefix --system ,care-mini care-mini-lookup $(SECOND_EDITION) bm25)
+	$(SPEED) --threads 1 >$(QUALITY)/encoders-1.json
+	$(SPEED) --threads 2 >$(QUALITY)/encoders-2.json
+
+figures: $(TEST) ## Write the tables of figures in README.md, docs, model cards and loadtest/results from the results of commands
+	.venv-test/bin/python docs/figures.py
 
 # The sample's test split stays unused until an index is evaluated.
 export: QRELS = data/sample/qrels/dev.tsv
@@ -321,4 +345,9 @@ $(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST
 .venv-distributed/.complete: tests/engines/distributed/requirements.txt pyproject.toml constraints.txt
 	$(new_environment)
 	$(PINNED) -e . -r $<
+	@touch $@
+
+.venv-clients/.complete: tests/engines/clients/requirements.txt clients/python/pyproject.toml pyproject.toml constraints.txt
+	$(new_environment)
+	$(PINNED) -e . -e clients/python -r $<
 	@touch $@

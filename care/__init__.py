@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from care.search import SearchHits, SearchIndex, open_index
     from care.training import train
     from core.errors import CareError
-    from core.types import Hit
+    from core.types import Evidence, Hit
 
 __all__ = [
     "CareError",
+    "Evidence",
     "Hit",
     "IndexOptions",
     "IndexVersion",
@@ -40,6 +41,7 @@ __all__ = [
 
 _MODULES = {
     "CareError": "core.errors",
+    "Evidence": "core.types",
     "Hit": "core.types",
     "IndexOptions": "care.options",
     "IndexVersion": "care.indexing",

@@ -137,8 +137,8 @@ def _features(
         batch = [check_text(text, _MAX_CHARS) for text in texts[start : start + _BATCH]]
         vectors = encoder.encode(batch).vectors
         for at, (text, vector) in enumerate(zip(batch, vectors, strict=True), start):
-            query = Query(text, min(_DEPTH, loaded.manifest.count), mode=mode)
-            found = loaded.find(query, vector)
+            query = Query(text, mode=mode)
+            found = loaded.find(query, min(_DEPTH, loaded.manifest.count), vector)
             if without:
                 found = _without(found, without[at])
             yield loaded.features(query, found)

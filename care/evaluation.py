@@ -5,6 +5,7 @@ from pathlib import Path
 
 from care.extras import require
 from care.search import open_index
+from core.types import Mode
 
 
 def evaluate(
@@ -15,11 +16,13 @@ def evaluate(
     pair: str | None = None,
     indexes: str | Path | None = None,
     milvus_uri: str | None = None,
+    mode: Mode | None = None,
 ) -> dict[str, float]:
     """Scores the active version of an index on judged queries.
 
     An index of chunks is scored by documents. If judged documents are not in the index, a
-    `UserWarning` counts them. `care evaluate` also scores BM25 and suggests a `min_score`.
+    `UserWarning` counts them. `care evaluate` compares the modes with BM25 and suggests a
+    `min_score`.
 
     Example:
         >>> care.evaluate("mine", queries="queries.jsonl", qrels="qrels/test.tsv")["nDCG@10"]
@@ -31,6 +34,7 @@ def evaluate(
         pair: As in `open_index`.
         indexes: As in `open_index`.
         milvus_uri: As in `open_index`.
+        mode: "dense", "lexical" or "hybrid"; None for the default of the index.
 
     Returns:
         Means over the judged queries: nDCG@10, MRR@10, Recall@10 and Recall@100.
@@ -39,6 +43,7 @@ def evaluate(
         DataError: If a file is wrong, or the judgements reference an unknown query.
         CareError: If the index cannot be opened (see `open_index`), or the packages of evaluation
             are not installed.
+        QueryError: If the index has no full text, which the mode needs.
     """
     require("eval")
     from evaluation.beir import read_judged_queries
@@ -49,7 +54,7 @@ def evaluate(
     with open_index(name, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as index:
         if warning := judgement_coverage(judgements, index.documents()).warning(name):
             warnings.warn(warning, stacklevel=2)
-        found = index.search_many(list(judged.values()), TOP_K, collapse=True)
+        found = index.search_many(list(judged.values()), TOP_K, collapse=True, mode=mode)
     run = {
         id_: {hit.parent or hit.id: hit.score for hit in hits}
         for id_, hits in zip(judged, found, strict=True)

@@ -18,7 +18,13 @@ from core.manifest import FULL_TEXT, Chunking, IndexManifest
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
-from indexer.update import Changes, active_manifest, requested_factory, update
+from indexer.update import (
+    Changes,
+    active_manifest,
+    requested_factory,
+    update,
+    update_full_text,
+)
 from models.encoders.factory import (
     BACKENDS,
     DTYPES,
@@ -52,12 +58,14 @@ class IndexVersion:
     Attributes:
         manifest: Content of `manifest.json`: encoder, checksums, counts, recall.
         folder: Folder of the version.
-        encoded: The encoded corpus with counts and times, or None if no version was built.
+        encoded: The encoded corpus with counts and times, or None if no corpus was read.
+        built: Whether the call has built the version; else it was active before.
     """
 
     manifest: IndexManifest
     folder: Path
     encoded: EncodedCorpus | None = None
+    built: bool = False
 
     @property
     def name(self) -> str:
@@ -121,7 +129,7 @@ def build_index(
         settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
         queries = query_encoder(pair, _encoder_options(chosen))
         manifest, encoded = build(settings, encoder, queries)
-    return _version(manifest, chosen, encoded)
+    return _version(manifest, chosen, encoded, built=True)
 
 
 def update_index(
@@ -137,8 +145,12 @@ def update_index(
 ) -> IndexVersion:
     """Builds a new version from the active one, encoding only new texts, and activates it.
 
+    Without `add` and `delete`, `full_text` and `lexical_weight` can still change: the files of the
+    vectors then stay as they are.
+
     Example:
         >>> version = care.update_index("mine", add=[{"_id": "2", "text": "…"}], delete=["1"])
+        >>> version = care.update_index("mine", lexical_weight=0.1)
 
     Args:
         name: Name of the index.
@@ -159,19 +171,24 @@ def update_index(
         EmbeddingSpaceError: If the pair, backend or data type differ from those of the version.
         CareError: If the update fails for another reason. No version is published.
     """
-    chosen = replace(options or IndexOptions(), **changes)
-    base = active_manifest(chosen.indexes, name, vector_stores(chosen.milvus_uri))
-    pair, chosen = _resolve(_as_before(chosen, base), base)
+    given = replace(options or IndexOptions(), **changes)
+    base = active_manifest(given.indexes, name, vector_stores(given.milvus_uri))
+    pair, chosen = _resolve(_as_before(given, base), base)
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
+    fusion = _fusion(pair, chosen, base)
+    settings = _build_options(name, "", chosen, fusion, progress=progress)
+    if add is None and ids is None and _only_full_text(given, chosen, base):
+        manifest = update_full_text(settings, base, pair.document)
+        return _version(manifest or base, chosen, built=manifest is not None)
     with _corpus_path(add if add is not None else "", chosen.builds) as path:
-        fusion = _fusion(pair, chosen, base)
-        settings = _build_options(name, "", chosen, fusion, progress=progress)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
         queries = query_encoder(pair, _encoder_options(chosen))
         changed = Changes(path or None, ids, missing_ok, encode_all)
         updated = update(settings, changed, base, encoder, queries)
-    return _version(updated[0], chosen, updated[1]) if updated else _version(base, chosen)
+    if not updated:
+        return _version(base, chosen)
+    return _version(updated[0], chosen, updated[1], built=True)
 
 
 def encode_corpus(
@@ -239,6 +256,18 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
     )
 
 
+def _only_full_text(given: IndexOptions, chosen: IndexOptions, base: IndexManifest) -> bool:
+    """Returns whether the options of an update ask for other full text and change nothing else."""
+    asked = given.full_text is not None or given.lexical_weight is not None
+    kept = (
+        chosen.store == base.store == "faiss"
+        and given.factory in (None, base.factory)
+        and given.recall in (None, base.recall.target)
+        and not given.chunk_tokens
+    )
+    return asked and kept
+
+
 def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[Pair, IndexOptions]:
     """Loads the pair and replaces options that are None by values that suit it.
 
@@ -262,8 +291,9 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
     known = base.dtype if base and base.dtype in DTYPES else "auto"
     full_text = options.full_text is not False
-    if options.lexical_weight and not full_text:
+    if options.lexical_weight is not None and not full_text:
         message = "--lexical-weight needs full text: leave out --no-full-text"
+        message += ", or add --full-text if the index has none"
         raise CareError(message, code="option_not_taken", option="--lexical-weight")
     resolved = replace(
         options,
@@ -310,8 +340,8 @@ def _fusion(
     pair: Pair, options: IndexOptions, base: IndexManifest | None = None
 ) -> Mapping[str, float]:
     """Returns how a hybrid search of the new version fuses its channels; empty if not measured."""
-    if options.lexical_weight:
-        return {"lexical": options.lexical_weight}
+    if options.lexical_weight is not None:
+        return {"lexical": options.lexical_weight} if options.lexical_weight else {}
     if base and FULL_TEXT in base.components:
         return base.fusion
     return {str(name): value for name, value in pair.fusion.items()}
@@ -374,6 +404,11 @@ def _document_line(document: Mapping[str, Any], number: int) -> str:
 
 
 def _version(
-    manifest: IndexManifest, options: IndexOptions, encoded: EncodedCorpus | None = None
+    manifest: IndexManifest,
+    options: IndexOptions,
+    encoded: EncodedCorpus | None = None,
+    *,
+    built: bool = False,
 ) -> IndexVersion:
-    return IndexVersion(manifest, options.indexes / manifest.name / manifest.version, encoded)
+    folder = options.indexes / manifest.name / manifest.version
+    return IndexVersion(manifest, folder, encoded, built)

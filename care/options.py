@@ -67,8 +67,9 @@ class IndexOptions:
         truncate: Whether the server is asked to truncate long texts.
         full_text: Whether the index has full text beside vectors, for the modes lexical and hybrid
             of a search; None is true, and in an update as in the active version.
-        lexical_weight: Weight of full text in a hybrid search, which then is the default mode; None
-            takes that of the pair, and in an update that of the active version.
+        lexical_weight: Weight of full text in a hybrid search, which then is the default mode; with
+            0 the default mode is dense. None takes that of the pair, and in an update that of the
+            active version.
     """
 
     pair: str = _setting("CARE_PAIR", str, DEFAULT_PAIR)

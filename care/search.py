@@ -159,6 +159,8 @@ class SearchIndex:
         collapse: bool = False,
         mode: Mode | None = None,
         explain: bool = False,
+        evidence: bool = False,
+        limit_per: Mapping[str, str | int] | None = None,
     ) -> SearchHits:
         """Returns the documents nearest to a query, as `POST /search` does, best first.
 
@@ -174,13 +176,18 @@ class SearchIndex:
             mode: "dense" (vectors), "lexical" (full text) or "hybrid" (both); None for the default
                 of the index.
             explain: Whether hits of a hybrid search say what each channel contributes.
+            evidence: Whether hits have the sentence that shares most with the query.
+            limit_per: At most `hits` hits of each value of a metadata field, or of each document of
+                an index of chunks: `{"field": "department", "hits": 2}`, `{"field": "_document",
+                "hits": 3}`.
 
         Raises:
             QueryError: If the query is empty or too long, a number is out of range, or the filter
-                is not valid for the index. `error.field` names the argument.
+                or the limit is not valid for the index. `error.field` names the argument.
         """
         how: dict[str, Any] = {"filter": filter, "min_score": min_score, "collapse": collapse}
-        return self.search_many([query], top_k, **how, mode=mode, explain=explain)[0]
+        how |= {"mode": mode, "explain": explain, "evidence": evidence, "limit_per": limit_per}
+        return self.search_many([query], top_k, **how)[0]
 
     def search_many(
         self,
@@ -192,6 +199,8 @@ class SearchIndex:
         collapse: bool = False,
         mode: Mode | None = None,
         explain: bool = False,
+        evidence: bool = False,
+        limit_per: Mapping[str, str | int] | None = None,
     ) -> list[SearchHits]:
         """Returns the hits of each query, in the order of the queries.
 
@@ -200,6 +209,7 @@ class SearchIndex:
         index = self._open
         shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
         shared |= {"min_score": min_score, "collapse": collapse, "mode": mode, "explain": explain}
+        shared |= {"evidence": evidence, "limit_per": limit_per}
         checked = [
             checked_query(index, _query({"query": query, **shared}), _MAX_CHARS, _MAX_TOP_K)
             for query in queries

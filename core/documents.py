@@ -129,6 +129,16 @@ class DocumentReader:
         batch, at = self._locate(row)
         return batch.json(at)
 
+    def text(self, row: int) -> str:
+        """Returns the text of the document in `row`."""
+        batch, at = self._locate(row)
+        return batch.texts[at]
+
+    def metadata(self, row: int) -> dict[str, Any]:
+        """Returns the metadata of the document in `row`."""
+        batch, at = self._locate(row)
+        return batch.metadata(at)
+
     def first_chunks(self, rows: RowArray) -> RowArray:
         """Returns the row of the first chunk of each row's document, int64 [n]."""
         return rows - self._chunks[rows] if self.chunked else rows
@@ -166,13 +176,17 @@ class _Rows:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.count = len(batch)
-        self.ids, self._titles, self._texts, self._metadata = map(_Texts, batch.columns[:4])
+        self.ids, self._titles, self.texts, self._metadata = map(_Texts, batch.columns[:4])
         self._chunks = batch.columns[4:]
 
     def document(self, at: int) -> Document:
-        texts = self.ids[at], self._texts[at], self._titles[at]
+        texts = self.ids[at], self.texts[at], self._titles[at]
         chunk = (column[at].as_py() for column in self._chunks)
-        return Document(*texts, json.loads(self._metadata[at]), *chunk)
+        return Document(*texts, self.metadata(at), *chunk)
+
+    def metadata(self, at: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._metadata[at])
+        return found
 
     def json(self, at: int) -> JsonDocument:
         chunk = b""
@@ -180,5 +194,5 @@ class _Rows:
             names = "parent", "chunk", "chunks"
             values = (column[at].as_py() for column in self._chunks)
             chunk = b"," + to_json(dict(zip(names, values, strict=True)))[1:-1]
-        id_, title, text = (to_json(c[at]) for c in (self.ids, self._titles, self._texts))
+        id_, title, text = (to_json(c[at]) for c in (self.ids, self._titles, self.texts))
         return JsonDocument(id_, title, text, self._metadata[at].encode(), chunk)

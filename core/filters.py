@@ -52,6 +52,15 @@ _Key = tuple[str, str]
 _Entry = tuple[_Key, RowArray]
 
 
+def filter_values(value: Any) -> set[str]:
+    """Returns the values of a metadata field that filters know, as JSON.
+
+    These are a string, a number, a boolean, or those of a list. Other values have none.
+    """
+    values = value if isinstance(value, list) else [value]
+    return {encode_value(one) for one in values if _is_filter_value(one)}
+
+
 def _is_filter_value(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
 
@@ -76,8 +85,7 @@ class FilterWriter:
     def add(self, row: int, metadata: Mapping[str, Any]) -> None:
         """Adds the metadata of one document; rows must be added in ascending order."""
         for field, value in metadata.items():
-            values = value if isinstance(value, list) else [value]
-            for item in {encode_value(v) for v in values if _is_filter_value(v)}:
+            for item in filter_values(value):
                 self._rows[field, item].append(row)
                 self._buffered += 1
         if self._buffered >= _BUFFERED_ROWS or len(self._rows) >= _BUFFERED_VALUES:
@@ -192,13 +200,17 @@ class FilterReader:
         """
         conditions = parse_filter(filter_)
         for field, condition in conditions.items():
-            if field not in self.fields:
-                message = f"unknown filter field; the fields of this index are: {self._known}"
-                raise QueryError(filter_field(field), message, code="unknown_filter_field")
+            self.check_field(field, filter_field(field))
             if condition.bounds and not self._by_label.has_numbers(field):
                 message = "has a range, but no document has a number in this field"
                 raise QueryError(filter_field(field), message, code="filter_not_numeric")
         return conditions
+
+    def check_field(self, field: str, place: str) -> None:
+        """Raises `QueryError`, which names `place`, if no document has a metadata field."""
+        if field not in self.fields:
+            message = f"unknown filter field; the fields of this index are: {self._known}"
+            raise QueryError(place, message, code="unknown_filter_field")
 
     def rows(self, filter_: Filter, count: int, check: Check = no_check) -> RowArray | None:
         """Returns the matching rows, int64 [n], ascending, or None if the filter is empty.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ class Document:
     chunks: int = 1
 
 
+# The `field` of a limit that counts the hits of a document; all others are metadata fields.
+DOCUMENT = "_document"
+
+
+class HitLimit(NamedTuple):
+    """At most `hits` hits of each value of a metadata field, or of each document."""
+
+    field: str
+    hits: int
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """A search query.
@@ -61,6 +72,8 @@ class Query:
         collapse: Whether to return only the best chunk of each document.
         mode: How documents are found; None for the default of the index.
         explain: Whether hits say what each channel contributes to their scores.
+        evidence: Whether hits have their best sentence.
+        limit_per: The limit of hits per document or metadata value, if any.
     """
 
     text: str
@@ -70,6 +83,23 @@ class Query:
     collapse: bool = False
     mode: Mode | None = None
     explain: bool = False
+    evidence: bool = False
+    limit_per: HitLimit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The sentence of a hit that shares most with the query.
+
+    Attributes:
+        start: Where it starts in the text of the hit [characters].
+        end: Where it ends.
+        text: The sentence, `hit.text[start:end]`.
+    """
+
+    start: int
+    end: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +119,7 @@ class Hit:
         chunks: Number of chunks of the document.
         explain: For each channel, the rank and score that it gave the hit (None if it did not find
             it) and its weight; None unless asked for.
+        evidence: Its best sentence; None unless asked for, or if the text has no letter or digit.
     """
 
     id: str
@@ -101,3 +132,4 @@ class Hit:
     chunk: int = 0
     chunks: int = 1
     explain: Mapping[str, Any] | None = None
+    evidence: Evidence | None = None

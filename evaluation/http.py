@@ -1,39 +1,120 @@
-"""Runs of a search service, over HTTP."""
+"""Runs and response times of a search service, over HTTP."""
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import httpx2
 from tqdm import tqdm
 
 from core.errors import CareError
+from core.types import Mode
 from evaluation.beir import Run
 
 _BATCH = 32
 
 
-def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
+class ChannelHit(NamedTuple):
+    """A hit of a hybrid search, with its scores in both channels; 0 if full text lacks it."""
+
+    document: str
+    dense: float
+    lexical: float
+
+
+def search_run(url: str, queries: Mapping[str, str], top_k: int, mode: Mode | None = None) -> Run:
     """Searches all queries in batches and returns scores by document id, by query id.
 
-    Queries are texts by id. In an index of chunks, the score of a document is that of its best
-    chunk. A response with a status other than 200 is a CareError.
+    In an index of chunks, the score of a document is that of its best chunk.
+
+    Args:
+        url: Address of the service.
+        queries: Texts by id.
+        top_k: Number of hits of each query.
+        mode: Mode of the search; None for the default of the index.
+
+    Raises:
+        CareError: If a response has a status other than 200; with a mode, also if one channel of a
+            search failed.
     """
-    run: Run = {}
-    ids = list(queries)
+    fields: dict[str, Any] = {"top_k": top_k, "collapse": True}
+    if mode:
+        fields["mode"] = mode
+    return {
+        id_: {_document(hit): hit["score"] for hit in hits}
+        for id_, hits in _search(url, queries, fields)
+    }
+
+
+def search_channels(
+    url: str, queries: Mapping[str, str], top_k: int
+) -> dict[str, list[ChannelHit]]:
+    """Returns the hits of a hybrid search with the scores of the channels, by query id.
+
+    Hits of an index of chunks are chunks, under the ids of their documents. Errors are those of
+    `search_run`.
+    """
+    fields = {"top_k": top_k, "mode": "hybrid", "explain": True}
+    return {
+        id_: [
+            ChannelHit(
+                _document(hit),
+                hit["explain"]["dense"]["score"],
+                hit["explain"]["lexical"]["score"] or 0.0,
+            )
+            for hit in hits
+        ]
+        for id_, hits in _search(url, queries, fields)
+    }
+
+
+def search_times(
+    url: str, queries: Sequence[str], modes: Sequence[Mode]
+) -> dict[Mode, list[float]]:
+    """Returns the response times of single requests by one client, by mode [s].
+
+    The modes take turns: each query is searched in all modes before the next one. A response with a
+    status other than 200 is a CareError.
+    """
+    times: dict[Mode, list[float]] = {mode: [] for mode in modes}
     with httpx2.Client(base_url=url, timeout=120.0) as client:
-        for start in tqdm(range(0, len(ids), _BATCH), desc="search", unit=" batches"):
+        for query in tqdm(queries, desc="response times", unit=" queries"):
+            for mode, taken in times.items():
+                started = time.perf_counter()
+                response = client.post("/search", json={"query": query, "mode": mode})
+                taken.append(time.perf_counter() - started)
+                _content(response)
+    return times
+
+
+def served_index(url: str) -> dict[str, Any]:
+    """Returns what a service tells about the index version that it serves (`GET /index`)."""
+    content: dict[str, Any] = _content(httpx2.get(f"{url}/index", timeout=120.0))
+    return content
+
+
+def _search(
+    url: str, queries: Mapping[str, str], fields: Mapping[str, Any]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yields the hits of each query; `fields` are those of each request."""
+    ids = list(queries)
+    mode = fields.get("mode", "")
+    with httpx2.Client(base_url=url, timeout=120.0) as client:
+        for start in tqdm(range(0, len(ids), _BATCH), desc=f"{mode} search", unit=" batches"):
             part = ids[start : start + _BATCH]
-            fields = {"top_k": top_k, "collapse": True, "include": []}
-            body = {"queries": [{"query": queries[id_]} | fields for id_ in part]}
+            shared = {"include": [], **fields}
+            body = {"queries": [{"query": queries[id_], **shared} for id_ in part]}
             results = _content(client.post("/search/batch", json=body))["results"]
             for id_, result in zip(part, results, strict=True):
-                run[id_] = {hit.get("parent", hit["id"]): hit["score"] for hit in result["hits"]}
-    return run
+                if mode and (failed := result["failed_channels"]):
+                    message = f"query '{id_}': the channel {failed[0]} of the search failed or was "
+                    message += "late: see the log of the service"
+                    raise CareError(message, code="search_failed", id=id_, failed=failed)
+                yield id_, result["hits"]
 
 
-def served_version(url: str) -> str:
-    """Returns the id of the index version that a service serves."""
-    return str(_content(httpx2.get(f"{url}/index", timeout=120.0))["version"])
+def _document(hit: Mapping[str, Any]) -> str:
+    return str(hit.get("parent", hit["id"]))
 
 
 def _content(response: httpx2.Response) -> Any:

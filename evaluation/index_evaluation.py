@@ -1,27 +1,39 @@
-"""The score of an index over HTTP, beside BM25 on the same documents."""
+"""The scores of an index over HTTP, in each mode, beside BM25 on the same documents."""
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_args
+
+import numpy as np
 
 from core import documents
 from core.documents import DocumentReader
-from core.errors import IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.files import sha256_file
-from core.provenance import environment
+from core.manifest import FULL_TEXT, VECTORS_FILE, IndexManifest
+from core.provenance import commit, environment, hardware
 from core.service_process import running_service
-from core.types import Document
+from core.types import Document, Mode
 from core.versions import current_version, index_folder, read_manifest
-from evaluation.beir import Qrels, read_judged_queries
-from evaluation.bm25 import K1, B, bm25_run
-from evaluation.http import search_run, served_version
-from evaluation.metrics import score
+from evaluation.beir import Qrels, Run, read_judged_queries
+from evaluation.bm25 import ENGINE, LABELS, bm25_run
+from evaluation.http import search_channels, search_run, search_times, served_index
+from evaluation.metrics import NDCG_10, score, score_queries
+from evaluation.statistics import Difference, paired_difference
 from evaluation.thresholds import MinScoreSuggestion, suggest_min_score
+from evaluation.weights import DEPTH as WEIGHTS_DEPTH
+from evaluation.weights import WeightScore, best_weight, compare_weights
 from models.pairs import load_pair
 
 TOP_K = 100
+# Queries that response times are measured with, at most.
+_TIMED = 300
+# The service sees no other version, searches each query, and waits for slow channels: an answer of
+# one channel is no score of both.
+_SETTINGS = {"WATCH_SECONDS": "0", "CACHE_ENTRIES": "0", "CHANNEL_TIMEOUT_MS": "60000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +58,62 @@ class JudgementCoverage:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """Response times of single requests over HTTP, by one client."""
+
+    queries_per_second: float
+    p50_ms: float
+    p99_ms: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """Returns the speed of requests that took these times [s]."""
+        p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1000
+        return cls(len(seconds) / sum(seconds), float(p50), float(p99))
+
+
+@dataclass(frozen=True, slots=True)
 class IndexEvaluation:
-    """Scores of an index and of BM25, and what they were measured on."""
+    """Scores of the modes of an index and of BM25, and what they were measured on.
+
+    Attributes:
+        index: Name of the index.
+        version: Id of its version.
+        pair: Name of the pair.
+        factory: Type of the index.
+        documents: Number of documents in the index.
+        queries: Number of judged queries.
+        mode: The default mode of the index.
+        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes and
+            BM25.
+        differences: Difference of nDCG@10 to mode dense, of each other system.
+        speeds: Response times of each mode.
+        timed: Number of queries that these were measured with.
+        coverage: How many of the judged documents the index holds.
+        min_score: A suggestion for mode `mode`.
+        queries_per_second: Of mode `mode`: one client, batches of 32.
+        bytes_per_passage: Size of vectors and full text.
+        weights: Scores of weights of full text, if they were asked for.
+        facts: Encoder, checksums, versions of libraries.
+    """
 
     index: str
     version: str
-    documents: int  # in the index
-    queries: int  # judged
-    index_scores: dict[str, float]  # by the names of `evaluation.metrics.MEASURES`
-    bm25_scores: dict[str, float]
-    index_label: str  # pair and index type, for a table
-    bm25_label: str
+    pair: str
+    factory: str
+    documents: int
+    queries: int
+    mode: Mode
+    scores: dict[str, dict[str, float]]
+    differences: dict[str, Difference]
+    speeds: dict[Mode, Speed]
+    timed: int
     coverage: JudgementCoverage
     min_score: MinScoreSuggestion | None
-    queries_per_second: float  # one client, batches of 32
-    facts: dict[str, Any]  # encoder, checksums, versions of libraries
-
-    @property
-    def scores(self) -> dict[str, dict[str, float]]:
-        """The scores of the index and of BM25, by label."""
-        return {self.index_label: self.index_scores, self.bm25_label: self.bm25_scores}
+    queries_per_second: float
+    bytes_per_passage: dict[str, float]
+    weights: list[WeightScore]
+    facts: dict[str, Any]
 
     @property
     def warning(self) -> str | None:
@@ -75,23 +123,42 @@ class IndexEvaluation:
     def as_json(self) -> dict[str, Any]:
         """Returns all fields as a JSON object, as `--output` and `--json` write it."""
         return {
+            "mode": self.mode,
             "scores": self.scores,
+            "differences": {name: asdict(found) for name, found in self.differences.items()},
+            "speeds": {mode: asdict(speed) for mode, speed in self.speeds.items()},
+            "timed_queries": self.timed,
             "coverage": asdict(self.coverage),
             "min_score": asdict(self.min_score) if self.min_score else None,
-            "index": {"name": self.index, "version": self.version, "documents": self.documents},
+            "index": {
+                "name": self.index,
+                "version": self.version,
+                "pair": self.pair,
+                "factory": self.factory,
+                "documents": self.documents,
+                "bytes_per_passage": self.bytes_per_passage,
+            },
             "queries": self.queries,
             "queries_per_second": self.queries_per_second,
+            "bm25": ENGINE,
+            "weights": [asdict(each) for each in self.weights],
+            "lexical_weight": best_weight(self.weights),
             **self.facts,
         }
 
 
 def evaluate_index(
-    indexes: Path | str, index: str, pair: str, queries: Path, qrels: Path
+    indexes: Path | str,
+    index: str,
+    pair: str,
+    queries: Path,
+    qrels: Path,
+    weights: Sequence[float] = (),
 ) -> IndexEvaluation:
-    """Starts the service on the active version of an index and scores its hits, and BM25's.
+    """Starts the service on the active version of an index and scores its modes, and BM25.
 
-    The service runs as a child process on a free port, without the caller's `CARE_*` settings.
-    Only judged queries are searched. An index of chunks is scored by documents.
+    The service runs as a child process on a free port, without the caller's `CARE_*` settings and
+    without a cache. Only judged queries are searched. An index of chunks is scored by documents.
 
     Args:
         indexes: Folder of the indexes.
@@ -100,6 +167,7 @@ def evaluate_index(
             file.
         queries: JSONL with `_id` and `text`.
         qrels: TSV with query-id, corpus-id and score.
+        weights: Weights of full text to compare; they need an index with full text.
 
     Raises:
         CareError: If the index does not exist or is damaged, or the service does not start.
@@ -109,38 +177,79 @@ def evaluate_index(
     root = Path(indexes)
     folder = index_folder(root, index) / current_version(root, index)
     manifest = read_manifest(folder)
+    if weights and FULL_TEXT not in manifest.components:
+        message = f"index '{index}' has no full text: add it (care update --full-text)"
+        raise CareError(message, code="mode_not_available")
     chunks = DocumentReader(folder / documents.FILE_NAME)
-    with running_service(indexes, index, pair, WATCH_SECONDS="0") as server:
-        if (served := served_version(server.url)) != manifest.version:
+    timed = list(judged.values())[:: math.ceil(len(judged) / _TIMED)]
+    with running_service(indexes, index, pair, **_SETTINGS) as server:
+        served = served_index(server.url)
+        if served["version"] != manifest.version:
             message = (
                 f"the active version {manifest.version} of index '{index}' is damaged, and the "
-                f"service serves {served}: run care versions verify --index {index}"
+                f"service serves {served['version']}: run care versions verify --index {index}"
             )
             raise IndexVersionError(message, code="version_not_served", version=manifest.version)
-        started = time.perf_counter()
-        run = search_run(server.url, judged, TOP_K)
-        seconds = time.perf_counter() - started
+        default: Mode = served["modes"][0]
+        modes = [mode for mode in get_args(Mode) if mode in served["modes"]]
+        runs: dict[str, Run] = {}
+        seconds = {}
+        for mode in modes:
+            started = time.perf_counter()
+            runs[mode] = search_run(server.url, judged, TOP_K, mode)
+            seconds[mode] = time.perf_counter() - started
+        speeds = {
+            mode: Speed.of(times) for mode, times in search_times(server.url, timed, modes).items()
+        }
+        found = search_channels(server.url, judged, WEIGHTS_DEPTH) if weights else {}
+    for analyzer, label in LABELS.items():
+        runs[label] = bm25_run(chunks, judged, TOP_K, analyzer)
+    ndcg = {
+        name: list(score_queries(NDCG_10, judgements, run).values()) for name, run in runs.items()
+    }
     return IndexEvaluation(
         index=manifest.name,
         version=manifest.version,
+        pair=load_pair(pair).name,
+        factory=manifest.factory,
         documents=manifest.corpus.documents,
         queries=len(judged),
-        index_scores=score(judgements, run),
-        bm25_scores=score(judgements, bm25_run(chunks, judged, TOP_K)),
-        index_label=f"{load_pair(pair).name}, {manifest.factory}, HTTP",
-        bm25_label=f"BM25 (bm25s, jieba, k1 {K1}, b {B})",
+        mode=default,
+        scores={name: score(judgements, run) for name, run in runs.items()},
+        differences={
+            name: paired_difference(values, ndcg["dense"])
+            for name, values in ndcg.items()
+            if name != "dense"
+        },
+        speeds=speeds,
+        timed=len(timed),
         coverage=judgement_coverage(judgements, chunks),
-        min_score=suggest_min_score(judgements, run),
-        queries_per_second=len(judged) / seconds,
+        min_score=suggest_min_score(judgements, runs[default]),
+        queries_per_second=len(judged) / seconds[default],
+        bytes_per_passage=bytes_per_passage(manifest),
+        weights=compare_weights(judgements, found, weights) if weights else [],
         facts={
             "encoder": manifest.encoder.model_dump(),
             "corpus_checksum": manifest.corpus.checksum,
             "queries_sha256": sha256_file(queries),
             "qrels_sha256": sha256_file(qrels),
             "top_k": TOP_K,
+            "commit": commit(),
             **environment("faiss", "onnxruntime", "tokenizers"),  # those of the service
+            **hardware(),
         },
     )
+
+
+def bytes_per_passage(manifest: IndexManifest) -> dict[str, float]:
+    """Returns the size of vectors and full text of a version, divided by its rows."""
+    records = {name: list(part.files.values()) for name, part in manifest.components.items()}
+    if vectors := manifest.files.get(VECTORS_FILE):
+        records = {"vectors": [vectors], **records}
+    return {
+        name: sum(record.bytes for record in found) / manifest.count
+        for name, found in records.items()
+    }
 
 
 def judgement_coverage(qrels: Qrels, chunks: Iterable[Document]) -> JudgementCoverage:

@@ -124,7 +124,8 @@ def find_candidates(
     Texts are given by id; vectors, float32 [n, dimension] of unit norm, have the same order.
     """
     rows = {id_: row for row, id_ in enumerate(documents)}
-    bm25 = Bm25Index(Document(id_, text) for id_, text in documents.items())
+    corpus = (Document(id_, text) for id_, text in documents.items())
+    bm25 = Bm25Index(corpus, "characters")
     nearest = dense_run(queries, query_vectors, documents, document_vectors, depth)
     found = {}
     for (id_, text), vector, words in zip(

@@ -125,10 +125,16 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.factory == factory
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
-        and (FULL_TEXT in manifest.components) == options.full_text
-        and (manifest.fusion == options.fusion or not options.full_text)
+        and same_full_text(manifest, options)
     )
     return manifest if same else None
+
+
+def same_full_text(manifest: IndexManifest, options: BuildOptions) -> bool:
+    """Returns whether a version has the full text, and its weight, that the options ask for."""
+    if FULL_TEXT not in manifest.components:
+        return not options.full_text
+    return options.full_text and manifest.fusion == options.fusion
 
 
 def encode(

@@ -2,29 +2,42 @@
 
 import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from core import documents
+from core import documents, filters
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, EmbeddingSpaceError
-from core.files import remove_folder, remove_temporary, sha256_file, writing_in
+from core.files import remove_folder, remove_temporary, sha256_file, write_text, writing_in
+from core.filters import FilterReader
 from core.locks import exclusive
-from core.manifest import UNKNOWN, IndexManifest, UpdateRecord
+from core.manifest import FULL_TEXT, UNKNOWN, IndexManifest, UpdateRecord
+from core.provenance import library_versions
 from core.types import Document
-from core.versions import current_version, index_folder, with_version
-from indexer.build import BuildOptions, EncodedCorpus, Source, build, corpus_source
+from core.versions import MANIFEST, current_version, index_folder, with_version
+from indexer.build import (
+    BuildOptions,
+    EncodedCorpus,
+    Source,
+    build,
+    corpus_source,
+    same_full_text,
+)
 from indexer.corpus import Location
-from indexer.locks import BUILD_WAIT
-from indexer.publication import check_base, hide
+from indexer.locks import BUILD_WAIT, building
+from indexer.publication import check_base, hide, new_version, publish
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
+from stores.lexical import write_full_text
 from stores.registry import FAISS_ONLY, VectorStores, default_factory
 
 
@@ -83,13 +96,15 @@ def update(
         query_encoder: Encodes the held-out queries and the canaries.
 
     Returns:
-        The result of `build`, or None if the documents would not change.
+        The result of `build`, or None if neither documents nor full text would change.
 
     Raises:
         CareError: If the update fails; the active version does not change.
     """
-    if not changes.add and not changes.delete:
-        raise CorpusError("the update has no changes: use --add or --delete", code="no_changes")
+    other_text = not same_full_text(base, options)
+    if not changes.add and not changes.delete and not other_text:
+        message = "the update has no changes: use --add, --delete, --lexical-weight or --full-text"
+        raise CorpusError(message, code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
     if options.chunking not in (None, base.chunking):
@@ -113,7 +128,8 @@ def update(
                 "in total are not (--missing-ok ignores them)"
             )
             raise CorpusError(message, code="unknown_id", path=path, id=id_, count=count)
-        if not merged.record.added + merged.record.replaced + merged.record.deleted:
+        record = merged.record
+        if not record.added + record.replaced + record.deleted and not other_text:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
@@ -125,6 +141,63 @@ def update(
             base=base,
         )
         return build(options, document_encoder, query_encoder, source)
+
+
+def update_full_text(
+    options: BuildOptions, base: IndexManifest, spec: EncoderSpec
+) -> IndexManifest | None:
+    """Makes and activates a version with other full text, or another weight of it.
+
+    All other files are hard links to those of the active version, whose vectors are in FAISS files.
+
+    Args:
+        options: `full_text` and `fusion` are those of the new version.
+        base: Manifest of the active version.
+        spec: The document encoder of the pair.
+
+    Returns:
+        The manifest of the new version, or None if nothing would change.
+
+    Raises:
+        CareError: If the update fails; the active version does not change.
+    """
+    _check_encoder(base, spec, options, Changes())
+    if same_full_text(base, options):
+        return None
+    started = time.perf_counter()
+    parent = index_folder(options.indexes, options.name)
+    components = dict(base.components)
+    if not options.full_text:
+        del components[FULL_TEXT]
+    # The key of the build of the base, whose shards are those of the new version.
+    key = base.version.rpartition("-")[2]
+    with (
+        _checks_base(options, base),
+        building(parent, "update"),
+        new_version(parent, key, options.stores) as (version, folder),
+    ):
+        linked = [*base.files, *(name for part in components.values() for name in part.files)]
+        for name in linked:
+            (folder / name).parent.mkdir(exist_ok=True)
+            os.link(parent / base.version / name, folder / name)
+        if options.full_text and FULL_TEXT not in components:
+            reader = DocumentReader(folder / documents.FILE_NAME)
+            filter_reader = FilterReader(folder / filters.FILE_NAME, base.filter_fields)
+            components[FULL_TEXT] = write_full_text(
+                folder, reader, filter_reader, progress=options.progress
+            )
+        facts = {
+            "version": version,
+            "components": components,
+            "fusion": dict(options.fusion) if options.full_text else {},
+            "created_at": datetime.now(UTC),
+            "build_seconds": round(time.perf_counter() - started, 3),
+            "libraries": library_versions(),
+        }
+        manifest = base.model_copy(update=facts)
+        write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+        verify_version(folder, options.stores)
+        return publish(options.indexes, manifest, folder, base.version, options.stores)
 
 
 @contextmanager

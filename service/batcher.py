@@ -1,5 +1,6 @@
 """Dynamic batching by tokens: batches form while the encoder is busy, without timers."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ class Batcher:
         encoded: Called in an encoding thread with the jobs of a batch and their vectors, float32
             [n, dimension], or the exception that encoding raised.
         metrics: Where the sizes of batches are counted.
+        niceness: By how much the priority of the threads is below that of the process, 0 to 19.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class Batcher:
         padding: int,
         encoded: Callable[[Sequence[Any], FloatArray | Exception], None],
         metrics: Metrics,
+        *,
+        niceness: int = 0,
     ) -> None:
         self._encoder = encoder
+        self._niceness = niceness
         self._budget = budget
         self._padding = padding
         self._encoded = encoded
@@ -103,6 +108,7 @@ class Batcher:
 
     def _work(self) -> None:
         limit_threads()
+        os.nice(self._niceness)  # on Linux, of the calling thread
         while self._wait():
             self._work_once()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -183,8 +183,10 @@ class Engine:
         missing = [i for i in range(len(keys)) if i not in known]
         requested = [self._flight(index, checked.queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
-        shared = partial(self._look_up, self._redis, index) if self._redis else None
-        others = [self._pipeline.run(index.fetch, known.values())] if known else []
+        by_key = dict(zip(keys, checked.queries, strict=True))
+        shared = partial(self._look_up, self._redis, index, by_key) if self._redis else None
+        cached = [(checked.queries[i], rows) for i, rows in known.items()]
+        others = [self._pipeline.run(index.fetch, cached)] if cached else []
         found = await self._pipeline.complete(requested, deadline, shared, others)
         flights = dict(zip(missing, found, strict=True))
         results: dict[int, QueryResult] = {i: f.result.result() for i, f in flights.items()}
@@ -197,6 +199,7 @@ class Engine:
                 kept = result.kept._replace(answerable=None)
                 result = replace(result, kept=kept, overflow=True)
             self._judged(index, checked.queries[i], result.kept.answerable)
+            self._metrics.observe_channels(result.channel_seconds, result.failed)
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))
@@ -285,12 +288,17 @@ class Engine:
         self._metrics.ready.set(not self._draining)
 
     async def _look_up(
-        self, redis: "RedisCache", index: LoadedIndex, keys: Sequence[bytes]
+        self,
+        redis: "RedisCache",
+        index: LoadedIndex,
+        queries: Mapping[bytes, Query],
+        keys: Sequence[bytes],
     ) -> list[QueryResult | None]:
         found = await redis.get_many(keys, index.manifest.count)
         known = {i: kept for i, kept in enumerate(found) if kept}
         self._metrics.looked_up("redis", len(known), len(found) - len(known))
-        fetched = await self._pipeline.run(index.fetch, known.values()) if known else []
+        cached = [(queries[keys[i]], rows) for i, rows in known.items()]
+        fetched = await self._pipeline.run(index.fetch, cached) if cached else []
         results = dict(zip(known, fetched, strict=True))
         return [results.get(i) for i in range(len(keys))]
 
@@ -307,7 +315,8 @@ class Engine:
 
     def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
         finish = partial(index.search, query, timeout=self._settings.channel_timeout_ms / 1000)
-        flight = Flight(text=query.text, finish=finish, key=key, may_overflow=True)
+        nearest = index.nearest(query)
+        flight = Flight(text=query.text, finish=finish, nearest=nearest, key=key, may_overflow=True)
         if query.mode == "lexical":
             flight.encode = False
         elif query.mode == "hybrid":

@@ -1,5 +1,6 @@
 """The channels of a search, dense and lexical, and the fusion of what they find."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,13 +31,17 @@ class Found:
         scores: float32 [n], descending.
         rows: int64 [n].
         failed: Channels that failed or were late.
+        seconds: Time of each channel that answered [s].
         channels: The scored rows of each channel, best first, and its weight; for explanations.
+        bound: No row that is not found has a higher score.
     """
 
     scores: FloatArray
     rows: RowArray
     failed: tuple[Channel, ...] = ()
+    seconds: Mapping[Channel, float] = field(default_factory=dict)
     channels: Mapping[Channel, tuple[ScoredRows, float]] = field(default_factory=dict)
+    bound: float = math.inf
 
     def explain(self, row: int) -> dict[str, Any]:
         """Returns rank, score and weight of a row in each channel; None where it is not found."""

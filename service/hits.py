@@ -1,7 +1,7 @@
 """The hits of a query: read from the documents of an index version, and as JSON."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, overload
@@ -9,13 +9,16 @@ from typing import Any, NamedTuple, overload
 from pydantic_core import to_json
 
 from core.documents import DocumentReader, JsonDocument
-from core.types import Hit
+from core.types import Check, Evidence, Hit, no_check
+from service.evidence import best_sentence
 from service.fusion import Channel
 from stores.base import ScoredRows
 
 # The documents of a result with more hits are read when they are accessed. In memory all at once,
 # those of a large batch would hold up the process for each garbage collection.
 _FEW_HITS = 64
+# Most bytes of a character in UTF-8.
+_UTF8_BYTES = 4
 # Hits of one piece of JSON.
 _HITS = 16
 
@@ -44,6 +47,7 @@ class QueryResult:
         cached: Whether the rows come from a cache.
         overflow: Whether the query was encoded by the encoder for a full queue.
         failed: Channels of a hybrid search that failed or were late.
+        channel_seconds: Time of each channel of a hybrid search that answered [s].
     """
 
     kept: Kept
@@ -53,6 +57,7 @@ class QueryResult:
     cached: bool
     overflow: bool = False
     failed: tuple[Channel, ...] = ()
+    channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -70,6 +75,8 @@ class Hits(Sequence[Hit]):
         documents: The documents of the index.
         rows: Scores and rows.
         explain: Explains the score of a row, if hits are explained.
+        weights: The weights of the query's terms, if hits have evidence.
+        check: Called before a text is split into sentences; stops it by an exception.
     """
 
     def __init__(
@@ -77,16 +84,25 @@ class Hits(Sequence[Hit]):
         documents: DocumentReader,
         rows: ScoredRows,
         explain: Callable[[int], dict[str, Any]] | None = None,
+        weights: Mapping[str, float] | None = None,
+        check: Check = no_check,
     ) -> None:
         self._documents = documents
         self._explain = explain
+        self._weights = weights
         scores: list[float] = rows[0].tolist()
         self._found = list(zip(scores, rows[1].tolist(), strict=True))
         if any(better <= worse for better, worse in pairwise(scores)):
             self._found.sort(key=lambda hit: (hit[0], documents.id(hit[1])), reverse=True)
         self._read: list[JsonDocument] | None = None
+        self._sentences: list[Evidence | None] | None = None
         if len(self._found) <= _FEW_HITS:
             self._read = [documents.json(row) for _, row in self._found]
+            if weights is not None:
+                self._sentences = []
+                for _, row in self._found:
+                    check()
+                    self._sentences.append(best_sentence(weights, documents.text(row)))
 
     def __len__(self) -> int:
         return len(self._found)
@@ -102,12 +118,23 @@ class Hits(Sequence[Hit]):
         d = self._documents[row]
         chunk = d.parent, d.chunk, d.chunks
         why = self._explain(row) if self._explain else None
-        return Hit(d.id, score, at % len(self) + 1, d.title, d.text, d.metadata, *chunk, why)
+        more = *chunk, why, self._evidence(at)
+        return Hit(d.id, score, at % len(self) + 1, d.title, d.text, d.metadata, *more)
+
+    def _evidence(self, at: int) -> Evidence | None:
+        if self._sentences:
+            return self._sentences[at]
+        if self._weights is None:
+            return None
+        return best_sentence(self._weights, self._documents.text(self._found[at][1]))
 
     @property
     def text_bytes(self) -> int | None:
-        """Size of the texts as JSON [bytes], or None if they are still to be read."""
-        return None if self._read is None else sum(len(d.text) for d in self._read)
+        """Size of texts and evidence as JSON [bytes], or None if they are still to be read."""
+        if self._read is None:
+            return None
+        quoted = sum(_UTF8_BYTES * len(one.text) for one in self._sentences or () if one)
+        return quoted + sum(len(d.text) for d in self._read)
 
     def json(self, include: Sequence[str]) -> Iterator[bytes]:
         """Yields the hits as JSON, separated by commas, several at a time.
@@ -126,5 +153,7 @@ class Hits(Sequence[Hit]):
                 hit = form % (d.id, to_json(score), at + 1, *others(d))
                 if self._explain:
                     hit = b'%b,"explain":%b}' % (hit[:-1], to_json(self._explain(row)))
+                if self._weights is not None:
+                    hit = b'%b,"evidence":%b}' % (hit[:-1], to_json(self._evidence(at)))
                 hits.append(hit)
             yield (b"," if first else b"") + b",".join(hits)

@@ -1,5 +1,6 @@
 """All metrics of the service, in the format of Prometheus."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, get_args
@@ -7,6 +8,7 @@ from typing import Any, Literal, get_args
 import prometheus_client
 
 from core.manifest import IndexManifest
+from service.fusion import Channel
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -94,6 +96,14 @@ class Metrics:
             "care_unanswered_queries_total",
             "Queries whose answerable score is below the threshold of the pair.",
         )
+        self.channel_seconds = seconds(
+            "care_channel_seconds", "Time that a channel of a hybrid search takes.", ["channel"]
+        )
+        self.channel_failures = counter(
+            "care_channel_failures_total",
+            "Hybrid searches that a channel failed for or was late for.",
+            ["channel"],
+        )
         self.batch_queries = histogram(
             "care_batch_queries", "Queries of an encoded batch.", buckets=_QUERIES
         )
@@ -140,6 +150,7 @@ class Metrics:
         )
         # `labels` takes longer than to count.
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
+        self._channels = {c: self.channel_seconds.labels(c) for c in get_args(Channel)}
         self._lookups = {
             tier: tuple(self.cache_lookups.labels(tier, result) for result in ("hit", "miss"))
             for tier in get_args(Tier)
@@ -150,6 +161,7 @@ class Metrics:
             (self.redis_errors, get_args(RedisError)),
             (self.reloads, ("success", "failure")),
             (self.key_reloads, ("success", "failure")),
+            (self.channel_failures, get_args(Channel)),
         ):
             for label in labels:
                 series.labels(label)
@@ -183,6 +195,13 @@ class Metrics:
         """Observes the timings of a query; a cached one was neither encoded nor searched."""
         for stage in _CACHED_STAGES if cached else STAGES:
             self._stages[stage].observe(getattr(timings, stage) / 1000)
+
+    def observe_channels(self, seconds: Mapping[Channel, float], failed: Sequence[Channel]) -> None:
+        """Observes the time [s] of each channel of a hybrid search, and counts failures."""
+        for channel, spent in seconds.items():
+            self._channels[channel].observe(spent)
+        for channel in failed:
+            self.channel_failures.labels(channel).inc()
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Sets the metrics of the served index version."""

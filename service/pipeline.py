@@ -2,17 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from core.encoders import QueryEncoder
 from core.types import Check, FloatArray
 from service.batcher import Batcher, Job
 from service.metrics import Metrics
 from service.problems import RequestError
+from service.search import Timed
 from service.settings import Settings
+from stores.base import Vectors
 from stores.faiss.search import limit_threads
 
 _T = TypeVar("_T")
@@ -21,6 +27,15 @@ _T = TypeVar("_T")
 _DELIVER_EVERY = 0.001
 # The share of the queue's tokens that one part of a long list of texts may take.
 _PART_OF_QUEUE = 4
+
+# Largest batch of the encoder for a full queue, and most padding that one more text may add
+# [tokens]: the time of a batch is that of calls and of waiting for the interpreter after them.
+_OVERFLOW_BATCH, _OVERFLOW_PADDING = 4096, 64
+# With such an encoder, threads of the main one leave the processors to it and to the event loop:
+# requests that the event loop does not read in time wait in sockets, where nothing limits them.
+_LOWEST_PRIORITY = 19
+# The share of the queue that is used while the encoder for a full queue has work.
+_SHORT_QUEUE = 4
 
 DEADLINE_EXCEEDED = "the deadline of the request passed before the response was ready"
 
@@ -38,7 +53,9 @@ class Flight(Job):
 
     Attributes:
         finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps. Its third argument is the future of `beside`.
+            check between its steps. It also gets the future of `beside`, and what was found by
+            `nearest`, or None.
+        nearest: Where to find rows for several flights of a batch at once, and how many.
         beside: What runs in a search thread at the same time as the encoder, if anything; calls the
             check between its steps. If encoding fails, `finish` gets the exception as the vector.
         encode: Whether the text is encoded; otherwise `finish` gets None.
@@ -51,7 +68,8 @@ class Flight(Job):
         besides: The future of `beside`.
     """
 
-    finish: Callable[[Any, Check, "Future[Any] | None"], Any]
+    finish: Callable[[Any, Check, "Future[Any] | None", Timed | None], Any]
+    nearest: tuple[Vectors, int] | None = None
     beside: Callable[[Check], Any] | None = None
     encode: bool = True
     key: bytes = b""
@@ -112,9 +130,19 @@ class Pipeline:
         metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
-        batches = settings.batch_tokens, settings.batch_padding, self._encoded, metrics
-        self._batcher = Batcher(encoder, settings.encode_workers, *batches)
-        self._overflow = Batcher(overflow, 1, *batches) if overflow else None
+        self._batcher = Batcher(
+            encoder,
+            settings.encode_workers,
+            settings.batch_tokens,
+            settings.batch_padding,
+            self._encoded,
+            metrics,
+            niceness=_LOWEST_PRIORITY if overflow else 0,
+        )
+        self._overflow: Batcher | None = None
+        if overflow:
+            size = _OVERFLOW_BATCH, _OVERFLOW_PADDING
+            self._overflow = Batcher(overflow, 1, *size, self._encoded, metrics)
 
     async def complete(
         self,
@@ -193,7 +221,7 @@ class Pipeline:
     async def wait_for_room(self, texts: Sequence[str]) -> None:
         """Waits until the queue has room for texts; the caller must submit them at once."""
         tokens = sum(map(self._cost, texts))
-        while self._is_full(tokens):
+        while self._is_full(tokens, self._limit):
             self._freed.clear()
             await self._freed.wait()
 
@@ -239,14 +267,14 @@ class Pipeline:
         if not flights:
             return
         tokens = [self._cost(flight.text) for flight in flights]
-        if not urgent and self._is_full(sum(tokens)):
-            if self._overflow and self._may_overflow(flights, sum(tokens)):
-                for flight, admitted in zip(flights, tokens, strict=True):
-                    flight.overflow, flight.admitted = True, admitted
-                self._overflow_tokens += sum(tokens)
-                self._metrics.overflow.inc(len(flights))
-                self._start(flights, self._overflow)
-                return
+        if not urgent and self._overflow and self._overflows(flights, sum(tokens)):
+            for flight, admitted in zip(flights, tokens, strict=True):
+                flight.overflow, flight.admitted = True, admitted
+            self._overflow_tokens += sum(tokens)
+            self._metrics.overflow.inc(len(flights))
+            self._start(flights, self._overflow)
+            return
+        if not urgent and self._is_full(sum(tokens), self._limit):
             raise RequestError("overloaded", "the queue is full: retry later")
         for flight, admitted in zip(flights, tokens, strict=True):
             flight.admitted = admitted
@@ -271,15 +299,21 @@ class Pipeline:
         """
         return min(self._prompt + len(text) + 2, self._longest)
 
-    def _is_full(self, tokens: int) -> bool:
+    def _is_full(self, tokens: int, limit: int) -> bool:
         """Returns whether the queue has no room for tokens; an empty queue has room for any."""
-        return bool(self._tokens) and self._tokens + tokens > self._limit
+        return bool(self._tokens) and self._tokens + tokens > limit
 
-    def _may_overflow(self, flights: Sequence[Flight], tokens: int) -> bool:
-        """Returns whether the other encoder may take flights, and its queue has room for them."""
+    def _overflows(self, flights: Sequence[Flight], tokens: int) -> bool:
+        """Returns whether the other encoder takes flights: its queue has room, the other none."""
         waiting = self._overflow_tokens
         has_room = not waiting or waiting + tokens <= self._limit
-        return has_room and all(flight.may_overflow for flight in flights)
+        # While it has work, little waits for the main encoder, which is slow meanwhile.
+        limit = self._limit // _SHORT_QUEUE if waiting else self._limit
+        return (
+            has_room
+            and self._is_full(tokens, limit)
+            and all(flight.may_overflow for flight in flights)
+        )
 
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Sets the result of a flight, or its exception; later calls are ignored."""
@@ -317,14 +351,15 @@ class Pipeline:
                 mine = slice(part, None, self._parts)
                 self._search.submit(self._finish, flights[mine], vectors[mine])
 
-    def _finish(self, flights: Sequence[Flight], vectors: Iterable[Any]) -> None:
+    def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]) -> None:
         finished: list[tuple[Flight, Any]] = []
+        found = _search_together(flights, vectors)
         due = time.perf_counter() + _DELIVER_EVERY
-        for flight, vector in zip(flights, vectors, strict=True):
+        for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, _result(flight, vector)))
+                finished.append((flight, _result(flight, vector, found.get(i))))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
@@ -341,10 +376,31 @@ class Pipeline:
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 
 
-def _result(flight: Flight, vector: Any) -> Any:
+def _result(flight: Flight, vector: Any, found: Timed | None) -> Any:
     if isinstance(vector, Exception) and not flight.beside:
         return vector
-    return flight.finish(vector, flight.check, flight.besides)
+    return flight.finish(vector, flight.check, flight.besides, found)
+
+
+def _search_together(
+    flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]
+) -> dict[int, Timed]:
+    """Searches for flights that search in the same way; returns by position in the batch."""
+    found: dict[int, Timed] = {}
+    if not isinstance(vectors, np.ndarray):
+        return found
+    groups = defaultdict(list)
+    for i, flight in enumerate(flights):
+        if flight.nearest and not flight.abandoned:
+            groups[flight.nearest].append(i)
+    for (index, k), members in groups.items():
+        # If a search fails, each flight searches by itself and gets its own error.
+        with suppress(Exception):
+            started = time.perf_counter()
+            if len(members) > 1 and (hits := index.search_together(vectors[members], k)):
+                spent = time.perf_counter() - started
+                found |= {i: (rows, spent) for i, rows in zip(members, hits, strict=True)}
+    return found
 
 
 async def _first_failed_or_all(

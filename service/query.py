@@ -2,7 +2,7 @@
 
 from core.errors import QueryError
 from core.text import normalize_text
-from core.types import Filter, Query
+from core.types import DOCUMENT, Filter, HitLimit, Query
 from service.search import LoadedIndex
 
 
@@ -10,8 +10,8 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     """Returns the query as it is searched: under the text rules, within the index's size.
 
     Raises:
-        QueryError: If the text is empty or too long, `top_k` is too large, or the filter is not
-            valid for the index.
+        QueryError: If the text is empty or too long, `top_k` is too large, the filter is not
+            valid for the index, or it has no field of the name in `limit_per`.
     """
     text = check_text(query.text, max_chars)
     if query.top_k > max_top_k:
@@ -28,11 +28,23 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
     mode = query.mode or index.modes[0]
     if mode not in index.modes:
         message = (
-            f"is {mode}, but index '{index.manifest.name}' has no full text: build it again "
-            "without --no-full-text"
+            f"is {mode}, but index '{index.manifest.name}' has no full text: add it "
+            "(care update --full-text)"
         )
         raise QueryError("mode", message, code="mode_not_available")
-    return Query(text, top_k, filter_, query.min_score, collapse, mode, query.explain)
+    how = filter_, query.min_score, collapse, mode, query.explain, query.evidence
+    return Query(text, top_k, *how, _checked_limit(index, query.limit_per, top_k))
+
+
+def _checked_limit(index: LoadedIndex, limit: HitLimit | None, top_k: int) -> HitLimit | None:
+    """Returns the limit, or None if it has no effect."""
+    if limit is None:
+        return None
+    if limit.field != DOCUMENT:
+        index.filters.check_field(limit.field, "limit_per.field")
+    elif not index.documents.chunked:
+        return None
+    return limit if limit.hits < top_k else None
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:

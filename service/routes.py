@@ -124,7 +124,8 @@ async def _search(
         mode = checked.queries[0].mode
         facts: dict[str, Any] = {"mode": mode, "cached": True, "answerable": answerable}
         return b"".join(search_json([hits], index, timings, **facts))
-    size = size_of_hits(index, sum(query.top_k for query in checked.queries))
+    # A hit's evidence is at most as long as its text.
+    size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
         results = await engine.search(checked, deadline)
     request.scope["state"]["timings"] = _slowest(results)

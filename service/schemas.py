@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
-from core.types import Mode, Query
+from core.types import HitLimit, Mode, Query
 from service.filter_schema import FilterField, FilterItem
 from service.fusion import Channel
 from service.metrics import Timings
@@ -48,6 +48,16 @@ class _Request(BaseModel):
         known = cls.model_fields
         unknown = islice((name for name in body if name not in known), _MAX_UNKNOWN)
         return {name: body[name] for name in (*filter(body.__contains__, known), *unknown)}
+
+
+class LimitPer(_Request):
+    """At most this many hits of each document or metadata value."""
+
+    field: str = Field(
+        description="A metadata field that filters accept, or _document for the documents of an "
+        "index of chunks (no effect on other indexes)."
+    )
+    hits: int = Field(ge=1, description="Most hits of each document or value.")
 
 
 class SearchRequest(_Request):
@@ -86,10 +96,20 @@ class SearchRequest(_Request):
         description="Whether each hit says what rank, score and weight it has in each channel of "
         "a hybrid search. Such searches are not cached.",
     )
+    evidence: bool = Field(
+        False, description="Whether each hit has the sentence that shares most with the query."
+    )
+    limit_per: LimitPer | None = Field(
+        None,
+        description="Limits the hits of each document or metadata value; further hits follow until "
+        "there are `top_k`. A hit with several values counts for each of them, and one without a "
+        "value is not limited.",
+    )
 
     def as_query(self) -> Query:
         """Returns the query of the request."""
-        how = self.min_score, self.collapse, self.mode, self.explain
+        limit = HitLimit(self.limit_per.field, self.limit_per.hits) if self.limit_per else None
+        how = self.min_score, self.collapse, self.mode, self.explain, self.evidence, limit
         return Query(self.query, self.top_k, self.filter, *how)
 
 
@@ -122,6 +142,14 @@ class Contribution(BaseModel):
     weight: float = Field(description="Weight of the channel.")
 
 
+class EvidenceResponse(BaseModel):
+    """The sentence of a hit that shares most with the query."""
+
+    start: int = Field(description="Where it starts in `text` [characters: Unicode code points].")
+    end: int = Field(description="Where it ends in `text`.")
+    text: str = Field(description="The sentence.")
+
+
 class HitResponse(BaseModel):
     """A document, or a chunk of one."""
 
@@ -142,6 +170,11 @@ class HitResponse(BaseModel):
     chunks: int | None = Field(None, description="Number of chunks of the document.")
     explain: dict[Channel, Contribution] | None = Field(
         None, description="What each channel of a hybrid search contributes, if asked for."
+    )
+    evidence: EvidenceResponse | None = Field(
+        None,
+        description="The sentence of the text that shares most with the query, if asked for; null "
+        "if the text has no letter or digit.",
     )
 
 

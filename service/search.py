@@ -2,15 +2,15 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic_core import to_json
@@ -26,6 +26,7 @@ from core.manifest import IndexManifest
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.answerable import Features, Judges, answerable, measure, suitable
+from service.evidence import term_weights
 from service.fusion import (
     DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
@@ -36,6 +37,7 @@ from service.fusion import (
     merged,
 )
 from service.hits import Hits, Kept, QueryResult
+from service.limits import HitLimits, first_depth, is_limited, search_limited
 from service.logs import describe
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
@@ -44,14 +46,14 @@ from stores.lexical import LexicalIndex, open_full_text
 
 _LOG = logging.getLogger("care.service")
 
-# To collapse chunks, this many chunks are searched for each document wanted; as long as they belong
-# to too few documents, `_WIDEN` times more. The last search then takes three quarters of the time.
-_OVERFETCH = 4
-_WIDEN = 4
 # Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
 # 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
 # its hit in any batch.
 _SAME_SCORE = 1e-6
+
+
+# Scored rows, and the time to find them [s].
+Timed = tuple[ScoredRows, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,20 @@ class LoadedIndex:
         modes = self.modes
         return {mode: judge.threshold for mode, judge in self.judges.items() if mode in modes}
 
+    def nearest(self, query: Query) -> tuple[Vectors, int] | None:
+        """Returns where to find a query's rows by `search_together`, and how many; None if not."""
+        if query.filter or is_limited(query) or query.mode == "lexical":
+            return None
+        least = DENSE_CANDIDATES if query.mode == "hybrid" else 1
+        return self.vectors, self._candidates(query.top_k, least)
+
     def search(
         self,
         query: Query,
         vector: FloatArray | Exception | None,
         check: Check = no_check,
-        text: "Future[ScoredRows] | None" = None,
+        text: "Future[Timed] | None" = None,
+        near: Timed | None = None,
         timeout: float | None = None,
     ) -> QueryResult:
         """Returns the hits of a query.
@@ -116,25 +126,44 @@ class LoadedIndex:
                 it can be the exception that the encoder raised.
             check: Called between the steps of the search; stops it by an exception.
             text: In mode hybrid the result of `search_text`, if it runs elsewhere.
-            timeout: How long to wait for it [s].
+            near: What a search as by `nearest` has found, if there was one.
+            timeout: How long to wait for `text` [s].
 
         Raises:
             UnavailableError: If the store cannot be reached, and no other channel answers.
         """
         started = time.perf_counter()
-        found = self.find(query, vector, check, text, timeout)
-        judged = self._answerable(query, found)
+        searches: list[Found] = []
+        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
+
+        def find(query: Query, depth: int) -> Found:
+            nonlocal vector, text, timeout
+            found = self.find(query, depth, vector, check, text, near, timeout)
+            searches.append(found)
+            # A wider search does not wait for a channel that has failed.
+            text, timeout = (Future() if "lexical" in found.failed else None), 0
+            vector = UnavailableError() if "dense" in found.failed else vector
+            return found
+
+        count = self.manifest.count
+        if is_limited(query):
+            limits = HitLimits(query, self.documents, self.filters)
+            # Ranks of a narrower search are others, and explanations are those of the last search.
+            narrow = not (query.explain or self.manifest.fusion.get("rank_constant"))
+            found = search_limited(find, query, limits, count, lowest, narrow=narrow)
+        else:
+            found = find(query, first_depth(query, count))
         scores, rows = found.scores, found.rows
-        if query.mode != "dense" and query.collapse:
-            best = np.sort(np.unique(self.documents.first_chunks(rows), return_index=True)[1])
-            scores, rows = scores[best], rows[best]
-        if query.min_score is not None:
-            good = scores >= query.min_score - _SAME_SCORE
+        if lowest is not None:
+            good = scores >= lowest
             scores, rows = scores[good], rows[good]
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
-        spent = time.perf_counter() - started
-        return self._read(Kept(best_rows, judged), spent, explain, found.failed)
+        seconds = time.perf_counter() - started + (near[1] if near else 0.0)
+        # Later searches may leave out what the first one has found.
+        kept = Kept(best_rows, self._answerable(query, searches[0]))
+        result = self._read(query, kept, seconds, explain, check)
+        return replace(result, failed=found.failed, channel_seconds=found.seconds)
 
     def features(self, query: Query, found: Found) -> Features:
         """Returns the features of a query, given what it has found in mode dense or hybrid."""
@@ -149,103 +178,130 @@ class LoadedIndex:
             return None
         return answerable(judge, self.features(query, found))
 
-    def find(
-        self,
-        query: Query,
-        vector: FloatArray | Exception | None,
-        check: Check = no_check,
-        text: "Future[ScoredRows] | None" = None,
-        timeout: float | None = None,
-    ) -> Found:
-        """Returns the candidates of a query, before they are cut; arguments as in `search`."""
-        if query.mode == "lexical":
-            return Found(*self.search_text(query, check))
-        if query.mode == "hybrid":
-            return self._hybrid(query, vector, check, text, timeout)
-        return Found(*self._nearest(query, _vector(vector), check))
-
-    def search_text(self, query: Query, check: Check = no_check) -> ScoredRows:
-        """Returns the candidates of the lexical channel: scores, descending, and rows.
+    def search_text(self, query: Query, check: Check = no_check, depth: int | None = None) -> Timed:
+        """Returns the candidates of the lexical channel, and the time to find them [s].
 
         In mode hybrid these are the best by the words alone, in mode lexical by characters as well.
         """
+        started = time.perf_counter()
         if self.full_text is None:
-            return NOTHING
+            return NOTHING, 0.0
         alone = query.mode == "lexical"
-        k = self._candidates(query, LEXICAL_CANDIDATES)
-        return self.full_text.search(query.text, k, query.filter, check, characters=alone)
+        depth = depth or first_depth(query, self.manifest.count)
+        k = self._candidates(depth, LEXICAL_CANDIDATES)
+        found = self.full_text.search(query.text, k, query.filter, check, characters=alone)
+        return found, time.perf_counter() - started
 
-    def _candidates(self, query: Query, least: int) -> int:
-        """Returns how many hits of a channel are fused or collapsed."""
-        wanted = query.top_k * _OVERFETCH if query.collapse else query.top_k
-        return min(self.manifest.count, max(least, wanted))
+    def find(
+        self,
+        query: Query,
+        depth: int,
+        vector: FloatArray | Exception | None,
+        check: Check = no_check,
+        text: "Future[Timed] | None" = None,
+        near: Timed | None = None,
+        timeout: float | None = None,
+    ) -> Found:
+        """Returns at least the `depth` best rows, or all; other arguments as in `search`."""
+        if query.mode == "hybrid":
+            return self._hybrid(query, depth, vector, check, text, near, timeout)
+        if query.mode == "lexical":
+            found = self.search_text(query, check, depth)[0]
+        elif near:
+            found = near[0]
+        else:
+            passing = self.filters.rows(query.filter, self.manifest.count, check)
+            vector = _vector(vector)
+            found = self.vectors.search(vector, depth, passing, query.filter, check)
+        return Found(*found, bound=_lowest(found))
 
-    def _nearest(self, query: Query, vector: FloatArray, check: Check) -> ScoredRows:
-        passing = self.filters.rows(query.filter, self.manifest.count, check)
-        if not query.collapse:
-            return self.vectors.search(vector, query.top_k, passing, query.filter, check)
-        nearest = partial(
-            self.vectors.search, vector, rows=passing, filter_=query.filter, check=check
-        )
-        most = len(self.documents) if passing is None else len(passing)
-        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
-        first = self.documents.first_chunks
-        return search_documents(nearest, first, query.top_k, most, lowest)
+    def _candidates(self, depth: int, least: int) -> int:
+        """Returns how many hits of a channel are fused."""
+        return min(self.manifest.count, max(least, depth))
 
     def _hybrid(
         self,
         query: Query,
+        depth: int,
         vector: FloatArray | Exception | None,
         check: Check,
-        text: "Future[ScoredRows] | None",
+        text: "Future[Timed] | None",
+        near: Timed | None,
         timeout: float | None,
     ) -> Found:
         """Fuses both channels; if one fails, the other one answers."""
-        failed: list[Channel] = []
         lexical = NOTHING
+        seconds: dict[Channel, float] = {}
         try:
-            lexical = text.result(timeout) if text else self.search_text(query, check)
-        except (TimeoutError, ValueError) as error:
-            _LOG.warning("full-text search failed", extra={"fields": describe(error)})
-            failed.append("lexical")
+            lexical, spent = text.result(timeout) if text else self.search_text(query, check, depth)
+            seconds["lexical"] = spent
+        except TimeoutError:
+            pass
+        except ValueError as error:
+            _LOG.error("full-text search failed", extra={"fields": describe(error)})
+        started = time.perf_counter()
         try:
-            dense = self._dense_candidates(query, _vector(vector), lexical[1], check)
+            dense = self._dense_candidates(query, depth, _vector(vector), lexical[1], near, check)
         except Exception as error:
             is_expected = error is vector or isinstance(error, UnavailableError)
-            if failed or not is_expected:
+            if not seconds or not is_expected:
                 raise
-            return Found(*lexical, failed=("dense",), channels={"lexical": (lexical, 1.0)})
-        return replace(fuse(dense, lexical, self.manifest.fusion), failed=tuple(failed))
+            found = Found(*lexical, channels={"lexical": (lexical, 1.0)}, bound=_lowest(lexical))
+        else:
+            seconds["dense"] = time.perf_counter() - started + (near[1] if near else 0.0)
+            found = fuse(dense, lexical, self.manifest.fusion)
+            if not self.manifest.fusion.get("rank_constant"):
+                nearest = dense[0][: self._candidates(depth, DENSE_CANDIDATES)], dense[1]
+                weight = found.channels["lexical"][1]
+                bound = _lowest(nearest) + weight * max(0.0, _lowest(lexical))
+                found = replace(found, bound=bound)
+        failed = tuple(channel for channel in get_args(Channel) if channel not in seconds)
+        return replace(found, failed=failed, seconds=seconds)
 
     def _dense_candidates(
-        self, query: Query, vector: FloatArray, others: RowArray, check: Check
+        self,
+        query: Query,
+        depth: int,
+        vector: FloatArray,
+        others: RowArray,
+        near: Timed | None,
+        check: Check,
     ) -> ScoredRows:
         """Returns the nearest rows together with other rows, all with their similarities."""
-        passing = self.filters.rows(query.filter, self.manifest.count, check)
-        k = self._candidates(query, DENSE_CANDIDATES)
-        nearest = self.vectors.search(vector, k, passing, query.filter, check)
+        if near:
+            nearest = near[0]
+        else:
+            passing = self.filters.rows(query.filter, self.manifest.count, check)
+            k = self._candidates(depth, DENSE_CANDIDATES)
+            nearest = self.vectors.search(vector, k, passing, query.filter, check)
         missing = np.setdiff1d(others, nearest[1], assume_unique=True)
         if not len(missing):
             return nearest
         return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))
 
-    def fetch(self, found: Iterable[Kept]) -> list[QueryResult]:
-        """Reads the documents of cached rows."""
-        return [self._read(kept, cached=True) for kept in found]
+    def fetch(self, found: Iterable[tuple[Query, Kept]]) -> list[QueryResult]:
+        """Reads the documents of queries whose rows are cached."""
+        return [self._read(query, kept, cached=True) for query, kept in found]
 
     def _read(
         self,
+        query: Query,
         kept: Kept,
         search: float = 0.0,
         explain: Callable[[int], dict[str, Any]] | None = None,
-        failed: tuple[Channel, ...] = (),
+        check: Check = no_check,
         *,
         cached: bool = False,
     ) -> QueryResult:
         started = time.perf_counter()
-        hits = Hits(self.documents, kept.rows, explain)
+        weights = term_weights(query.text, self.full_text) if query.evidence else None
+        hits = Hits(self.documents, kept.rows, explain, weights, check)
         fetch = time.perf_counter() - started
-        return QueryResult(kept, hits, search, fetch, cached, failed=failed)
+        return QueryResult(kept, hits, search, fetch, cached)
+
+
+def _lowest(found: ScoredRows) -> float:
+    return float(found[0][-1]) if len(found[0]) else -math.inf
 
 
 def _vector(vector: FloatArray | Exception | None) -> FloatArray:
@@ -341,35 +397,3 @@ def check_space(
             embedding_space=of_index,
             encoder_space=of_encoder,
         )
-
-
-def search_documents(
-    search: Callable[[int], ScoredRows],
-    first_chunks: Callable[[RowArray], RowArray],
-    k: int,
-    most: int,
-    min_score: float | None,
-) -> ScoredRows:
-    """Finds the best chunk of each of the k nearest documents.
-
-    Args:
-        search: Returns this many of the nearest chunks, or all, best first.
-        first_chunks: Returns, for each row, the row of the first chunk of its document.
-        k: Number of documents.
-        most: Number of chunks that match the filter.
-        min_score: Lowest score; the search widens no further below it.
-
-    Returns:
-        Scores and rows, best first. Fewer than k if the chunks belong to fewer documents, or if
-        the remaining chunks are below `min_score`; some that are returned may be below it too.
-    """
-    fetch = min(most, _OVERFETCH * k)
-    while True:
-        scores, rows = search(fetch)
-        # The best chunk of each document, best first; the first one among equal scores.
-        order = np.lexsort((rows, -scores))
-        best = order[np.sort(np.unique(first_chunks(rows)[order], return_index=True)[1])]
-        exhausted = fetch == most or len(rows) < fetch
-        if len(best) >= k or exhausted or (min_score is not None and scores[-1] < min_score):
-            return scores[best[:k]], rows[best[:k]]
-        fetch = min(most, _WIDEN * fetch)

@@ -36,6 +36,7 @@ DAMAGE = frozenset(
         "unreadable_documents",
         "unreadable_file",
         "unreadable_filters",
+        "unreadable_full_text",
         "unreadable_vectors",
         "wrong_checksum",
         "wrong_document_count",

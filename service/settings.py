@@ -84,7 +84,8 @@ class Settings(BaseSettings):
     overflow_pair: str = ""
     """Pair whose query encoder takes searches that the full queue has no room for, instead of 429:
     one of the same embedding space that is much faster, such as care-mini-lookup. It has a queue of
-    the same length. Unset: 429."""
+    the same length. While it has work, it also takes searches beyond a quarter of the first queue,
+    and the threads of the first encoder have the lowest priority (nice 19). Unset: 429."""
     timeout_ms: int = Field(10_000, ge=1, le=60_000)
     """Deadline of a request without the header X-Request-Timeout-Ms [ms]; after it the response is
     504. A request to /v1/embeddings has this time for each `CARE_MAX_BATCH` texts."""

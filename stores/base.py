@@ -116,6 +116,18 @@ class Vectors(Protocol):
         """
         ...
 
+    def search_together(self, queries: FloatArray, k: int) -> list[ScoredRows] | None:
+        """Finds the nearest of all vectors to several queries at once.
+
+        Args:
+            queries: float32 [n, dimension], unit norm.
+            k: Number of hits.
+
+        Returns:
+            What `search` returns for each query, or None where a search for each is as fast.
+        """
+        ...
+
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension].
 

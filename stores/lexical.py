@@ -6,6 +6,7 @@ the store of the vectors: row i of the version is row i here.
 
 import math
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -103,6 +104,10 @@ class LexicalIndex:
         component: The component of its manifest.
         filters: The filters of the version.
 
+    Attributes:
+        count: Number of rows.
+        weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
+
     Raises:
         IndexVersionError: If the files cannot be read, or have another format.
     """
@@ -128,7 +133,7 @@ class LexicalIndex:
             raise IndexVersionError.at(source, reason, "unreadable_full_text") from error
         self._schema = index.schema
         self.count: int = self._searcher.num_docs
-        self._weight = lru_cache(_WEIGHTS)(self._weight_of)
+        self.weight: Callable[[str], float] = lru_cache(_WEIGHTS)(self._weight_of)
 
     def search(
         self,
@@ -158,7 +163,7 @@ class LexicalIndex:
         """
         check()
         wanted = list(dict.fromkeys(terms(query, characters=characters)))
-        highest = (_K1 + 1) * sum(map(self._weight, wanted))
+        highest = (_K1 + 1) * sum(map(self.weight, wanted))
         if not highest:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         any_term = tantivy.Query.boolean_query(
@@ -176,7 +181,7 @@ class LexicalIndex:
 
     def idf(self, query: str) -> float:
         """Returns the sum of the idf of a query's terms, without characters of Chinese words."""
-        return sum(map(self._weight, dict.fromkeys(terms(query, characters=False))))
+        return sum(map(self.weight, dict.fromkeys(terms(query, characters=False))))
 
     def _conditions(self, filter_: Filter) -> list[_Clause]:
         """Returns what documents must and must not have to match a filter, without a score."""
@@ -189,7 +194,7 @@ class LexicalIndex:
         return clauses
 
     def _weight_of(self, term: str) -> float:
-        """Returns the weight of a term in BM25 (its idf, as in Lucene); 0 if no document has it."""
+        # The idf of Lucene.
         having = self._searcher.doc_freq(_TEXT, term)
         return math.log(1 + (self.count - having + 0.5) / (having + 0.5)) if having else 0.0
 

@@ -76,7 +76,7 @@ def test_variables_become_options() -> None:
     (_, run), (_, report) = commands("cmedteb", "SYSTEMS=a b", "SPLIT=dev", "OUT=o")
     assert (run["systems"], run["split"], report["out"]) == (["a", "b"], "dev", Path("o"))
     ((_, given),) = commands("tradeoff", "PAIR=a")
-    assert given["systems"] == ["a", "bm25"]
+    assert given["systems"] == ["a", "bm25", "bm25-characters"]
     ((_, given),) = commands("train", "RECIPE=r.yaml", "ARGS=--set seeds=[0]")
     assert (given["recipe"], given["changes"]) == (Path("r.yaml"), ["seeds=[0]"])
     ((_, given),) = commands("bench-build", "DOCUMENTS=3 4")

@@ -22,7 +22,8 @@ Systems = Annotated[
     typer.Option(
         "--system",
         metavar="SYSTEM",
-        help="Trained or registered pair, path of a pair's .toml file, or bm25. May be repeated.",
+        help="Trained or registered pair, path of a pair's .toml file, bm25 (words) or "
+        "bm25-characters (characters and bigrams). May be repeated.",
         show_default=DEFAULT_PAIR,
     ),
 ]
@@ -136,7 +137,8 @@ def tradeoff(
         typer.Option(
             "--system",
             metavar="SYSTEM",
-            help="Registered pair, path of a pair's .toml file, or bm25. May be repeated.",
+            help="Registered pair, path of a pair's .toml file, bm25 (words) or bm25-characters "
+            "(characters and bigrams). May be repeated.",
         ),
     ],
     data: Data,

@@ -1,5 +1,6 @@
-"""`care evaluate`: the scores of an index beside BM25, and a suggested `min_score`."""
+"""`care evaluate`: the modes of an index beside BM25, a `min_score`, the weight of full text."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,19 @@ from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 
 if TYPE_CHECKING:
     from evaluation.index_evaluation import IndexEvaluation
+    from evaluation.statistics import Difference
+
+
+def _numbers(text: str | None) -> str | None:
+    """Checks that an option is a list of positive numbers."""
+    for part in (text or "1").split(","):
+        try:
+            is_positive = 0 < float(part) < math.inf
+        except ValueError:
+            is_positive = False
+        if not is_positive:
+            raise typer.BadParameter(f"'{part}' is not a number above 0.")
+    return text
 
 
 def evaluate(
@@ -23,15 +37,23 @@ def evaluate(
     ],
     pair: PairName = DEFAULT_PAIR,
     indexes: Indexes = DEFAULT_INDEXES,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Also compare these weights of full text in a hybrid search: 0.05,0.1,0.2",
+            callback=_numbers,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Score an index over HTTP beside BM25, and suggest a min_score.
+    """Compare the modes of an index over HTTP with BM25, and suggest a min_score.
 
-    The command starts the service on a free port. A warning counts judged documents that are not
-    in the index.
+    The command starts the service on a free port. Differences of nDCG@10 are to mode dense, with
+    95 % intervals. A warning counts judged documents that are not in the index.
     """
     if output and not output.parent.is_dir():
         # Before the measurement, whose result would be lost.
@@ -41,7 +63,14 @@ def evaluate(
     from core.records import write_json
     from evaluation.index_evaluation import evaluate_index
 
-    result = evaluate_index(indexes, index, pair, queries, qrels)
+    result = evaluate_index(
+        indexes,
+        index,
+        pair,
+        queries,
+        qrels,
+        [float(part) for part in (weights or "").split(",") if part],
+    )
     if result.warning:
         note(f"warning: {result.warning}")
     if output:
@@ -50,21 +79,58 @@ def evaluate(
 
 
 def _lines(result: "IndexEvaluation") -> Iterator[str]:
+    from evaluation.bm25 import ENGINE
     from evaluation.metrics import MEASURES
     from evaluation.thresholds import DEPTH, MIN_QUERIES
 
-    yield f"{result.queries:,} judged queries, {result.documents:,} documents, {result.version}"
+    yield (
+        f"{result.queries:,} judged queries, {result.documents:,} documents, {result.version}; "
+        f"{result.pair}, {result.factory}; default mode {result.mode}"
+    )
     width = max(map(len, result.scores))
-    yield f"{'':{width}}  " + "  ".join(f"{name:>10}" for name in MEASURES)
+    columns = "  ".join(f"{name:>10}" for name in MEASURES)
+    yield f"{'':{width}}  {columns}  {'nDCG@10 - dense, 95 %':>25}    q/s   p50   p99 [ms]"
     for system, values in result.scores.items():
-        yield f"{system:{width}}  " + "  ".join(f"{values[name]:>10.4f}" for name in MEASURES)
-    yield f"{result.queries_per_second:,.0f} queries/s in batches, one client"
+        line = f"{system:{width}}  " + "  ".join(f"{values[name]:>10.4f}" for name in MEASURES)
+        line += f"  {_interval(result.differences.get(system)):>25}"
+        if speed := next((speed for mode, speed in result.speeds.items() if mode == system), None):
+            line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"
+        yield line
+    yield f"BM25: {ENGINE}"
+    yield (
+        f"speed: {result.timed:,} queries, one request at a time; in batches of 32 "
+        f"{result.queries_per_second:,.0f} queries/s"
+    )
+    sizes = (f"{name} {size:,.0f}" for name, size in result.bytes_per_passage.items())
+    yield f"bytes per passage: {', '.join(sizes)}"
     found = result.min_score
     if found is None:
         yield f"min_score: no suggestion; fewer than {MIN_QUERIES} queries have a relevant hit"
     else:
         yield (
-            f"min_score: {found.min_score:.4f} keeps {found.relevant_kept:.0%} of the relevant "
-            f"hits of the top {DEPTH} and drops {found.others_dropped:.0%} of the others; "
-            f"{found.empty_queries:,} queries lose all hits"
+            f"min_score in mode {result.mode}: {found.min_score:.4f} keeps "
+            f"{found.relevant_kept:.0%} of the relevant hits of the top {DEPTH} and drops "
+            f"{found.others_dropped:.0%} of the others; {found.empty_queries:,} queries lose all "
+            "hits"
         )
+    if result.weights:
+        yield from _weight_lines(result)
+
+
+def _weight_lines(result: "IndexEvaluation") -> Iterator[str]:
+    from evaluation.weights import best_weight
+
+    yield f"{'lexical weight':14}  {'nDCG@10':>10}  {'difference, 95 %':>25}"
+    for each in result.weights:
+        yield f"{each.weight:<14g}  {each.ndcg:>10.4f}  {_interval(each.difference):>25}"
+    best = best_weight(result.weights)
+    if best is None:
+        yield "no weight is better than dense by its interval: keep dense (--lexical-weight 0)"
+    else:
+        yield f"best: care update --index {result.index} --lexical-weight {best:g}"
+
+
+def _interval(difference: "Difference | None") -> str:
+    if difference is None:
+        return ""
+    return f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})"

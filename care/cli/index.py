@@ -103,7 +103,8 @@ def update(
 ) -> None:
     """Add, replace and delete documents: makes a new version and encodes only new texts.
 
-    Store, factory, recall, backend and dtype stay those of the active version unless you set them.
+    Store, factory, recall, backend, dtype and full text stay those of the active version unless you
+    set them. Full text and its weight can be changed alone; vectors then stay as they are.
     """
     from care.indexing import update_index
 
@@ -133,7 +134,8 @@ def _build_lines(version: "IndexVersion") -> Iterator[str]:
 
 def _update_lines(version: "IndexVersion") -> Iterator[str]:
     if version.encoded is None:
-        yield f"active  {version.folder}: nothing changes"
+        changed = "full text is changed" if version.built else "nothing changes"
+        yield f"active  {version.folder}: {changed}"
         return
     corpus = version.manifest.corpus
     if change := corpus.update:
@@ -186,7 +188,7 @@ def _facts(version: "IndexVersion") -> dict[str, Any]:
     return {
         **version_facts(version.manifest),
         "folder": version.folder,
-        "built": encoded is not None,
+        "built": version.built,
         "encoding": encoded,
         "update": version.manifest.corpus.update and version.manifest.corpus.update.model_dump(),
     }

@@ -33,6 +33,11 @@ def positive(number: float | None) -> float | None:
     return number
 
 
+def not_negative(number: float | None) -> float | None:
+    """Checks that an option is a finite number, 0 or above."""
+    return number if number == 0 else positive(number)
+
+
 class _Annotations:
     """Type and help of each field of `IndexOptions`."""
 
@@ -194,9 +199,9 @@ class _Annotations:
     lexical_weight: Annotated[
         float | None,
         Option(
-            help="Weight of full text in a hybrid search, which becomes the default mode (default: "
-            "the pair's).",
-            callback=positive,
+            help="Weight of full text in a hybrid search, which becomes the default mode; 0 keeps "
+            "dense the default (default: the pair's).",
+            callback=not_negative,
             rich_help_panel=_INDEX,
         ),
     ]

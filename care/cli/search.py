@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,21 +57,35 @@ def search(
     explain: Annotated[
         bool, Option("--explain", help="Show what each channel contributes to a score.")
     ] = False,
+    evidence: Annotated[
+        bool,
+        Option("--evidence", help="Show the sentence of each hit that shares most with QUERY."),
+    ] = False,
+    limit_per: Annotated[
+        str | None,
+        Option(
+            metavar="FIELD=HITS",
+            help="At most HITS hits of each value of a metadata field, or of each document of an "
+            "index of chunks (_document=HITS).",
+            show_default=False,
+        ),
+    ] = None,
     pair: PairName = DEFAULT_PAIR,
     indexes: Indexes = DEFAULT_INDEXES,
     milvus_uri: MilvusUri = None,
     json_: Json = False,
 ) -> None:
     """Search an index without a server; the results are those of POST /search."""
-    accepted = _filter(filter_ or [])
+    accepted, limit = _filter(filter_ or []), _limit(limit_per)
     from care.search import open_index
 
     with open_index(index, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as opened:
         started = time.perf_counter()
         how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
+        how |= {"evidence": evidence, "limit_per": limit}
         hits = opened.search(query, top_k, filter=accepted, mode=mode, **how)
         seconds = time.perf_counter() - started
-        response = _response(opened, hits, seconds)
+        response = _response(opened, hits, seconds, evidence=evidence)
         show(response, _lines(hits, seconds), as_json=json_)
 
 
@@ -99,6 +114,16 @@ def _filter(arguments: Sequence[str]) -> "dict[str, Any]":
     return accepted | conditions
 
 
+def _limit(argument: str | None) -> dict[str, str | int] | None:
+    """Returns the limit of hits per document or value."""
+    if argument is None:
+        return None
+    field, sign, hits = argument.rpartition("=")
+    if not (sign and field and re.fullmatch(r"-?\d{1,9}", hits)):
+        raise typer.BadParameter(f"'{argument}' is not FIELD=HITS", param_hint="--limit-per")
+    return {"field": field, "hits": int(hits)}
+
+
 def _values(text: str) -> "list[FilterValue]":
     """Returns the values that a text of a command line stands for.
 
@@ -112,13 +137,16 @@ def _values(text: str) -> "list[FilterValue]":
     return [text, value] if isinstance(value, int | float) else [text]
 
 
-def _response(index: "SearchIndex", hits: "SearchHits", seconds: float) -> dict[str, Any]:
+def _response(
+    index: "SearchIndex", hits: "SearchHits", seconds: float, *, evidence: bool
+) -> dict[str, Any]:
     """Returns the hits as `POST /search` does."""
     chunk = ("parent", "chunk", "chunks") if index.chunked else ()
     why = ("explain",) if any(hit.explain for hit in hits) else ()
-    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk, *why)
+    quoted = ("evidence",) if evidence else ()
+    fields = ("id", "score", "rank", "title", "text", "metadata", *chunk, *why, *quoted)
     return {
-        "hits": [{field: getattr(hit, field) for field in fields} for hit in hits],
+        "hits": [{field: made[field] for field in fields} for made in map(asdict, hits)],
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
         "mode": hits.mode,
@@ -136,7 +164,7 @@ def _lines(hits: "SearchHits", seconds: float) -> Iterator[str]:
     for hit in hits:
         metadata = ", ".join(f"{field}: {_shown(value)}" for field, value in hit.metadata.items())
         yield f"{hit.rank:>3}. {hit.score:.3f}  {hit.title or hit.id}"
-        text = " ".join(hit.text.split())
+        text = " ".join((hit.evidence.text if hit.evidence else hit.text).split())
         yield f"     {text[:_TEXT_CHARS]}{'…' if len(text) > _TEXT_CHARS else ''}"
         yield f"     [{hit.id}] {metadata}".rstrip()
         for channel, part in (hit.explain or {}).items():

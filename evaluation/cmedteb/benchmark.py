@@ -40,7 +40,7 @@ def load_systems(
     that its scores are kept beside those with other instructions.
 
     Args:
-        names: Registered pairs, paths of pairs' TOML files, or "bm25".
+        names: Registered pairs, paths of pairs' TOML files, or names of `BM25`.
         cache: Folder in which the vectors of pairs are kept.
         instructions: File of the tasks' instructions; None for those of the benchmark.
         batch_size: Texts that an encoder encodes at once.
@@ -53,8 +53,8 @@ def load_systems(
     systems: dict[str, System] = {}
     for given in names:
         system: System
-        if given == BM25:
-            system = Bm25Model()
+        if given in BM25:
+            system = Bm25Model(given)
         else:
             pair = load_pair(given)
             name = pair.name

@@ -23,7 +23,7 @@ from core.encoders import Encoder, EncoderSpec, Pair, Role
 from core.errors import CareError
 from core.provenance import library_versions
 from core.types import Document, FloatArray
-from evaluation.bm25 import Bm25Index
+from evaluation.bm25 import Analyzer, Bm25Index
 from evaluation.cmedteb.results import TaskScore, run_path, write_score
 from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
 from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
@@ -32,7 +32,8 @@ from evaluation.trec import write_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 
-BM25 = "bm25"
+# Systems that are no pairs.
+BM25: dict[str, Analyzer] = {"bm25": "words", "bm25-characters": "characters"}
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
 # mteb's names of kinds and measures.
 _TYPES = {"retrieval": "Retrieval", "reranking": "Reranking", "sts": "STS"}
@@ -128,16 +129,17 @@ class PairModel(AbsEncoder):
 
 
 class Bm25Model:
-    """BM25 over words as a model of mteb: the baseline of all tasks but STS."""
+    """BM25 as a model of mteb: a baseline of all tasks but STS; `name` is one of `BM25`."""
 
-    name = BM25
-
-    def __init__(self) -> None:
-        self.mteb_model_meta = _meta(BM25, None)
+    def __init__(self, name: str = "bm25") -> None:
+        self.name = name
+        self.analyzer = BM25[name]
+        self.mteb_model_meta = _meta(name, None)
 
     def index(self, corpus: Any, **_: Any) -> None:
         """Indexes the corpus."""
-        self._index = Bm25Index(Document(row["id"], row["text"]) for row in corpus)
+        documents = (Document(row["id"], row["text"]) for row in corpus)
+        self._index = Bm25Index(documents, self.analyzer)
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +31,7 @@ from evaluation.cmedteb.results import render
 from evaluation.cmedteb.tasks import task
 from evaluation.cmedteb.tradeoff import measure_rates, query_side
 from evaluation.dense import dense_run
-from evaluation.metrics import NDCG_10, score_queries
+from evaluation.metrics import NDCG_10, score, score_queries
 from evaluation.statistics import mean_interval, paired_difference
 from models.encoders.factory import weights_bytes
 
@@ -65,10 +66,10 @@ def compare_on_splits(
 
     Returns:
         The content of splits.json, and the Markdown tables of splits.md. For each system and
-        split: nDCG@10 with its 95 % bootstrap interval, and the paired difference to the first
-        system. For each system: microseconds of a query that is encoded alone and queries/s in
-        batches of 32, both with one thread, and bytes of the query encoder's weights and
-        tokenizer. Of BM25, the speed is that of the whole search.
+        split: nDCG@10 with its 95 % bootstrap interval, the paired difference to the first system,
+        and the means of `evaluation.metrics.MEASURES`. For each system: microseconds of a query
+        that is encoded alone and queries/s in batches of 32, both with one thread, and bytes of
+        the query encoder's weights and tokenizer. Of BM25, the speed is that of the whole search.
 
     Raises:
         DataError: If a split is missing or invalid.
@@ -81,11 +82,16 @@ def compare_on_splits(
     known = replace(known, instruction=instruction)
     read = {split: _read(data, split, corpus) for split in splits}
     scores: dict[str, dict[str, list[float]]] = {}
+    means: dict[str, dict[str, dict[str, float]]] = {}
     for system in tqdm(systems, desc="nDCG@10", unit=" systems"):
         search = _search(system, instruction, corpus)
+        runs = {split: search(*judged) for split, judged in read.items()}
         scores[system.name] = {
-            split: list(score_queries(NDCG_10, qrels, search(queries, qrels)).values())
-            for split, (queries, qrels) in read.items()
+            split: list(score_queries(NDCG_10, qrels, runs[split]).values())
+            for split, (_, qrels) in read.items()
+        }
+        means[system.name] = {
+            split: score(qrels, runs[split]) for split, (_, qrels) in read.items()
         }
     every = [text for queries, _ in read.values() for text in queries.values()]
     timed = list(islice(cycle(every), _TIMED))
@@ -97,6 +103,7 @@ def compare_on_splits(
             {
                 "name": system.name,
                 "splits": _facts(scores[system.name], first),
+                "measures": means[system.name],
                 "loss": _losses(scores[system.name]),
                 "microseconds": 1e6 / alone[system.name],
                 "queries_per_second": batched[system.name],
@@ -105,6 +112,7 @@ def compare_on_splits(
             for system in systems
         ],
         "queries": {split: len(queries) for split, (queries, _) in read.items()},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         **environment(),
         **hardware(),
@@ -129,7 +137,8 @@ def _read(data: Path, split: str, corpus: Mapping[str, str]) -> tuple[dict[str, 
 
 def _search(system: System, instruction: str, corpus: Mapping[str, str]) -> Search:
     if not isinstance(system, PairModel):
-        index = Bm25Index(Document(id_, text) for id_, text in corpus.items())
+        texts = (Document(id_, text) for id_, text in corpus.items())
+        index = Bm25Index(texts, system.analyzer)
 
         def bm25(queries: Mapping[str, str], _: Qrels) -> Run:
             return dict(zip(queries, index.search(list(queries.values()), _DEPTH), strict=True))

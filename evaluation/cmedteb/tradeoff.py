@@ -112,7 +112,8 @@ def query_side(
         spec = with_instruction(system.pair.query, known.instruction)
         encoder = load_encoder(spec, system.pair.folder, threads)
         return lambda queries: encoder.encode([normalize_text(query) for query in queries])
-    index = Bm25Index(Document(id_, text) for id_, text in corpus.items())
+    documents = (Document(id_, text) for id_, text in corpus.items())
+    index = Bm25Index(documents, system.analyzer)
     return lambda queries: index.search(queries, 10)
 
 

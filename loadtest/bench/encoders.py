@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from core.encoders import Encoder
 from core.errors import DataError
-from core.provenance import environment, hardware
+from core.provenance import commit, environment, hardware
 from core.text import normalize_text
 from loadtest.traffic import read_texts
 from models.encoders.factory import load_encoder, weights_bytes
@@ -31,9 +32,10 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         rounds: Number of rounds.
 
     Returns:
-        Hardware, versions and options; and for each pair the size of its graph [10⁶ bytes] and, for
-        single queries and for batches, medians over rounds: `ms` and `cpu_ms`, wall and CPU time
-        per query; `ratio` and `cpu_ratio`, the rates divided by those of the first pair.
+        Date, commit, hardware, versions and options; and for each pair the size of its graph
+        [10⁶ bytes] and, for single queries and for batches, medians over rounds: `ms` and `cpu_ms`,
+        wall and CPU time per query; `ratio` and `cpu_ratio`, the rates divided by those of the
+        first pair.
 
     Raises:
         DataError: If the file of queries cannot be read or is empty.
@@ -51,6 +53,8 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
     encoders = [load_encoder(pair.query, pair.folder, threads) for pair in loaded]
     times = {way: list(_rounds(encoders, calls, rounds)) for way, calls in ways.items()}
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "hardware": hardware(),
         **environment(),
         "threads": threads,

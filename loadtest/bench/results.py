@@ -17,7 +17,17 @@ from core.provenance import commit, hardware
 from core.records import write_json
 
 BENCH_NAME, BUILD_NAME, HOSTILE_NAME = "bench.json", "build.json", "hostile.json"
-TABLE_NAME = "README.md"
+TABLE_NAME, PLOT_NAME = "README.md", "tradeoff.png"
+# How the scenario tradeoff measures the speed of a system, with titles.
+WAYS = {
+    "http_single": "over HTTP, one client",
+    "http_full": "over HTTP, full load",
+    "bare_single": "bare, one query at a time",
+    "bare_full": "bare, batches of 32 on all processors",
+}
+
+# What `make quality` writes.
+QUALITY = Path(__file__).parents[2] / "docs" / "results" / "quality" / "splits.json"
 
 _TEMPLATE = Path(__file__).with_name("results.md.j2")
 _LIST = (
@@ -119,11 +129,22 @@ def scale_results(folder: Path) -> list[dict[str, Any]]:
     return sorted(_read(folder, "scale-*.json"), key=lambda result: result["options"]["vectors"])
 
 
+def accuracy() -> dict[str, float]:
+    """Returns nDCG@10 on the split dev of each system that `make quality` has scored."""
+    if not QUALITY.is_file():
+        return {}
+    systems = json.loads(QUALITY.read_text(encoding="utf-8"))["systems"]
+    return {system["name"]: system["measures"]["dev"]["nDCG@10"] for system in systems}
+
+
 def tables(folder: Path) -> str:
     """Returns the tables of all results in a folder as Markdown."""
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
+        ways=WAYS,
+        plot=PLOT_NAME,
+        accuracy=accuracy(),
         hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
         starts=_read(folder, "start-*.json"),
         filters=_read(folder, "filters-*.json"),

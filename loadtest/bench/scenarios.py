@@ -8,7 +8,6 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -45,7 +44,7 @@ _QUESTIONS = 20_000
 _CONNECTIONS = 4000
 _TIMEOUT = 30.0
 # The pair whose query encoder is a lookup, for indexes of care-mini.
-_LOOKUP = "care-mini-lookup"
+LOOKUP = "care-mini-lookup"
 # Cached questions; a measurement repeats them many times. Numbers of clients.
 _CACHED = 200
 _CACHE_CLIENTS = (1, 32)
@@ -113,6 +112,42 @@ def idle(options: ServiceOptions) -> dict[str, Any]:
     return _result(rounds, figure(name, typical["added_ms"], "<=", 0.5, "ms", note))
 
 
+def modes(options: ServiceOptions) -> dict[str, Any]:
+    """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
+
+    Raises:
+        CareError: If the index has no full text.
+    """
+    texts = read_texts(options.queries)
+    with bench_service(options, CACHE_ENTRIES="0") as server:
+        available = json.loads(server.get("/index"))["modes"]
+        if "hybrid" not in available:
+            message = f"index '{options.index}' has no full text: build it without --no-full-text"
+            raise CareError(message, code="mode_not_available")
+        requests = {mode: bodies(texts, options.top_k, mode) for mode in sorted(available)}
+
+        def measure_round() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for mode, sent in requests.items():
+                drive(server.url, sent, options.connections, _WARM_UP_SECONDS)
+                full = drive(server.url, sent, options.connections, options.seconds)
+                single = drive(server.url, sent, 1, options.seconds)
+                found |= {f"{mode}_qps": full["qps"], f"{mode}_p50_ms": single["p50_ms"]}
+                found |= {f"{mode}_full": full, f"{mode}_single": single}
+            return found
+
+        rounds = repeat(options.rounds, measure_round)
+    typical = medians(rounds)
+    added = typical["hybrid_p50_ms"] - typical["dense_p50_ms"]
+    note = ", ".join(
+        f"{mode} {typical[f'{mode}_p50_ms']:.2f} ms alone and {typical[f'{mode}_qps']:.0f} "
+        "queries/s at full load"
+        for mode in requests
+    )
+    name = "p50 that full text adds to a search, one client"
+    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note))
+
+
 def overload(options: ServiceOptions) -> dict[str, Any]:
     """Alternates full load by wrk with an open loop of three times that rate."""
     with bench_service(options, CACHE_ENTRIES="0") as server:
@@ -139,42 +174,15 @@ def overload(options: ServiceOptions) -> dict[str, Any]:
 
 def overflow(options: ServiceOptions) -> dict[str, Any]:
     """Measures the same load with a lookup encoder for what the queue has no room for."""
-    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=_LOOKUP) as server:
+    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=LOOKUP) as server:
         rounds, _ = _overload_rounds(server, options)
     typical = medians(rounds)
     note = (
-        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={_LOOKUP}, of which it "
+        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={LOOKUP}, of which it "
         f"encodes {typical['overflow_share']:.0%}; p99 {typical['p99_ms']:.0f} ms"
     )
     name = f"share of requests answered at {_OVERLOAD}"
     return _result(rounds, figure(name, typical["answered"], ">=", 1.0, note=note))
-
-
-def lookup(options: ServiceOptions) -> dict[str, Any]:
-    """Compares the throughput of a lookup encoder with that of the pair, on the same index."""
-    requests = bodies(read_texts(options.queries), options.top_k)
-    faster = replace(options, pair=_LOOKUP)
-    with (
-        bench_service(options, CACHE_ENTRIES="0") as server,
-        bench_service(faster, CACHE_ENTRIES="0") as by_lookup,
-    ):
-        for each in (server, by_lookup):
-            drive(each.url, requests, options.connections, _WARM_UP_SECONDS)
-        index = json.loads(server.get("/index"))["factory"]
-
-        def measure_round() -> dict[str, Any]:
-            slow, fast = (
-                drive(each.url, requests, options.connections, options.seconds)
-                for each in (server, by_lookup)
-            )
-            rates = {"pair_qps": slow["qps"], "lookup_qps": fast["qps"]}
-            return {**rates, "ratio": fast["qps"] / slow["qps"], "pair": slow, "lookup": fast}
-
-        rounds = repeat(options.rounds, measure_round)
-    typical = medians(rounds)
-    note = f"{typical['lookup_qps']:.0f} ÷ {typical['pair_qps']:.0f} queries/s, index {index}"
-    name = f"throughput of {_LOOKUP} ÷ {options.pair}"
-    return _result(rounds, figure(name, typical["ratio"], ">=", 6.0, note=note))
 
 
 def cache(options: ServiceOptions) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def _fill_cache(
     Raises:
         CareError: If a repeated question is not served from the cache.
     """
-    questions = [{"query": text, "top_k": options.top_k} for text in texts]
+    questions = [json.loads(body) for body in bodies(texts, options.top_k)]
     for question in questions:
         server.post("/search", question)
     answers = [server.post("/search", question) for question in questions]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.errors import CareError
-from loadtest.bench import comparison, results, scenarios
+from loadtest.bench import comparison, results, scenarios, tradeoff
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import options_json
 
@@ -16,9 +16,10 @@ SCENARIOS: Mapping[str, scenarios.Scenario] = {
     "sentence-transformers": comparison.sentence_transformers,
     "infinity": comparison.infinity,
     "idle": scenarios.idle,
+    "modes": scenarios.modes,
     "overload": scenarios.overload,
     "overflow": scenarios.overflow,
-    "lookup": scenarios.lookup,
+    "tradeoff": tradeoff.measure,
     "cache": scenarios.cache,
     "redis": scenarios.redis,
 }
@@ -58,6 +59,7 @@ def measure(known: Mapping[str, scenarios.Scenario], options: ServiceOptions) ->
         if "error" in found:
             print(f"  error: {found['error']} [{found['code']}]", flush=True)
         tables = results.write(result, options.out / results.BENCH_NAME)
+        tradeoff.draw(options.out)
     print(tables)
     failed = [name for name, found in result["scenarios"].items() if "error" in found]
     if failed:

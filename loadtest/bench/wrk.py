@@ -12,15 +12,17 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
+from core.choices import Mode
 from core.cpus import available_cpus
 from core.errors import CareError
 
 _SCRIPT = Path(__file__).with_name("search.lua")
 
 
-def bodies(texts: Iterable[str], top_k: int) -> list[str]:
-    """Returns JSON bodies of `POST /search`."""
-    return [json.dumps({"query": t, "top_k": top_k}, ensure_ascii=False) for t in texts]
+def bodies(texts: Iterable[str], top_k: int, mode: Mode = "dense") -> list[str]:
+    """Returns JSON bodies of `POST /search`; other systems search by vectors alone."""
+    fields = {"top_k": top_k, "mode": mode}
+    return [json.dumps({"query": text, **fields}, ensure_ascii=False) for text in texts]
 
 
 def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> dict[str, Any]:

@@ -87,6 +87,14 @@ function titleOf(hit) {
   return letters.length > 28 ? `${letters.slice(0, 28).join("")}…` : text;
 }
 
+// The text with its best sentence in bold. Offsets count code points, those of strings do not.
+function withEvidence(text, { start, end }) {
+  if (!isNumber(start) || !isNumber(end)) return [asText(text)];
+  const letters = [...text];
+  const part = (from, to) => letters.slice(from, to).join("");
+  return [part(0, start), element("strong", "evidence", part(start, end)), part(end)];
+}
+
 function renderHit(hit, index, share) {
   const item = element("li", "hit");
   item.dataset.id = String(hit.id ?? "");
@@ -104,7 +112,8 @@ function renderHit(hit, index, share) {
 
   const text = asText(hit.text);
   if (text) {
-    const paragraph = element("p", "text clamped", text);
+    const paragraph = element("p", "text clamped");
+    paragraph.append(...withEvidence(hit.text, asObject(hit.evidence)));
     paragraph.id = `hit-text-${index + 1}`;
     const toggle = element("button", "plain toggle", "展开");
     toggle.type = "button";

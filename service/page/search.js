@@ -58,7 +58,7 @@ async function requestJson(path, options = {}) {
 }
 
 function searchBody(query) {
-  const body = { query, top_k: TOP_K, include: ["text", "metadata"] };
+  const body = { query, top_k: TOP_K, include: ["text", "metadata"], evidence: true };
   if (isFiltered()) body.filter = selectedFilter();
   return JSON.stringify(body);
 }

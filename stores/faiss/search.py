@@ -145,6 +145,23 @@ class FaissVectors:
             return self._scan.search(query, wanted, rows, check)
         return scores[:wanted], found[:wanted]
 
+    def search_together(self, queries: FloatArray, k: int) -> list[ScoredRows] | None:
+        """Finds the nearest vectors to several queries in a graph on the processor.
+
+        After each call of FAISS a thread waits for the interpreter, a millisecond if the event loop
+        is busy. Other index types search a batch by other algorithms, whose scores may differ in
+        the last digit.
+        """
+        graph, wanted = self._approximate, min(k, self.count)
+        if self._on_gpu or not isinstance(graph, _Graph) or self.count <= graph.cost(wanted):
+            return None
+        hits = graph.search_all(queries, wanted)
+        complete = hits[1].min(axis=1, initial=0) >= 0
+        return [
+            (scores, rows) if whole else self.search(query, k)
+            for query, scores, rows, whole in zip(queries, *hits, complete, strict=True)
+        ]
+
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the stored vectors of rows, int64 [n], as float32 [n, dimension].
 
@@ -171,8 +188,12 @@ class _Graph:
         return float(self.index.hnsw.nb_neighbors(0) * self._beam(fetch))
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
+        return first_hits(self.search_all(query[None], fetch))
+
+    def search_all(self, queries: FloatArray, fetch: int) -> tuple[FloatArray, RowArray]:
         parameters = search_parameters({"efSearch": self._beam(fetch)})
-        return first_hits(self.index.search(query[None], fetch, params=parameters))
+        scores, rows = self.index.search(queries, fetch, params=parameters)
+        return scores, rows
 
     def _beam(self, fetch: int) -> int:
         # `ef_search` was chosen for 10 hits; more hits need a wider beam.

@@ -109,6 +109,9 @@ class MilvusVectors:
                 return scores[:wanted], found[:wanted]
         return self._exact(query, wanted, rows, check)
 
+    def search_together(self, queries: FloatArray, k: int) -> None:
+        """Returns None: each query is a request of its own."""
+
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the vectors of rows, int64 [n], as float32 [n, dimension].
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import care
-from core.errors import DataError
+from core.errors import DataError, QueryError
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
 
@@ -34,7 +34,26 @@ def test_an_index_is_scored_on_judged_queries(
         scores = care.evaluate(
             "test", queries=queries, qrels=qrels, pair=str(pair_file), indexes=indexes
         )
+        lexical = care.evaluate(
+            "test",
+            queries=queries,
+            qrels=qrels,
+            pair=str(pair_file),
+            indexes=indexes,
+            mode="lexical",
+        )
     assert scores == {"nDCG@10": 1, "MRR@10": 1, "Recall@10": 1, "Recall@100": 1}
+    assert lexical["Recall@100"] == 1
+
+
+def test_a_mode_that_the_index_lacks(
+    build_version: Builder, indexes: Path, pair_file: Path, queries: Path, tmp_path: Path
+) -> None:
+    build_version(make_records(3), full_text=False)
+    qrels = write_qrels(tmp_path / "qrels.tsv", [("q0", "d0000", 1)])
+    places = {"pair": str(pair_file), "indexes": indexes}
+    with raises(QueryError, "mode_not_available"):
+        care.evaluate("test", queries=queries, qrels=qrels, mode="hybrid", **places)
 
 
 def test_judged_documents_that_the_index_lacks_are_a_warning(

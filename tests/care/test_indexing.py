@@ -113,6 +113,32 @@ def test_an_update_keeps_the_index_type_of_the_version(options: care.IndexOption
     assert version.manifest.recall.target == 0.9
 
 
+def test_full_text_and_its_weight_are_changed_alone(options: care.IndexOptions) -> None:
+    def modes() -> tuple[str, ...]:
+        with care.open_index("test", pair=options.pair, indexes=options.indexes) as index:
+            return index.modes
+
+    first = care.build_index("test", make_records(10), options, full_text=False)
+    assert modes() == ("dense",)
+    with raises(CareError, "option_not_taken", option="--lexical-weight"):
+        care.update_index("test", options=options, lexical_weight=0.1)
+    version = care.update_index("test", options=options, full_text=True, lexical_weight=0.25)
+    assert modes() == ("hybrid", "dense", "lexical")
+    assert (version.built, version.encoded, version.documents) == (True, None, 10)
+    assert version.manifest.files == first.manifest.files
+    same = care.update_index("test", options=options, lexical_weight=0.25)
+    assert (same.built, same.id) == (False, version.id)
+    # Another type of the index is another file of vectors.
+    graph = care.update_index("test", options=options, lexical_weight=0.5, factory="HNSW8")
+    assert (graph.manifest.factory, graph.manifest.fusion) == ("HNSW8", {"lexical": 0.5})
+    assert graph.encoded
+    assert graph.encoded.summary.new_texts == 0
+    care.update_index("test", options=options, lexical_weight=0.0)
+    assert modes() == ("dense", "hybrid", "lexical")
+    care.update_index("test", options=options, full_text=False)
+    assert modes() == ("dense",)
+
+
 def test_encoded_shards_are_those_that_a_build_uses(options: care.IndexOptions) -> None:
     encoded = encode_corpus("test", make_records(10), options)
     assert encoded.summary.new_texts == 10

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ BODIES: list[dict[str, Any]] = [
     {"query": "发热", "top_k": 100, "filter": {"department": ["儿科", "骨科"], "rare": [False]}},
     {"query": "发热", "filter": {"department": "儿科", "tags": {"not": ["组1", "组2"]}}},
     {"query": "咳嗽", "min_score": 0.2},
+    {"query": "咳嗽的护理", "evidence": True, "mode": "lexical"},
+    {"query": "发热", "limit_per": {"field": "department", "hits": 2}, "evidence": True},
     {"query": " 失眠\u200b  怎么办 ", "top_k": 5, "filter": {"tags": ["组1"]}, "collapse": True},
 ]
 
@@ -45,19 +48,23 @@ def test_python_and_the_command_return_what_the_service_returns(
     assert expected["hits"]
     with care.open_index("test", pair=str(pair_file), indexes=indexes) as index:
         hits = index.search(**body)
-    found = [(hit.rank, hit.id, hit.score, hit.title, hit.text, hit.metadata) for hit in hits]
-    names = ("rank", "id", "score", "title", "text", "metadata")
-    assert found == [tuple(hit[name] for name in names) for hit in expected["hits"]]
+    names = ["rank", "id", "score", "title", "text", "metadata"]
+    names += ["evidence"] if body.get("evidence") else []
+    found = [{name: asdict(hit)[name] for name in names} for hit in hits]
+    assert found == [{name: hit[name] for name in names} for hit in expected["hits"]]
+    assert all(hit.keys() == set(names) for hit in expected["hits"])
     arguments = ["search", body["query"], "--index", "test", "--json"]
     arguments += ["--pair", str(pair_file), "--indexes", str(indexes)]
-    for option in ("top_k", "min_score"):
+    for option in ("top_k", "min_score", "mode"):
         if option in body:
             arguments += [f"--{option.replace('_', '-')}", str(body[option])]
     for field, values in body.get("filter", {}).items():
         sign, accepted = ("!=", values["not"]) if isinstance(values, dict) else ("=", values)
         for value in accepted if isinstance(accepted, list) else [accepted]:
             arguments += ["--filter", f"{field}{sign}{value if value is not False else 'false'}"]
-    arguments += ["--collapse"] if body.get("collapse") else []
+    arguments += [f"--{flag}" for flag in ("collapse", "evidence") if body.get(flag)]
+    if limit := body.get("limit_per"):
+        arguments += ["--limit-per", f"{limit['field']}={limit['hits']}"]
     capsys.readouterr()
     assert main(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -107,6 +114,14 @@ def test_many_queries_are_searched_in_order(index: care.SearchIndex) -> None:
         ({"query": "骨折", "filter": {"rare": []}}, "invalid_filter", "filter.rare"),
         ({"query": "骨折", "filter": {"rare": {"gt": 1}}}, "filter_not_numeric", "filter.rare"),
         ({"query": "骨折", "filter": {"rare": ["a"] * 101}}, "filter_too_large", "filter.rare"),
+        (
+            {"query": "骨折", "limit_per": {"field": "unknown", "hits": 1}},
+            *("unknown_filter_field", "limit_per.field"),
+        ),
+        (
+            {"query": "骨折", "limit_per": {"field": "rare", "hits": 0}},
+            *("greater_than_equal", "limit_per.hits"),
+        ),
     ],
 )
 def test_what_the_service_refuses_is_refused_by_the_same_code(

@@ -43,6 +43,7 @@ def test_documents_round_trip_over_any_number_of_batches(tmp_path: Path, count: 
     for row in {0, 4095, 4096, 4097, count - 1} & set(range(count)):
         assert reader[row] == documents[row]
         assert reader.id(row) == documents[row].id
+        assert (reader.text(row), reader.metadata(row)) == (f"text {row}", {"i": row})
 
 
 def test_any_text_and_metadata_round_trip(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from core import filter_rows, filter_table, filters
 from core.conditions import COMPARISONS
 from core.errors import IndexVersionError, QueryError
-from core.filters import FilterReader, FilterWriter
+from core.filters import FilterReader, FilterWriter, filter_values
 from core.types import Filter
 from tests.errors import raises
 
@@ -291,3 +291,18 @@ def test_a_file_of_another_index_is_an_error(tmp_path: Path, fields: dict[str, i
 def test_values_are_stored_as_unescaped_json(tmp_path: Path) -> None:
     write(tmp_path / "f.arrow", [{"科室": "儿科"}])
     assert json.dumps("儿科", ensure_ascii=False).encode() in (tmp_path / "f.arrow").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("儿科", {'"儿科"'}),
+        ([1, 1.0, "1", True], {"1", '"1"', "true"}),
+        (0.5, {"0.5"}),
+        ([math.inf, math.nan, None, {"a": 1}, []], set()),
+        (None, set()),
+        ({"a": 1}, set()),
+    ],
+)
+def test_metadata_has_the_values_that_filters_know(value: object, expected: set[str]) -> None:
+    assert filter_values(value) == expected

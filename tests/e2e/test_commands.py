@@ -108,8 +108,13 @@ def test_evaluate_prints_the_pair_beside_bm25(
     shown = capsys.readouterr().out
     for name in ("nDCG@10", "MRR@10", "Recall@10", "Recall@100", "care-mini", "BM25"):
         assert name in shown
-    pair, bm25 = json.loads(output.read_text("utf-8"))["scores"].values()
-    assert pair["nDCG@10"] > bm25["nDCG@10"] > 0.2
+    written = json.loads(output.read_text("utf-8"))
+    ndcg = {system: scores["nDCG@10"] for system, scores in written["scores"].items()}
+    words, characters = ndcg.pop("BM25, words"), ndcg.pop("BM25, characters and bigrams")
+    assert (
+        min(ndcg["dense"], ndcg["hybrid"]) > max(words, characters) > min(words, characters) > 0.2
+    )
+    assert set(ndcg) == set(written["speeds"]) == {"dense", "lexical", "hybrid"}
 
 
 def test_locust_drives_the_service_without_a_failure(url: str) -> None:

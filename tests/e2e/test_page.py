@@ -80,6 +80,16 @@ def test_a_search_shows_hits_scores_and_stage_times(page: Page) -> None:
     expect(page.locator("#timings")).to_contain_text("编码")
 
 
+def test_the_best_sentence_of_a_hit_is_bold(page: Page) -> None:
+    with page.expect_response("**/search") as answered:
+        ask(page, "血压高的人平时吃饭要注意什么")
+    hits = answered.value.json()["hits"]
+    expect(page.locator("#hits li[data-id] strong")).to_have_count(10)
+    for item, hit in zip(page.locator("#hits li[data-id]").all(), hits, strict=True):
+        assert item.locator(".text").text_content() == hit["text"]
+        assert item.locator("strong").text_content() == hit["evidence"]["text"]
+
+
 def test_a_filter_chip_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)

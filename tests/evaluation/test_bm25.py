@@ -28,6 +28,15 @@ def test_a_query_that_shares_no_word_has_no_hits() -> None:
     assert bm25_run(DOCUMENTS, {"q": "zzz"}, top_k=10) == {"q": {}}
 
 
+def test_characters_and_bigrams_find_what_words_do_not() -> None:
+    # jieba takes 高血压 for one word, and 血压 is another.
+    assert bm25_run(DOCUMENTS[1:], {"q": "血压儿"}, top_k=10) == {"q": {}}
+    assert list(bm25_run(DOCUMENTS[1:], {"q": "血压儿"}, 10, "characters")["q"]) == ["d2"]
+    index = Bm25Index(DOCUMENTS, "characters")
+    (found,) = index.search(["血压"], 10)
+    assert index.score("血压", list(found)) == found
+
+
 def test_titles_are_searched() -> None:
     titled = [Document("a", "要固定患肢。", title="骨折"), Document("b", "要固定患肢。")]
     assert list(bm25_run(titled, {"q": "骨折"}, top_k=10)["q"]) == ["a"]

@@ -1,9 +1,12 @@
+from contextlib import nullcontext
+
 import pytest
 from fastapi.testclient import TestClient
 
 from core.errors import CareError
 from evaluation import http
-from evaluation.http import search_run
+from evaluation.http import search_channels, search_run, search_times, served_index
+from stores.lexical import LexicalIndex
 from tests.conftest import make_records
 from tests.errors import raises
 
@@ -11,7 +14,8 @@ from tests.errors import raises
 @pytest.fixture(autouse=True)
 def _in_process(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests reach the application without a server."""
-    monkeypatch.setattr(http.httpx2, "Client", lambda **_: client)
+    # The end of a `with` block of the test client would end the application.
+    monkeypatch.setattr(http.httpx2, "Client", lambda **_: nullcontext(client))
 
 
 def test_a_run_has_the_scores_of_each_query() -> None:
@@ -26,6 +30,41 @@ def test_a_run_has_the_scores_of_each_query() -> None:
 
 def test_top_k_above_the_number_of_documents() -> None:
     assert len(search_run("http://test", {"q": "高血压"}, top_k=100)["q"]) == 60
+
+
+def test_a_run_is_that_of_its_mode() -> None:
+    queries = {"q": make_records(60)[3]["text"]}
+    dense, lexical, default = (
+        search_run("http://test", queries, 5, mode)["q"] for mode in ("dense", "lexical", None)
+    )
+    assert dense == default != lexical
+    assert 0 < max(lexical.values()) <= 1
+
+
+def test_channels_have_the_scores_of_both_modes() -> None:
+    queries = {"q": make_records(60)[3]["text"]}
+    (hits,) = search_channels("http://test", queries, 20).values()
+    assert len(hits) == 20
+    dense = search_run("http://test", queries, 60, "dense")["q"]
+    assert {hit.document: hit.dense for hit in hits}.items() <= dense.items()
+    assert max(hit.lexical for hit in hits) > 0
+
+
+def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(LexicalIndex, "search", fail)
+    with raises(CareError, code="search_failed", id="q", failed=["lexical"]):
+        search_run("http://test", {"q": "高血压"}, 5, "hybrid")
+
+
+def test_each_request_is_timed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = search_times("http://test", ["高血压", "咳嗽"], ["dense", "lexical"])
+    assert {mode: len(taken) for mode, taken in times.items()} == {"dense": 2, "lexical": 2}
+    assert min(min(taken) for taken in times.values()) > 0
+    monkeypatch.setattr(http.httpx2, "get", lambda url, **_: client.get(url))
+    assert served_index("http://test")["modes"][0] == "dense"
 
 
 def test_a_service_that_rejects_the_request() -> None:

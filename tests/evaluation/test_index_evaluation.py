@@ -10,7 +10,7 @@ from core.types import Document
 from core.versions import current_version
 from evaluation.index_evaluation import JudgementCoverage, evaluate_index, judgement_coverage
 from models.pairs import DEFAULT_PAIR
-from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+from tests.conftest import ADMIN_KEY, SEARCH_KEY, Builder, make_records, write_jsonl
 from tests.errors import raises
 
 CHUNKS = [Document(f"a#{i}", "t", parent="a", chunk=i, chunks=3) for i in range(3)] + [
@@ -42,6 +42,15 @@ def test_an_index_that_does_not_exist(tmp_path: Path) -> None:
     qrels.write_text("q\td\t1\n", encoding="utf-8")
     with raises(CareError, code="no_active_version"):
         evaluate_index(tmp_path, "x", DEFAULT_PAIR, queries, qrels)
+
+
+def test_weights_need_full_text(tmp_path: Path, build_version: Builder, indexes: Path) -> None:
+    build_version(make_records(3), full_text=False)
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("q\td\t1\n", encoding="utf-8")
+    with raises(CareError, code="mode_not_available"):
+        evaluate_index(indexes, "test", DEFAULT_PAIR, queries, qrels, [0.1])
 
 
 @pytest.mark.e2e
@@ -83,8 +92,20 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     places = ["--index", "long", "--indexes", str(indexes), "--builds", str(tmp_path / "builds")]
     assert care(["index", str(corpus), *places, "--chunk-tokens", "48"]) == 0
 
-    result = evaluate_index(indexes, "long", DEFAULT_PAIR, queries, qrels)
-    assert result.index_scores["nDCG@10"] == result.bm25_scores["nDCG@10"] == 1
+    result = evaluate_index(indexes, "long", DEFAULT_PAIR, queries, qrels, [0.1, 0.2])
+    systems = ["dense", "lexical", "hybrid", "BM25, words", "BM25, characters and bigrams"]
+    assert list(result.scores) == systems
+    assert {scores["nDCG@10"] for scores in result.scores.values()} == {1}
+    assert result.mode == "hybrid"
+    assert {name: d.value for name, d in result.differences.items()} == dict.fromkeys(
+        systems[1:], 0
+    )
+    assert set(result.speeds) == {"hybrid", "dense", "lexical"}
+    assert all(0 < speed.p50_ms <= speed.p99_ms for speed in result.speeds.values())
+    assert result.timed == 20
+    assert result.bytes_per_passage["vectors"] > 4 * 384
+    assert result.bytes_per_passage["lexical"] > 0
+    assert [each.weight for each in result.weights] == [0.1, 0.2]
     assert (result.index, result.documents, result.queries) == ("long", 20, 20)
     assert result.warning is None
     assert result.min_score and result.min_score.queries == 20
@@ -93,7 +114,8 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     assert written["coverage"]["judged_documents"] == 20
     assert written["min_score"]["min_score"] == result.min_score.min_score
     assert written["index"]["version"] == result.version
-    assert list(written["scores"].values()) == [result.index_scores, result.bm25_scores]
+    assert written["scores"] == result.scores
+    assert written["lexical_weight"] is None
 
     # Judgements of a larger corpus: the index holds half of the judged documents.
     with qrels.open("a", encoding="utf-8") as file:

@@ -13,7 +13,13 @@ from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersio
 from core.manifest import Chunking, IndexManifest
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, EncodedCorpus, up_to_date
-from indexer.update import Changes, active_manifest, requested_factory, update
+from indexer.update import (
+    Changes,
+    active_manifest,
+    requested_factory,
+    update,
+    update_full_text,
+)
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.faiss.search import read_index
 from tests.conftest import Builder, make_records, write_jsonl
@@ -348,6 +354,57 @@ def test_invalid_changes_do_not_change_the_index(
     with raises(CorpusError, code, **fields):
         run(options, change(add, delete))
     assert state(options.indexes) == before
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8"])
+def test_full_text_changes_without_a_new_file_of_vectors(
+    build_version: Builder, options: BuildOptions, factory: str
+) -> None:
+    base = build_version(OLD, factory=factory, builds=options.builds.parent / "others")
+    spec = BigramEncoder("document").spec
+    assert update_full_text(options, base, spec) is None
+    versions = [base]
+    for full_text, weight in ((True, 0.25), (False, 0.0), (True, 0.5)):
+        fusion = {"lexical": weight} if weight else {}
+        changed = replace(options, full_text=full_text, fusion=fusion)
+        manifest = update_full_text(changed, versions[-1], spec)
+        assert manifest
+        assert manifest == verify_version(folder_of(options, manifest))
+        assert (manifest.files, manifest.canaries) == (base.files, base.canaries)
+        assert (manifest.parent, manifest.number) == (versions[-1].version, len(versions) + 1)
+        assert (manifest.fusion, "lexical" in manifest.components) == (fusion, full_text)
+        assert (folder_of(options, manifest) / "lexical").is_dir() == full_text
+        files = [folder_of(options, each) / "vectors.faiss" for each in (base, manifest)]
+        assert files[0].samefile(files[1])
+        versions.append(manifest)
+    assert current_version(options.indexes, options.name) == versions[-1].version
+    # Links are independent of the versions that they were made from.
+    prune(options.indexes, options.name, options.builds, keep=1)
+    assert list_versions(options.indexes, options.name) == [versions[-1].version]
+    assert verify_version(folder_of(options, versions[-1])) == versions[-1]
+
+
+def test_full_text_of_a_version_that_is_no_longer_active(
+    build_version: Builder, options: BuildOptions
+) -> None:
+    base = build_version(OLD)
+    build_version(NEW)
+    before = state(options.indexes)
+    changed = replace(options, full_text=False)
+    with raises(IndexVersionError, "base_not_active"):
+        update_full_text(changed, base, BigramEncoder("document").spec)
+    with raises(EmbeddingSpaceError, "other_encoder"):
+        update_full_text(changed, base, BigramEncoder("document", "other").spec)
+    assert state(options.indexes) == before
+
+
+def test_the_weight_changes_with_documents_that_do_not(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    base = build_version(OLD)
+    manifest, encoded = run(replace(options, fusion={"lexical": 0.25}), change(OLD[:5]))
+    assert (manifest.fusion, encoded.summary.new_texts) == ({"lexical": 0.25}, 0)
+    assert manifest.files == base.files
 
 
 def test_a_damaged_version_is_not_updated(

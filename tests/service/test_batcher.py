@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -257,3 +258,25 @@ def test_a_process_ends_without_closing_its_batcher() -> None:
     code = "from tests.service.test_batcher import *\n"
     code += "Batcher(BigramEncoder(), 1, 1000, 1000, print, Metrics())"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class NotesPriority(BigramEncoder):
+    """Records the niceness of the thread that encodes."""
+
+    seen: int | None = None
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        self.seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return super().encode_tokens(tokens)
+
+
+@pytest.mark.parametrize("niceness", [0, 19])
+def test_the_priority_of_the_encoding_threads_alone_is_lowered(niceness: int) -> None:
+    encoder, outcomes = NotesPriority(), Outcomes()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    batcher = Batcher(encoder, 1, 1000, 1000, outcomes, Metrics(), niceness=niceness)
+    batcher.submit([Job(text="发热")])
+    outcomes.wait(1)
+    batcher.close()
+    assert encoder.seen == min(own + niceness, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own

@@ -92,6 +92,30 @@ def test_the_queue_of_the_other_encoder_is_limited_too(
         wait_for(lambda: search(client, **OTHER)["overflow"])
 
 
+def test_the_queue_is_short_while_the_other_encoder_has_work(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    encoder, overflow = BlockingEncoder(), SlowEncoder()
+    # Room for the blocked query (4 tokens) and three of 12; a quarter is not enough for one.
+    client = serve(encoder, overflow, queue_tokens=40)
+    overflow.checked = True
+    two = {"queries": [QUERY, OTHER]}
+    with blocked(client, encoder), ThreadPoolExecutor(5) as pool:
+        first = [pool.submit(search, client, query=f"儿童发热的护理{i}") for i in range(2)]
+        wait_for(lambda: queued(client) == 3)
+        pool.submit(client.post, "/search/batch", json=two)
+        assert overflow.entered.wait(30)
+        third = pool.submit(search, client, query="骨折患者的护理")
+        wait_for(lambda: sample(client, "care_overflow_queries_total") == 3)
+        embedded = pool.submit(client.post, "/v1/embeddings", json={"input": "失眠患者"})
+        wait_for(lambda: queued(client) == 4)
+        overflow.release.set()
+        assert third.result()["overflow"]
+        encoder.release.set()
+        assert not any(answer.result()["overflow"] for answer in first)
+        assert embedded.result().status_code == 200
+
+
 def test_the_other_encoder_must_find_the_canaries(
     settings: Settings, manifest: IndexManifest
 ) -> None:

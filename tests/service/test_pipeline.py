@@ -11,6 +11,9 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from core.manifest import IndexManifest
+from core.types import FloatArray
+from stores.base import ScoredRows
+from stores.faiss.search import FaissVectors
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 
 if TYPE_CHECKING:
@@ -261,6 +264,32 @@ def test_each_query_of_a_failed_batch_gets_a_response(
         encoder.encode_tokens = failing  # type: ignore[method-assign]
     assert client.post("/search", json=QUERY).status_code == 200
     assert queued(client) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_queries_of_a_batch_are_searched_together(
+    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Those with a filter, or another number of hits, are not; if it fails, each is by itself."""
+    sizes = []
+
+    def together(index: FaissVectors, queries: FloatArray, k: int) -> list[ScoredRows]:
+        sizes.append((len(queries), k))
+        if fails:
+            raise RuntimeError
+        return [index.search(query, k) for query in queries]
+
+    monkeypatch.setattr(FaissVectors, "search_together", together)
+    questions = [{"query": f"高血压患者的护理{i}", "top_k": 5} for i in range(3)]
+    others = [{"query": "高血压患者的护理", "top_k": 6}]
+    others += [questions[0] | {"collapse": True}, questions[0] | {"filter": {"rare": False}}]
+    every, client = [*questions, *others], serve(cache_entries=0)
+    alone = [client.post("/search", json=each).json()["hits"] for each in every]
+    assert not sizes
+    answers = client.post("/search/batch", json={"queries": every}).json()["results"]
+    assert [answer["hits"] for answer in answers] == alone
+    assert all(answer["timings_ms"]["search"] > 0 for answer in answers)
+    assert sizes == [(3, 5)]
 
 
 def test_the_readiness_check_skips_the_queue(

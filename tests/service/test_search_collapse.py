@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from core.documents import DocumentReader
 from core.manifest import Chunking, IndexManifest
-from core.types import RowArray
-from service.search import ScoredRows, search_documents
+from core.types import Query, RowArray
+from service.fusion import Found
+from service.limits import HitLimits, search_limited
 from tests.conftest import SUBJECTS, Builder
 from tests.service.conftest import Serve, exact_scores, ranking
 
@@ -162,6 +163,25 @@ def test_collapse_is_a_boolean(client: TestClient, value: object) -> None:
     assert response.json()["errors"][0]["field"] == "collapse"
 
 
+class _Chunks:
+    """Documents with the first chunk of each row."""
+
+    def __init__(self, firsts: RowArray) -> None:
+        self._firsts = firsts
+
+    def first_chunks(self, rows: RowArray) -> RowArray:
+        return self._firsts[rows]
+
+
+def search_documents(
+    search: Any, firsts: RowArray, top_k: int, min_score: float | None = None
+) -> Found:
+    query = Query("", top_k, min_score=min_score, collapse=True)
+    documents: Any = _Chunks(firsts)
+    limits = HitLimits(query, documents, documents)
+    return search_limited(search, query, limits, len(firsts), min_score, narrow=True)
+
+
 @given(data=st.data())
 def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=20))
@@ -176,15 +196,15 @@ def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> N
     order = passing[np.argsort(-all_scores[passing], kind="stable")]
     fetched: list[int] = []
 
-    def search(fetch: int) -> ScoredRows:
+    def search(_: Query, fetch: int) -> Found:
         fetched.append(fetch)
-        return all_scores[order[:fetch]], order[:fetch]
+        rows = order[:fetch]
+        bound = float(all_scores[rows[-1]]) if len(rows) else -np.inf
+        return Found(all_scores[rows], rows, bound=bound)
 
-    def first_chunks(rows: RowArray) -> RowArray:
-        return firsts[rows]
-
-    scores, rows = search_documents(search, first_chunks, k, len(passing), min_score)
-    assert max(fetched) <= len(passing)
+    found = search_documents(search, firsts, k, min_score)
+    scores, rows = found.scores, found.rows
+    assert max(fetched) <= len(firsts)
     best: dict[int, float] = {}
     for row in order:
         best.setdefault(int(firsts[row]), float(all_scores[row]))
@@ -198,11 +218,11 @@ def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> N
 def test_one_search_suffices_if_the_nearest_chunks_cover_enough_documents() -> None:
     fetched: list[int] = []
 
-    def search(fetch: int) -> ScoredRows:
+    def search(_: Query, fetch: int) -> Found:
         fetched.append(fetch)
-        return np.linspace(1, 0, fetch, dtype=np.float32), np.arange(fetch)
+        return Found(np.linspace(1, 0, fetch, dtype=np.float32), np.arange(fetch))
 
-    scores, rows = search_documents(search, lambda rows: rows // 2 * 2, 10, 10_000, None)
-    assert rows.tolist() == list(range(0, 20, 2))
+    found = search_documents(search, np.arange(10_000) // 2 * 2, 10)
+    assert found.rows.tolist() == list(range(0, 20, 2))
     assert fetched == [40]
-    assert len(scores) == 10
+    assert len(found.scores) == 10

@@ -353,6 +353,27 @@ def test_the_search_uses_the_parameters_of_the_manifest(
         assert index.search(query, 2)[1].tolist() == expected[0].tolist()
 
 
+def test_queries_that_are_searched_together_have_the_hits_of_each(
+    graph: Graph, inverted: Graph
+) -> None:
+    found = graph.index.search_together(graph.queries, K)
+    assert found is not None
+    for query, (scores, rows) in zip(graph.queries, found, strict=True):
+        alone = graph.index.search(query, K)
+        assert (scores.tolist(), rows.tolist()) == (alone[0].tolist(), alone[1].tolist())
+    # An exact search costs less, and other indexes search each query by itself.
+    assert graph.index.search_together(graph.queries, COUNT) is None
+    assert inverted.index.search_together(graph.queries, K) is None
+
+
+def test_a_graph_that_finds_too_few_vectors_is_searched_exactly(tmp_path: Path) -> None:
+    vectors = truncate_normalize(np.random.default_rng(0).random((400, 8), np.float32), 8)
+    index = FaissVectors(save(tmp_path, vectors, "HNSW2,Flat"), {"efSearch": 1})
+    for query, (_, rows) in zip(vectors, index.search_together(vectors, 5) or [], strict=True):
+        assert rows.tolist() == index.search(query, 5)[1].tolist()
+        assert len(set(rows.tolist())) == 5
+
+
 def test_an_invalid_index_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "vectors.faiss"
     path.write_bytes(b"no index")

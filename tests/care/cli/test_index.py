@@ -145,6 +145,21 @@ def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_onc
     assert (status, "22 documents" in output) == (0, True)
 
 
+def test_the_weight_of_full_text_is_changed_alone(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path
+) -> None:
+    build(make_records(10))
+    before = current_version(indexes, "test")
+    named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
+    assert run("update", *named, "--lexical-weight=-1")[0] == 2
+    status, output, _ = run("update", *named, "--lexical-weight", "0.5")
+    version = current_version(indexes, "test")
+    assert status == 0 and version != before
+    assert output.startswith(f"active  {indexes / 'test' / version}: ")
+    facts = json.loads(run("update", *named, "--lexical-weight", "0.5", "--json")[1])
+    assert (facts["version"], facts["built"]) == (version, False)
+
+
 def test_versions_can_be_listed_switched_verified_and_pruned(
     build: Run, run: Run, tmp_path: Path
 ) -> None:

@@ -71,6 +71,8 @@ def test_values_are_excluded_and_numbers_bounded(build_version: Builder, run: Ru
         (["--filter", "unknown=a"], "unknown_filter_field", "filter.unknown"),
         (["--top-k", "0"], "greater_than_equal", "top_k"),
         (["--min-score", "3"], "less_than_equal", "min_score"),
+        (["--limit-per", "unknown=1"], "unknown_filter_field", "limit_per.field"),
+        (["--limit-per", "department=0"], "greater_than_equal", "limit_per.hits"),
     ],
 )
 def test_errors_have_the_codes_of_the_service_and_name_the_field(
@@ -88,3 +90,15 @@ def test_errors_have_the_codes_of_the_service_and_name_the_field(
 )
 def test_a_filter_that_cannot_be_read_is_wrong_usage(run: Run, filters: list[str]) -> None:
     assert run("骨折", *(part for one in filters for part in ("--filter", one)))[0] == 2
+
+
+@pytest.mark.parametrize("limit", ["department", "=2", "department=two", "department=1.5"])
+def test_a_limit_that_cannot_be_read_is_wrong_usage(run: Run, limit: str) -> None:
+    assert run("骨折", "--limit-per", limit)[0] == 2
+
+
+def test_hits_show_their_evidence(build_version: Builder, run: Run) -> None:
+    build_version([{"_id": f"d{i}", "text": f"第{i}篇的开头。骨折要固定。"} for i in range(12)])
+    assert run("骨折怎么办", "--top-k", "1")[1].splitlines()[1].strip().startswith("第")
+    shown = run("骨折怎么办", "--top-k", "1", "--evidence")[1].splitlines()
+    assert shown[1].strip() == "骨折要固定。"

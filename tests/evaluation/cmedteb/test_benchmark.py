@@ -7,6 +7,7 @@ from evaluation.cmedteb.benchmark import load_systems, run_benchmark
 from evaluation.cmedteb.report import write_report
 from evaluation.cmedteb.results import compare_systems
 from evaluation.cmedteb.tasks import TASKS, find_tasks
+from evaluation.trec import read_run
 from models.pairs import load_pair, write_pair
 from tests.errors import raises
 from tests.evaluation.cmedteb.data import Encoders, write_data
@@ -30,6 +31,17 @@ def test_systems_are_scored_compared_and_reported(tmp_path: Path) -> None:
     with raises(CareError, code="unknown_system", system="other"):
         compare_systems(out, "care-mini", "other")
     assert write_report(out, tasks, failures=1).read_text("utf-8").count("<svg") == len(tasks)
+
+
+def test_bm25_has_two_analyzers(tmp_path: Path) -> None:
+    tasks = find_tasks(str(write_data(tmp_path / "data")), "test")
+    systems = load_systems(["bm25", "bm25-characters"], tmp_path)
+    run_benchmark(systems, tasks, tmp_path / "out")
+    words, characters = (
+        read_run(tmp_path / "out" / system.name / "retrieval.trec") for system in systems
+    )
+    assert words.keys() == characters.keys()
+    assert words != characters
 
 
 def test_a_pair_with_instructions_of_a_file_is_another_system(tmp_path: Path) -> None:

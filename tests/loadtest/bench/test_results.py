@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench import results
+from loadtest.bench import results, tradeoff
 from loadtest.bench.results import figure, medians, tables
 
 RESULTS = Path(__file__).parents[3] / "loadtest" / "results"
@@ -121,3 +121,21 @@ def test_tables_include_all_results_in_the_folder(tmp_path: Path) -> None:
     assert [*attacked, "200, 300, 210", "1.2"] in cells
     assert "still runs after 20.0 s" in text
     assert "99.3%" in text
+
+
+def test_speeds_are_listed_and_drawn_beside_the_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = tmp_path / "splits.json"
+    system = {"name": "care-mini", "measures": {"dev": {"nDCG@10": 0.35}}}
+    scored.write_text(json.dumps({"systems": [system]}))
+    monkeypatch.setattr(results, "QUALITY", scored)
+    speeds = {"care-mini": {"http_single": 1234.5, "bare_full": 2000.0}, "other": {}}
+    scenarios = {"tradeoff": {"speeds": speeds}}
+    result = {"environment": ENVIRONMENT, "options": OPTIONS, "scenarios": scenarios}
+    path = results.write(result, tmp_path / results.BENCH_NAME)
+    tradeoff.draw(tmp_path)
+    row = ["care-mini", "0.3500", "1,234", "–", "–", "2,000"]
+    assert row in _rows(path.read_text(encoding="utf-8"))
+    assert "other" not in path.read_text(encoding="utf-8")
+    assert (tmp_path / results.PLOT_NAME).read_bytes().startswith(b"\x89PNG")

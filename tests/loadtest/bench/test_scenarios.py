@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.bench import scenarios
+from loadtest.bench import results, scenarios, tradeoff
 from loadtest.bench.options import ServiceOptions
 
 pytestmark = pytest.mark.e2e
@@ -30,6 +30,20 @@ def test_an_idle_service_is_measured_beside_the_bare_loop(options: ServiceOption
 
 @pytest.mark.usefixtures("wrk")
 def test_the_lookup_encoder_is_measured_on_the_same_index(options: ServiceOptions) -> None:
-    found = scenarios.lookup(options)
+    found = tradeoff.measure(options)
     assert found["figures"][0]["reached"] == 1.0
     assert "HNSW8" in found["figures"][0]["note"]
+    ways = set(results.WAYS)
+    systems = {"care-mini": ways, "care-mini-lookup": ways, "bm25": {"bare_single", "bare_full"}}
+    assert {name: set(rates) for name, rates in found["speeds"].items()} == systems
+    assert all(rate > 0 for rates in found["speeds"].values() for rate in rates.values())
+
+
+@pytest.mark.usefixtures("wrk")
+def test_the_modes_are_measured_alone_and_at_full_load(options: ServiceOptions) -> None:
+    found = scenarios.modes(options)
+    assert found["figures"][0]["reached"] == 0.0
+    measured = {name for name, value in found["medians"].items() if value > 0}
+    assert measured == {
+        f"{m}_{v}" for m in ("dense", "hybrid", "lexical") for v in ("qps", "p50_ms")
+    }

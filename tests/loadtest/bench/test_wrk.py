@@ -51,4 +51,4 @@ def test_wrk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_bodies_are_single_lines() -> None:
-    assert bodies(["一\n二"], 3) == ['{"query": "一\\n二", "top_k": 3}']
+    assert bodies(["一\n二"], 3) == ['{"query": "一\\n二", "top_k": 3, "mode": "dense"}']

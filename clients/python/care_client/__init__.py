@@ -1,0 +1,48 @@
+"""Client of the CARE retrieval service."""
+
+from care_client.client import AsyncClient, Client
+from care_client.errors import (
+    AccessError,
+    CareClientError,
+    ConnectionFailedError,
+    DeadlineError,
+    InvalidRequestError,
+    InvalidResponseError,
+    ServerError,
+    UnavailableError,
+)
+from care_client.models import (
+    BatchResponse,
+    EmbeddingsResponse,
+    FieldError,
+    Filter,
+    Health,
+    HitResponse,
+    IndexResponse,
+    ModelsResponse,
+    SearchOptions,
+    SearchResponse,
+)
+
+__all__ = [
+    "AccessError",
+    "AsyncClient",
+    "BatchResponse",
+    "CareClientError",
+    "Client",
+    "ConnectionFailedError",
+    "DeadlineError",
+    "EmbeddingsResponse",
+    "FieldError",
+    "Filter",
+    "Health",
+    "HitResponse",
+    "IndexResponse",
+    "InvalidRequestError",
+    "InvalidResponseError",
+    "ModelsResponse",
+    "SearchOptions",
+    "SearchResponse",
+    "ServerError",
+    "UnavailableError",
+]

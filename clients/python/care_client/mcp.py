@@ -1,0 +1,149 @@
+"""`care-mcp`: searches and filters as tools of the Model Context Protocol (extra `mcp`)."""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from care_client.adapters import Clients, metadata
+from care_client.client import URL
+from care_client.errors import CareClientError
+from care_client.models import IndexReference, Scalar
+
+# Not CARE_…: the service refuses variables of this prefix that it does not know.
+KEY_VARIABLE = "MCP_CARE_KEY"
+
+_INSTRUCTIONS = (
+    "Searches passages of Chinese medical text. Write the query in Chinese, as a question in the "
+    "user's words. Cite passages by their id. If no passage answers the question, say so: the "
+    "passages are no medical advice, and their scores are similarities, not probabilities."
+)
+_READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+
+
+class Passage(BaseModel):
+    """A passage; `metadata` has its fields in the index, and what the service says of the hit."""
+
+    id: str
+    score: float
+    title: str
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class Passages(BaseModel):
+    """The passages nearest to a query, best first."""
+
+    passages: list[Passage]
+    index: IndexReference
+
+
+class Filters(BaseModel):
+    """The fields that a filter may use, with their most frequent values."""
+
+    filters: dict[str, list[Scalar]]
+    filter_field_count: int
+    documents: int
+
+
+def make_server(
+    url: str = URL,
+    api_key: str | None = None,
+    *,
+    timeout: float = 10.0,
+    options: Mapping[str, Any] | None = None,
+) -> MCPServer:
+    """Returns a server of the tools `search` and `list_filters`.
+
+    Args:
+        url: Address of the service.
+        api_key: Its key, if it has keys.
+        timeout: Time of a search [s].
+        options: Options of searches, which arguments of the tool replace.
+    """
+    defaults = {"top_k": 5, **(options or {})}
+    clients = Clients(url, api_key=api_key, timeout=timeout)
+    server: MCPServer = MCPServer("care", instructions=_INSTRUCTIONS, log_level="WARNING")
+
+    @server.tool(annotations=_READ_ONLY)
+    async def search(
+        query: Annotated[str, Field(description="The question, in Chinese.")],
+        top_k: Annotated[int | None, Field(description="Number of passages.", ge=1)] = None,
+        filter: Annotated[
+            dict[str, Any] | None,
+            Field(
+                description="Conditions by field of list_filters; all must hold. A value, a list "
+                'of values, {"gte": 2019, "lt": 2024}, or {"not": [values]}.'
+            ),
+        ] = None,
+        min_score: Annotated[float | None, Field(description="Lowest score of a passage.")] = None,
+    ) -> Passages:
+        """Returns the passages of the medical corpus that are nearest to a question."""
+        named = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        chosen: Any = {name: value for name, value in named.items() if value is not None}
+        try:
+            found = await clients.of_loop.search(query, **{**defaults, **chosen})
+        except CareClientError as error:
+            raise ToolError(str(error)) from error
+        passages = [
+            Passage(
+                id=hit.id,
+                score=hit.score,
+                title=hit.title,
+                text=hit.text,
+                metadata={
+                    name: value
+                    for name, value in metadata(hit).items()
+                    if name not in ("score", "title")
+                },
+            )
+            for hit in found.hits
+        ]
+        return Passages(passages=passages, index=found.index)
+
+    @server.tool(annotations=_READ_ONLY)
+    async def list_filters() -> Filters:
+        """Lists the fields that a filter may use, with their most frequent values."""
+        try:
+            served = await clients.of_loop.index()
+        except CareClientError as error:
+            raise ToolError(str(error)) from error
+        return Filters(
+            filters=served.filters,
+            filter_field_count=served.filter_field_count,
+            documents=served.documents,
+        )
+
+    @server.custom_route("/health/live", methods=["GET"])
+    async def live(_: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    return server
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the server until its client or a signal ends it."""
+    parser = argparse.ArgumentParser("care-mcp", description=__doc__)
+    parser.add_argument("--url", default=URL, help="address of the service (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=10.0, help="time of a search [s]")
+    parser.add_argument("--options", type=json.loads, help="options of all searches, as JSON")
+    parser.add_argument("--transport", choices=["stdio", "http"], default="stdio")
+    parser.add_argument("--host", default="127.0.0.1", help="address of --transport http")
+    parser.add_argument("--port", type=int, default=8765, help="port of --transport http")
+    parser.epilog = f"{KEY_VARIABLE} is the API key of the service."
+    given = parser.parse_args(arguments)
+    server = make_server(
+        given.url, os.environ.get(KEY_VARIABLE), timeout=given.timeout, options=given.options
+    )
+    if given.transport == "stdio":
+        server.run()
+    else:
+        server.run("streamable-http", host=given.host, port=given.port)

@@ -1,0 +1,301 @@
+"""The HTTP contract: options of requests, and responses, with the names of docs/openapi.json.
+
+Responses keep fields that this version does not know, and lack those that an older service does
+not send.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+Scalar = str | int | float | bool
+
+# Errors must not show the query.
+_REQUEST = ConfigDict(extra="allow", hide_input_in_errors=True)
+
+FilterConditions = TypedDict(
+    "FilterConditions",
+    {"gt": float, "gte": float, "lt": float, "lte": float, "not": Scalar | Sequence[Scalar]},
+    total=False,
+)
+Filter = Mapping[str, Scalar | Sequence[Scalar] | FilterConditions]
+
+
+class SearchOptions(TypedDict, total=False):
+    """What a search may be asked for besides its query; the service has the defaults.
+
+    Attributes:
+        top_k: Number of hits.
+        filter: Conditions by metadata field; a document matches if all hold.
+        min_score: Lowest score of a hit.
+        collapse: Whether each document is returned once, by its best chunk.
+        include: Optional fields of hits: `text`, `metadata`.
+        mode: `dense`, `lexical` or `hybrid`.
+        explain: Whether hits have `explain`.
+    """
+
+    top_k: int
+    filter: Filter
+    min_score: float
+    collapse: bool
+    include: Sequence[str]
+    mode: str
+    explain: bool
+
+
+class SearchRequest(SearchOptions):
+    """One query."""
+
+    __pydantic_config__ = _REQUEST  # type: ignore[misc]
+
+    query: str
+
+
+class BatchRequest(TypedDict):
+    """Several queries."""
+
+    __pydantic_config__ = _REQUEST  # type: ignore[misc]
+
+    queries: Sequence[SearchRequest]
+
+
+class EmbeddingsOptions(TypedDict, total=False):
+    """What an encoding may be asked for besides its texts.
+
+    Attributes:
+        input_type: `query`, or `document` where the service can encode documents.
+        model: Name of the pair.
+        dimensions: Number of leading dimensions to keep.
+        encoding_format: `float` or `base64`.
+        user: Ignored by the service.
+    """
+
+    input_type: str
+    model: str
+    dimensions: int
+    encoding_format: str
+    user: str
+
+
+class EmbeddingsRequest(EmbeddingsOptions):
+    """Texts to encode."""
+
+    __pydantic_config__ = _REQUEST  # type: ignore[misc]
+
+    input: str | Sequence[str]
+
+
+SEARCH_REQUEST = TypeAdapter(SearchRequest)
+EMBEDDINGS_REQUEST = TypeAdapter(EmbeddingsRequest)
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class Contribution(_Response):
+    """What a channel of a hybrid search contributes to the score of a hit."""
+
+    rank: int | None = None
+    score: float | None = None
+    weight: float = 0.0
+
+
+class HitResponse(_Response):
+    """A document, or a chunk of one.
+
+    Attributes:
+        score: In the scale of the mode; in mode `dense` the cosine similarity.
+        rank: Position in the hits, from 1.
+        parent: Id of the chunk's document, in an index of chunks.
+        chunk: Number of the chunk in its document, from 0.
+        chunks: Number of chunks of the document.
+    """
+
+    id: str
+    score: float
+    rank: int
+    title: str = ""
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+    parent: str | None = None
+    chunk: int | None = None
+    chunks: int | None = None
+    explain: dict[str, Contribution] | None = None
+
+
+class IndexReference(_Response):
+    """An index version."""
+
+    name: str = ""
+    version: str = ""
+
+
+class Timings(_Response):
+    """Time in each stage [ms]."""
+
+    cache: float = 0.0
+    queue: float = 0.0
+    tokenize: float = 0.0
+    encode: float = 0.0
+    search: float = 0.0
+    fetch: float = 0.0
+    total: float = 0.0
+
+
+class SearchResponse(_Response):
+    """The hits for one query, best first.
+
+    Attributes:
+        index: The index version that was searched.
+        cached: Whether the hits come from a cache.
+        overflow: Whether the overflow pair encoded the query, because the queue was full.
+        mode: The mode of the search.
+        failed_channels: Channels of a hybrid search that failed or were late.
+    """
+
+    hits: list[HitResponse]
+    index: IndexReference = Field(default_factory=IndexReference)
+    timings_ms: Timings = Field(default_factory=Timings)
+    cached: bool = False
+    overflow: bool = False
+    mode: str = "dense"
+    failed_channels: list[str] = Field(default_factory=list)
+
+
+class BatchResponse(_Response):
+    """One response for each query, in order."""
+
+    results: list[SearchResponse]
+
+
+class EmbeddingResponse(_Response):
+    """The vector of one text, of unit norm; `embedding` is base64 if that was asked for."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(_Response):
+    """Number of tokens that were encoded."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+
+
+class EmbeddingsResponse(_Response):
+    """One vector for each text, in order."""
+
+    object: str = "list"
+    data: list[EmbeddingResponse]
+    model: str = ""
+    usage: Usage = Field(default_factory=Usage)
+
+
+class ModelResponse(_Response):
+    """A model in OpenAI's format; `created` is in seconds since 1970."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = ""
+
+
+class ModelsResponse(_Response):
+    """The models of the service."""
+
+    object: str = "list"
+    data: list[ModelResponse]
+
+
+class Chunking(_Response):
+    """How documents are split into chunks."""
+
+    tokens: int = 0
+    overlap: int = 0
+
+
+class RecallReport(_Response):
+    """The measured recall@k of the index type against exact search."""
+
+    k: int = 0
+    queries: int = 0
+    source: str = ""
+    target: float = 0.0
+    recall: float = 0.0
+    tried: dict[str, float] = Field(default_factory=dict)
+
+
+class IndexResponse(IndexReference):
+    """The index version that is served.
+
+    Attributes:
+        active: Whether this is the active version; false if that one cannot be loaded.
+        count: Number of vectors.
+        filters: Values of each filter field, most frequent first.
+        filter_field_count: Number of filter fields, listed or not.
+        modes: Modes of search; the first one is the default.
+        fusion: Weights of a hybrid search.
+    """
+
+    active: bool = True
+    pair: str = ""
+    embedding_space: str = ""
+    dimension: int = 0
+    count: int = 0
+    documents: int = 0
+    chunking: Chunking | None = None
+    factory: str = ""
+    search_parameters: dict[str, int] = Field(default_factory=dict)
+    recall: RecallReport = Field(default_factory=RecallReport)
+    filters: dict[str, list[Scalar]] = Field(default_factory=dict)
+    filter_field_count: int = 0
+    created_at: datetime | None = None
+    modes: list[str] = Field(default_factory=lambda: ["dense"])
+    fusion: dict[str, float] = Field(default_factory=dict)
+
+
+class Health(_Response):
+    """The state of the service: `live` or `ready`."""
+
+    status: str
+
+
+class FieldError(_Response):
+    """An invalid field of a request; `limit` is what it exceeds."""
+
+    field: str
+    code: str
+    message: str = ""
+    limit: int | None = None
+
+
+class OpenAIError(_Response):
+    """The error object of OpenAI."""
+
+    message: str = ""
+    type: str = ""
+    param: str | None = None
+    code: str = ""
+
+
+class Problem(_Response):
+    """An error, as RFC 9457 `application/problem+json`."""
+
+    type: str = "about:blank"
+    title: str = ""
+    status: int
+    code: str
+    detail: str = ""
+    request_id: str = ""
+    errors: list[FieldError] = Field(default_factory=list)
+
+
+class OpenAIProblem(Problem):
+    """An error of a route under /v1."""
+
+    error: OpenAIError = Field(default_factory=OpenAIError)

@@ -1,0 +1,202 @@
+"""Writes the figures in documents from the results of commands: `make figures`.
+
+In a Markdown file, the lines between `<!-- figures: NAME -->` and `<!-- end of figures -->` are the
+table NAME of this module. loadtest/results/README.md is written as a whole.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+# Also run as a script, whose folder is docs/.
+sys.path.insert(0, str(ROOT))
+
+from evaluation.metrics import MEASURES  # noqa: E402
+from loadtest.bench import results, tradeoff  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results"
+ENCODERS = [RESULTS / "quality" / f"encoders-{threads}.json" for threads in (1, 2)]
+BENCH = ROOT / "loadtest" / "results"
+_CARD, _LOOKUP_CARD = (
+    ROOT / "models" / name / "README.md" for name in ("care-mini", "care-mini-lookup")
+)
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "docs" / "make-a-benchmark.md",
+    _CARD,
+    _LOOKUP_CARD,
+)
+
+_REGION = re.compile(r"(?<=<!-- figures: )(\S+)( -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+# What tables call systems and splits; others keep their names.
+_SYSTEMS = {
+    "care-mini": "`care-mini`",
+    "care-mini-lookup": "`care-mini-lookup`, a query encoder without a transformer",
+    "care-mini-edition-2": "second edition of `care-mini`",
+    "bm25": "BM25 over jieba's words",
+}
+_SPLITS = {
+    "unseen": "unseen",
+    "held-out-knowledge": "knowledge base",
+    "held-out-described": "described",
+    "held-out-reworded": "reworded",
+    "held-out-spoken": "spoken",
+    "held-out-asked": "as asked",
+    "dev": "dev",
+}
+_SPOKEN = "held-out-spoken"
+
+
+def written() -> Mapping[Path, str]:
+    """Returns the text of each document with figures, by its path."""
+    texts = {path: filled(path.read_text("utf-8")) for path in DOCUMENTS}
+    return texts | {BENCH / results.TABLE_NAME: results.tables(BENCH)}
+
+
+def filled(text: str, tables: Mapping[str, Callable[[], str]] | None = None) -> str:
+    """Returns a document with the tables of its regions.
+
+    Args:
+        text: Markdown.
+        tables: What makes each table, by name; by default those of the repository.
+
+    Raises:
+        KeyError: If a region names an unknown table.
+    """
+    known = TABLES if tables is None else tables
+    return _REGION.sub(lambda match: f"{match[1]}{match[2]}\n{known[match[1]]()}\n\n", text)
+
+
+def quality() -> str:
+    """Returns all measures on dev, and nDCG@10 on questions in patients' own words."""
+    result = _read(results.QUALITY)
+    head = ("", *MEASURES, "nDCG@10, in patients' words")
+    rows = [
+        [
+            _system(system),
+            *(_share(system["measures"]["dev"][name]) for name in MEASURES),
+            _share(system["measures"][_SPOKEN]["nDCG@10"]),
+        ]
+        for system in result["systems"]
+    ]
+    return _table(head, rows, _source(result, "make quality"))
+
+
+def splits() -> str:
+    """Returns nDCG@10 on all splits, and the differences to the first system."""
+    result = _read(results.QUALITY)
+    names = list(result["queries"])
+    head = ("nDCG@10 × 100", *(_SPLITS.get(name, name) for name in names), "loss when spoken")
+    rows = [["questions", *(f"{result['queries'][name]:,}" for name in names), ""]]
+    for system in result["systems"]:
+        scores = (system["splits"][name]["ndcg@10"]["value"] for name in names)
+        loss = _percent(system["loss"]["held-out"])
+        rows.append([_system(system), *(f"{100 * score:.2f}" for score in scores), loss])
+    first, *others = result["systems"]
+    for system in others:
+        differences = (system["splits"][name]["difference"] for name in names)
+        label = f"{_system(system)} − {_system(first)}"
+        rows.append([label, *map(_interval, differences), ""])
+    return _table(head, rows, _source(result, "make quality"))
+
+
+def lookup() -> str:
+    """Returns nDCG@10 of the lookup encoder beside that of care-mini, on each split."""
+    result = _read(results.QUALITY)
+    pair, by_lookup = (
+        next(system["splits"] for system in result["systems"] if system["name"] == name)
+        for name in ("care-mini", "care-mini-lookup")
+    )
+    rows = []
+    for name, count in result["queries"].items():
+        both = [splits[name]["ndcg@10"]["value"] for splits in (pair, by_lookup)]
+        label = f"{_SPLITS.get(name, name)} ({count:,})"
+        rows.append([label, *(f"{100 * score:.2f}" for score in both), _percent(both[1] / both[0])])
+    head = ("nDCG@10 × 100", "`care-mini`", "`care-mini-lookup`", "share")
+    return _table(head, rows, _source(result, "make quality"))
+
+
+def encoders() -> str:
+    """Returns the speed of the query encoders, alone and in batches."""
+    found = [_read(path) for path in ENCODERS]
+    first = found[0]
+    numbers = " / ".join(str(result["threads"]) for result in found)
+    head = (
+        "query encoder",
+        f"query alone [ms], {numbers} threads",
+        f"queries/s in batches of {first['batch']}, {numbers} threads",
+        "MB",
+    )
+    rows = []
+    for i, entry in enumerate(first["encoders"]):
+        each = [result["encoders"][i] for result in found]
+        alone = " / ".join(f"{encoder['alone']['ms']:.2f}" for encoder in each)
+        rates = " / ".join(f"{1000 / encoder['batches']['ms']:,.0f}" for encoder in each)
+        rows.append([_system(entry), alone, rates, f"{entry['megabytes']:.1f}"])
+    return _table(head, rows, _source(first | first["hardware"], "make quality"))
+
+
+def curation(name: str) -> str:
+    """Returns a table that a test of curation has written beside its JSON."""
+    return (RESULTS / "curation" / f"{name}.md").read_text("utf-8").strip()
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "quality": quality,
+    "splits": splits,
+    "lookup": lookup,
+    "encoders": encoders,
+    "voting": lambda: curation("voting"),
+    "diversity": lambda: curation("diversity"),
+}
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def _system(entry: Mapping[str, Any]) -> str:
+    name = entry.get("name") or entry["pair"]
+    return _SYSTEMS.get(Path(name).stem, name)
+
+
+def _share(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _interval(difference: Mapping[str, float]) -> str:
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], source: str) -> str:
+    return "\n".join([*_lines(head, rows), "", source])
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'---:|' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _source(result: Mapping[str, Any], command: str) -> str:
+    """Returns a sentence that names the command, the commit and the machine of a result."""
+    commit = result["commit"]
+    changed = ", with uncommitted changes" if commit["changed"] else ""
+    machine = f"{result['processors']} processors ({result['processor']})"
+    return f"By `{command}` at {commit['id'][:7]}{changed}, {result['date'][:10]}, {machine}."
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+    tradeoff.draw(BENCH)

@@ -1,0 +1,247 @@
+"""Requests, retries, deadlines and errors of the client, without a service."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from care_client import (
+    AccessError,
+    CareClientError,
+    Client,
+    ConnectionFailedError,
+    DeadlineError,
+    InvalidRequestError,
+    InvalidResponseError,
+    ServerError,
+    UnavailableError,
+)
+from care_client import client as client_module
+from tests.clients.transport import Answer, Script, answer, problem
+
+QUERY = "高血压能喝咖啡吗"
+Kind = Callable[..., Any]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits of both clients, which take no time."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(client_module.time, "sleep", waited.append)
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    return waited
+
+
+def call(script: Script, kind: str, method: str, *args: Any, **options: Any) -> Any:
+    """Calls a method of a client of either kind."""
+    settings = {name: options.pop(name) for name in ("api_key", "retries") if name in options}
+    if kind == "sync":
+        with script.client(**settings) as client:
+            return getattr(client, method)(*args, **options)
+
+    async def run() -> Any:
+        async with script.async_client(**settings) as client:
+            return await getattr(client, method)(*args, **options)
+
+    return asyncio.run(run())
+
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+@both
+def test_a_search_sends_key_id_deadline_and_the_given_options_alone(kind: str) -> None:
+    script = Script(answer())
+    options = {"top_k": 3, "filter": {"year": {"gte": 2019}}, "min_score": None, "novel": 1}
+    result = call(script, kind, "search", QUERY, api_key="SECRET", timeout=2, **options)
+    (request,) = script.requests
+    body = {"query": QUERY, "top_k": 3, "filter": {"year": {"gte": 2019}}, "novel": 1}
+    assert json.loads(request.content) == body
+    assert request.headers["Authorization"] == "Bearer SECRET"
+    assert len(request.headers["X-Request-ID"]) == 32
+    assert 1000 < int(request.headers["X-Request-Timeout-Ms"]) <= 2000
+    assert [hit.id for hit in result.hits] == ["1"]
+
+
+def test_responses_keep_unknown_fields_and_may_lack_known_ones() -> None:
+    script = Script(answer(evidence={"sentence": 3}))
+    result = call(script, "sync", "search", QUERY)
+    assert result.evidence == {"sentence": 3}
+    assert result.index.version == "" and result.hits[0].text is None
+
+
+@both
+@pytest.mark.parametrize(
+    "failure",
+    [
+        problem(429, "overloaded", {"Retry-After": "1"}),
+        problem(503, "shutting_down"),
+        httpx2.Response(502, text="bad gateway"),
+        httpx2.ConnectError("refused"),
+        httpx2.RemoteProtocolError("closed"),
+    ],
+    ids=lambda each: getattr(each, "status_code", None) or type(each).__name__,
+)
+def test_a_search_is_repeated_after_a_transient_failure(
+    kind: str, failure: Answer, waits: list[float]
+) -> None:
+    script = Script(failure, answer())
+    assert call(script, kind, "search", QUERY).hits
+    first, second = (request.headers["X-Request-ID"] for request in script.requests)
+    assert first == second
+    (wait,) = waits
+    assert wait == 1 if "Retry-After" in getattr(failure, "headers", {}) else 0 < wait <= 0.1
+
+
+def test_retry_after_may_be_a_date(waits: list[float]) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=4), usegmt=True)
+    script = Script(problem(429, "rate_limited", {"Retry-After": date}), answer())
+    call(script, "sync", "search", QUERY)
+    assert 2 < waits[0] <= 4
+
+
+@both
+def test_a_wait_beyond_the_time_out_is_an_error_at_once(kind: str, waits: list[float]) -> None:
+    script = Script(problem(429, "rate_limited", {"Retry-After": "30"}))
+    with pytest.raises(UnavailableError) as caught:
+        call(script, kind, "search", QUERY, timeout=5)
+    assert (caught.value.code, caught.value.retry_after) == ("rate_limited", 30)
+    assert not waits
+
+
+def test_retries_are_limited_and_their_waits_grow(waits: list[float]) -> None:
+    script = Script(*[problem(503, "unavailable")] * 4)
+    with pytest.raises(UnavailableError):
+        call(script, "sync", "search", QUERY)
+    assert len(script.requests) == 4
+    assert 0 < waits[0] <= 0.1 < waits[2] <= 0.4
+
+
+@both
+@pytest.mark.parametrize("method", ["reload", "ready", "live"])
+@pytest.mark.parametrize("failure", [problem(503, "u"), httpx2.ReadError("broken")])
+def test_reload_and_health_are_never_repeated(
+    kind: str, method: str, failure: Answer, waits: list[float]
+) -> None:
+    script = Script(failure)
+    with pytest.raises(CareClientError):
+        call(script, kind, method)
+    assert len(script.requests) == 1 and not waits
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "code"),
+    [
+        (problem(401, "unauthorized"), AccessError, "unauthorized"),
+        (problem(403, "forbidden"), AccessError, "forbidden"),
+        (problem(422, "empty_text"), InvalidRequestError, "empty_text"),
+        (problem(500, "internal_error"), ServerError, "internal_error"),
+        (problem(504, "deadline_exceeded"), DeadlineError, "deadline_exceeded"),
+        (httpx2.ReadTimeout("late"), DeadlineError, "deadline_exceeded"),
+        (httpx2.Response(302, headers={"Location": "/"}), ServerError, "http_302"),
+        (httpx2.Response(404, text="nginx"), InvalidRequestError, "http_404"),
+        (httpx2.Response(200, text="<html>"), InvalidResponseError, "invalid_response"),
+        (httpx2.Response(200, json={"hits": 1}), InvalidResponseError, "invalid_response"),
+    ],
+)
+def test_other_failures_are_errors_at_once(
+    failure: Answer, error: type[CareClientError], code: str, waits: list[float]
+) -> None:
+    script = Script(failure)
+    with pytest.raises(error) as caught:
+        call(script, "sync", "search", QUERY)
+    assert type(caught.value) is error and caught.value.code == code
+    assert caught.value.status == getattr(failure, "status_code", None)
+    assert QUERY not in f"{caught.value}{caught.value.__cause__}"
+    assert not waits
+
+
+def test_an_error_has_the_fields_and_the_request_id_of_the_service() -> None:
+    errors = [{"field": "top_k", "code": "top_k_too_large", "message": "m", "limit": 100}]
+    script = Script(problem(422, "top_k_too_large", errors=errors))
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, "sync", "search", QUERY, top_k=1000)
+    (field,) = caught.value.errors
+    assert (field.field, field.limit, caught.value.request_id) == ("top_k", 100, "r")
+
+
+def test_a_failure_without_a_response_has_the_id_that_was_sent(waits: list[float]) -> None:
+    script = Script(httpx2.ConnectError("refused"))
+    with pytest.raises(ConnectionFailedError) as caught:
+        call(script, "sync", "search", QUERY, retries=0)
+    assert caught.value.request_id == script.requests[0].headers["X-Request-ID"]
+
+
+def test_a_wrong_type_is_an_error_before_a_request_is_sent() -> None:
+    script = Script()
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, "sync", "search", QUERY, top_k="many")
+    assert [field.field for field in caught.value.errors] == ["top_k"]
+    assert QUERY not in str(caught.value) and not script.requests
+
+
+@both
+def test_search_many_sends_batches_within_the_limit_of_the_service(kind: str) -> None:
+    limit = 3
+
+    def respond(request: httpx2.Request) -> Answer:
+        queries = json.loads(request.content)["queries"]
+        if len(queries) > limit:
+            errors = [{"field": "queries", "code": "batch_too_large", "limit": limit}]
+            return problem(422, "batch_too_large", errors=errors)
+        hits = [[{"id": q["query"], "score": 1, "rank": q["top_k"]}] for q in queries]
+        return httpx2.Response(200, json={"results": [{"hits": each} for each in hits]})
+
+    script = Script(*[respond] * 4)
+    done: list[tuple[int, int]] = []
+    queries = [*map(str, range(6)), {"query": "6", "top_k": 9}]
+    results = call(
+        script,
+        kind,
+        "search_many",
+        queries,
+        top_k=5,
+        progress=lambda *numbers: done.append(numbers),
+    )
+    assert [result.hits[0].id for result in results] == list("0123456")
+    assert [result.hits[0].rank for result in results] == [5] * 6 + [9]
+    assert done == [(3, 7), (6, 7), (7, 7)]
+
+
+def test_search_many_of_no_queries_sends_nothing() -> None:
+    assert call(Script(), "sync", "search_many", []) == []
+
+
+def test_a_path_prefix_and_names_with_slashes_are_kept() -> None:
+    script = Script(httpx2.Response(200, json={"id": "a/b"}))
+    http = httpx2.Client(transport=httpx2.MockTransport(script))
+    assert Client("http://host/care/", http=http).model("a/b").id == "a/b"
+    assert script.requests[0].url.raw_path == b"/care/v1/models/a%2Fb"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", ""])
+def test_a_malformed_address_is_an_error(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Client(url)
+    assert caught.value.code == "invalid_address"
+
+
+def test_an_error_of_the_client_itself_is_not_repeated(waits: list[float]) -> None:
+    script = Script(httpx2.LocalProtocolError("a header"))
+    with pytest.raises(ConnectionFailedError):
+        call(script, "sync", "search", QUERY)
+    assert not waits
+
+
+def test_the_key_is_not_shown() -> None:
+    client = Client(api_key="SECRET")
+    assert "SECRET" not in repr(vars(client))

@@ -1,0 +1,90 @@
+"""The client covers docs/openapi.json: whoever adds a field to the service adds it there too."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from care_client import AsyncClient, Client, models
+from tests.clients.transport import Recorded, recorded
+
+DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text("utf-8"))
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+# Arguments of the methods that need one.
+ARGUMENTS: dict[str, list[Any]] = {
+    "search": ["问题"],
+    "search_batch": [["问题"]],
+    "search_many": [["问题"]],
+    "embeddings": ["问题"],
+    "model": ["care-mini"],
+}
+
+
+def methods() -> Iterator[str]:
+    for name, method in inspect.getmembers(Client):
+        if not name.startswith("_") and name != "close":
+            assert callable(getattr(method, "_plan", None)), f"{name} is no route"
+            yield name
+
+
+def known_fields(name: str) -> set[str]:
+    """The fields of a schema that the client's class of the same name has."""
+    model = getattr(models, name, None)
+    assert model, f"clients/python/care_client/models.py lacks {name}"
+    if issubclass(model, BaseModel):
+        return set(model.model_fields)
+    return set(model.__annotations__)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_client_knows_the_fields_of_each_schema(name: str) -> None:
+    missing = set(SCHEMAS[name]["properties"]) - known_fields(name)
+    assert not missing, f"add them to {name} in clients/python/care_client/models.py"
+
+
+def test_the_client_knows_no_field_that_no_schema_has() -> None:
+    for name, schema in SCHEMAS.items():
+        assert known_fields(name) <= set(schema["properties"]), name
+
+
+def test_the_methods_call_all_routes() -> None:
+    client, requests = recorded()
+    for name in methods():
+        with pytest.raises(Recorded):
+            getattr(client, name)(*ARGUMENTS.get(name, []))
+    called = {(request.method.lower(), request.url.path) for request in requests}
+    documented = {
+        (verb, path.replace("{model}", "care-mini"))
+        for path, verbs in DOCUMENT["paths"].items()
+        for verb in verbs
+    }
+    assert called == documented
+
+
+def test_the_deadline_is_sent_to_the_routes_that_read_it() -> None:
+    client, requests = recorded()
+    for name in methods():
+        with pytest.raises(Recorded):
+            getattr(client, name)(*ARGUMENTS.get(name, []))
+    for request in requests:
+        path = request.url.path.replace("care-mini", "{model}")
+        route = DOCUMENT["paths"][path][request.method.lower()]
+        names = {parameter["name"] for parameter in route.get("parameters", ())}
+        assert ("X-Request-Timeout-Ms" in request.headers) == ("X-Request-Timeout-Ms" in names)
+
+
+def test_both_clients_have_the_same_routes_and_arguments() -> None:
+    asynchronous = AsyncClient()
+    for name in methods():
+        signature = inspect.signature(getattr(Client(), name))
+        assert inspect.signature(getattr(asynchronous, name)) == signature
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if name.endswith("Request")])
+def test_required_fields_of_requests_are_required(name: str) -> None:
+    required = getattr(models, name).__required_keys__
+    assert required == set(SCHEMAS[name]["required"])

@@ -1,0 +1,128 @@
+"""The adapters of LangChain, by the tests that LangChain has for all retrievers and embeddings."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
+from langchain_tests.integration_tests import (
+    EmbeddingsIntegrationTests,
+    RetrieversIntegrationTests,
+)
+from langchain_tests.unit_tests import EmbeddingsUnitTests
+
+from care_client import AccessError, Client, InvalidRequestError
+from care_client.langchain import CareEmbeddings, CareRetriever
+from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
+
+# Set by the fixture, because the standard tests read the address from a property.
+_service: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def _address(url: str) -> None:
+    _service["url"] = url
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return CareRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"url": _service["url"], "api_key": KEY, "top_k": 2}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return QUERY
+
+    @property
+    def num_results_arg_name(self) -> str:
+        return "top_k"
+
+
+class TestEmbeddingsAlone(EmbeddingsUnitTests):
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return CareEmbeddings
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return CareEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"url": _service["url"], "api_key": KEY}
+
+    @pytest.mark.xfail(
+        reason="documents are encoded offline", raises=InvalidRequestError, strict=True
+    )
+    def test_embed_documents(self, model: Embeddings) -> None:
+        super().test_embed_documents(model)
+
+    @pytest.mark.xfail(
+        reason="documents are encoded offline", raises=InvalidRequestError, strict=True
+    )
+    async def test_aembed_documents(self, model: Embeddings) -> None:
+        await super().test_aembed_documents(model)
+
+
+def test_documents_have_ids_texts_scores_and_metadata(url: str) -> None:
+    options: dict[str, Any] = {"filter": {"department": DEPARTMENT}, "min_score": 0.3}
+    with Client(url, api_key=KEY) as client:
+        hits = client.search(QUERY, top_k=3, **options).hits
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=3, **options)
+    documents = retriever.invoke(QUERY)
+    assert [each.id for each in documents] == [hit.id for hit in hits] != []
+    assert documents[0].page_content == hits[0].text
+    assert documents[0].metadata["score"] == hits[0].score
+    assert {each.metadata["department"] for each in documents} == {DEPARTMENT}
+
+
+def test_modes_and_what_explains_a_hit_pass_through(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=1, mode="hybrid", explain=True)
+    (document,) = retriever.invoke(QUERY)
+    assert set(document.metadata["explain"]) == {"dense", "lexical"}
+    (document,) = retriever.invoke(QUERY, mode="dense", explain=False)
+    assert "explain" not in document.metadata
+
+
+def test_options_of_a_call_replace_those_of_the_retriever(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=3)
+    assert retriever.invoke(QUERY, min_score=1.0) == []
+    with pytest.raises(InvalidRequestError):
+        retriever.invoke(QUERY, topk=1)
+
+
+def test_several_event_loops_may_use_one_retriever(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=1)
+    (first,), (second,) = (asyncio.run(retriever.abatch([QUERY])) for _ in range(2))
+    assert first == second == retriever.invoke(QUERY)
+
+
+def test_a_chain_answers_from_the_documents(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=2)
+    prompt = ChatPromptTemplate.from_template("{passages}\n{question}")
+    model = FakeListChatModel(responses=["少吃盐 [1]"])
+    sources = {"passages": retriever, "question": RunnablePassthrough()}
+    assert (sources | prompt | model | StrOutputParser()).invoke(QUERY) == "少吃盐 [1]"
+
+
+def test_the_key_is_not_shown_and_a_wrong_one_is_an_error(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key="wrong-key")
+    assert "wrong-key" not in repr(retriever)
+    with pytest.raises(AccessError):
+        retriever.invoke(QUERY)
+
+
+def test_dimensions_shorten_the_vector(url: str) -> None:
+    embeddings = CareEmbeddings(url, api_key=KEY, dimensions=8)
+    assert len(embeddings.embed_query(QUERY)) == 8

@@ -1,0 +1,88 @@
+"""`care-mcp` by the SDK's own client: as a child process over stdio, and over HTTP."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import care_client
+from care_client.mcp import KEY_VARIABLE, make_server
+from core.service_process import free_port, running_server
+from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
+
+PROGRAM = str(Path(sys.executable).with_name("care-mcp"))
+
+
+@pytest.fixture(scope="module")
+def http_url(url: str) -> Iterator[str]:
+    """The address of `care-mcp --transport http`."""
+    port = free_port()
+    command = [PROGRAM, "--url", url, "--transport", "http", "--port", str(port)]
+    address = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, KEY_VARIABLE: KEY}
+    with running_server(command, address, "/health/live", environment=environment):
+        yield f"{address}/mcp"
+
+
+def stdio(url: str) -> StdioServerParameters:
+    return StdioServerParameters(command=PROGRAM, args=["--url", url], env={KEY_VARIABLE: KEY})
+
+
+def search(url: str, **options: Any) -> list[care_client.HitResponse]:
+    with care_client.Client(url, api_key=KEY) as client:
+        return client.search(QUERY, **options).hits
+
+
+async def check(client: Client, url: str) -> None:
+    """Checks tools, their results and errors."""
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert set(tools) == {"search", "list_filters"}
+    assert tools["search"].input_schema["required"] == ["query"]
+    listed = await client.call_tool("list_filters", {})
+    assert DEPARTMENT in listed.structured_content["filters"]["department"]
+    options = {"top_k": 3, "filter": {"department": DEPARTMENT}}
+    found = await client.call_tool("search", {"query": QUERY, **options})
+    passages = found.structured_content["passages"]
+    hits = search(url, **options)
+    assert [each["id"] for each in passages] == [hit.id for hit in hits] != []
+    assert passages[0]["text"] == hits[0].text
+    assert passages[0]["metadata"]["department"] == DEPARTMENT
+    none = await client.call_tool("search", {"query": QUERY, "min_score": 1.0})
+    assert none.structured_content["passages"] == []
+    wrong = await client.call_tool("search", {"query": QUERY, "filter": {"ward": 1}})
+    assert wrong.is_error and "unknown_filter_field" in wrong.content[0].text
+
+
+async def test_a_client_over_stdio(url: str) -> None:
+    async with Client(stdio(url)) as client:
+        await check(client, url)
+
+
+async def test_a_client_over_http(http_url: str, url: str) -> None:
+    async with Client(http_url) as client:
+        await check(client, url)
+
+
+async def test_a_client_of_an_older_protocol(url: str) -> None:
+    async with Client(stdio(url), mode="legacy") as client:
+        await check(client, url)
+
+
+async def test_options_of_the_server_are_those_of_searches_without_them(open_url: str) -> None:
+    server = make_server(open_url, options={"top_k": 2, "include": []})
+    async with Client(server) as client:
+        default = await client.call_tool("search", {"query": QUERY})
+        named = await client.call_tool("search", {"query": QUERY, "top_k": 1})
+    assert [each["text"] for each in default.structured_content["passages"]] == [None, None]
+    assert len(named.structured_content["passages"]) == 1
+
+
+async def test_without_a_service_a_tool_says_so() -> None:
+    server = make_server(f"http://127.0.0.1:{free_port()}", timeout=0.5)
+    async with Client(server) as client:
+        result = await client.call_tool("search", {"query": QUERY})
+    assert result.is_error and "connection_failed" in result.content[0].text

@@ -1,0 +1,138 @@
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from core.manifest import IndexManifest
+from service.evidence import best_sentence, term_weights
+from stores.lexical import LexicalIndex
+from tests.conftest import Builder
+from tests.service.conftest import Serve
+
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+QUERY = "发烧吃什么药"
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (SAMPLE / name).read_text("utf-8").splitlines()]
+
+
+def records(count: int = 20) -> list[dict[str, Any]]:
+    """Texts whose second sentence has the words of the query; 𠀀 is two units of UTF-16."""
+    return [
+        {
+            "_id": f"d{i:02}",
+            "title": f"第{i}讲",
+            "text": f"  𠀀这是第{i}篇。发烧可以吃退烧药{i}，多喝水。\n注意休息。",
+            "metadata": {},
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def client(serve: Serve, build_version: Builder) -> TestClient:
+    build_version(records())
+    return serve()
+
+
+def search(client: TestClient, **body: Any) -> dict[str, Any]:
+    response = client.post("/search", json={"query": QUERY, "evidence": True} | body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_a_hit_quotes_the_sentence_of_its_text(client: TestClient) -> None:
+    for hit in search(client, top_k=5)["hits"]:
+        evidence = hit["evidence"]
+        assert evidence["text"] == hit["text"][evidence["start"] : evidence["end"]]
+        assert evidence["text"].startswith("发烧可以吃退烧药")
+    (hit,) = search(client, top_k=1, include=[])["hits"]
+    assert hit.keys() == {"id", "score", "rank", "title", "evidence"}
+
+
+def test_hits_have_no_evidence_unless_asked(client: TestClient) -> None:
+    assert "evidence" not in search(client, evidence=False, top_k=1)["hits"][0]
+
+
+def test_cached_hits_have_the_same_evidence(client: TestClient) -> None:
+    first, plain = search(client), search(client, evidence=False)
+    again = search(client)
+    assert (plain["cached"], again["cached"]) == (False, True)
+    assert again["hits"] == first["hits"]
+    # Another selection of fields is read from the cached rows.
+    fewer = search(client, include=[])
+    assert fewer["cached"]
+    assert [hit["evidence"] for hit in fewer["hits"]] == [hit["evidence"] for hit in first["hits"]]
+
+
+def test_each_query_of_a_batch_says_whether_it_wants_evidence(client: TestClient) -> None:
+    queries = [{"query": QUERY, "evidence": True}, {"query": QUERY}]
+    results = client.post("/search/batch", json={"queries": queries}).json()["results"]
+    assert [["evidence" in hit for hit in result["hits"]] for result in results] == [
+        [True] * 10,
+        [False] * 10,
+    ]
+
+
+def test_many_hits_that_are_read_late_have_evidence(serve: Serve, build_version: Builder) -> None:
+    build_version(records(80))
+    hits = search(serve(), top_k=80)["hits"]
+    assert len(hits) == 80
+    assert all(hit["evidence"]["text"].startswith("发烧") for hit in hits)
+
+
+def test_a_text_without_words_has_no_evidence(serve: Serve, build_version: Builder) -> None:
+    build_version([*records(), {"_id": "empty", "title": "发烧吃什么药", "text": "……"}])
+    hit = next(hit for hit in search(serve())["hits"] if hit["id"] == "empty")
+    assert hit["evidence"] is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({"头痛": 1.0, "发热": 2.0}, "发热要喝水。"),
+        ({"头痛": 2.0, "发热": 1.0}, "头痛要休息。"),
+        ({"咳嗽": 1.0}, "头痛要休息。"),
+        ({}, "头痛要休息。"),
+    ],
+)
+def test_the_sentence_with_the_heaviest_terms_is_chosen_and_else_the_first(
+    weights: Mapping[str, float], expected: str
+) -> None:
+    found = best_sentence(weights, "头痛要休息。发热要喝水。")
+    assert found is not None
+    assert found.text == expected
+
+
+def test_terms_weigh_as_in_the_full_text_of_the_index(
+    serve: Serve, manifest: IndexManifest, folder: Path
+) -> None:
+    index = serve().app.state.service.engine.index  # type: ignore[attr-defined]
+    assert isinstance(index.full_text, LexicalIndex)
+    weights = term_weights("高血压的护理", index.full_text)
+    assert weights["护理"] < weights["血压"]
+    assert term_weights("高血压的护理", None) == dict.fromkeys(weights, 1.0)
+
+
+def test_the_sentence_is_right_as_often_as_the_readme_of_the_sample_says(
+    serve: Serve, build_version: Builder
+) -> None:
+    corpus = read("corpus.jsonl")
+    build_version(corpus)
+    full_text = serve().app.state.service.engine.index.full_text  # type: ignore[attr-defined]
+    assert full_text is not None
+    texts = {record["_id"]: record["text"] for record in corpus}
+    queries = {record["_id"]: record["text"] for record in read("queries.jsonl")}
+    for index, least in ((full_text, 76), (None, 74)):  # 78 and 76 of 116
+        right = 0
+        for item in read("evidence.jsonl"):
+            weights = term_weights(queries[item["query-id"]], index)
+            found = best_sentence(weights, texts[item["corpus-id"]])
+            assert found is not None
+            right += [found.start, found.end] in item["sentences"]
+        assert right >= least

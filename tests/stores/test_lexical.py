@@ -1,0 +1,165 @@
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.analysis import terms
+from core.documents import FILE_NAME, DocumentReader
+from core.errors import IndexVersionError
+from core.filters import FilterReader
+from core.manifest import FULL_TEXT, IndexManifest
+from core.text import document_text
+from core.types import Document
+from core.versions import read_manifest
+from stores.lexical import LexicalIndex, open_full_text
+from tests.conftest import Builder, make_records
+from tests.errors import raises
+
+K1, B = 1.2, 0.75
+
+
+@pytest.fixture
+def records() -> list[dict[str, Any]]:
+    records = make_records(60)
+    for number, record in enumerate(records):
+        record["metadata"]["year"] = 2000 + number % 7
+    return records
+
+
+@pytest.fixture
+def folder(build_version: Builder, records: list[dict[str, Any]], tmp_path: Path) -> Path:
+    return tmp_path / "indexes" / "test" / build_version(records).version
+
+
+def opened(folder: Path) -> tuple[LexicalIndex, FilterReader, list[Document]]:
+    manifest = read_manifest(folder)
+    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+    index = open_full_text(folder, manifest, filters)
+    assert index
+    return index, filters, list(DocumentReader(folder / FILE_NAME))
+
+
+def bm25(documents: list[Document], query: str, *, characters: bool = True) -> list[float]:
+    """Computes the scores by definition, divided by the highest one that is possible."""
+    counts = [Counter(terms(document_text(d.title, d.text))) for d in documents]
+    lengths = [sum(count.values()) for count in counts]
+    mean = sum(lengths) / len(lengths)
+    wanted = set(terms(query, characters=characters))
+    having = {term: sum(term in count for count in counts) for term in wanted}
+    idf = {
+        term: math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+        for term, n in having.items()
+        if n
+    }
+    highest = (K1 + 1) * sum(idf.values())
+    return [
+        sum(
+            idf[t] * count[t] * (K1 + 1) / (count[t] + K1 * (1 - B + B * length / mean))
+            for t in idf
+        )
+        / highest
+        for count, length in zip(counts, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("characters", [True, False])
+def test_scores_are_those_of_bm25(build_version: Builder, tmp_path: Path, characters: bool) -> None:
+    # Up to 40 terms, a document's length is stored exactly.
+    texts = ["胃痛", "胃痛反酸", "反酸烧心怎么办", "头痛", "胃痛胃痛胃痛", "5mg/kg"]
+    records = [{"_id": str(i), "text": text} for i, text in enumerate(texts)]
+    index, _, documents = opened(tmp_path / "indexes/test" / build_version(records).version)
+    scores, rows = index.search("胃痛反酸", 10, characters=characters)
+    expected = bm25(documents, "胃痛反酸", characters=characters)
+    assert {row: round(expected[row], 5) for row in range(6) if expected[row]} == {
+        row: round(score, 5) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+    }
+    assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    assert 0 < scores[0] <= 1
+
+
+def test_the_best_rows_are_returned(folder: Path) -> None:
+    index, _, documents = opened(folder)
+    scores, rows = index.search("糖尿病患者第7号", 5)
+    assert len(rows) == 5
+    assert "第7号" in documents[rows[0]].text
+    assert rows.dtype == np.int64
+    assert scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("query", ["，。！", "龘", "xyz"])
+def test_a_query_without_a_known_term_has_no_hits(folder: Path, query: str) -> None:
+    scores, rows = opened(folder)[0].search(query, 5)
+    assert (len(scores), len(rows)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "filter_",
+    [
+        {"department": ["儿科"]},
+        {"department": ["儿科", "骨科"], "tags": ["组1"]},
+        {"department": {"not": ["儿科"]}},
+        {"rare": [True]},
+        {"year": {"gte": 2003, "lt": 2006}},
+        {"year": {"gt": 3000}},
+    ],
+)
+def test_filters_are_exact(folder: Path, filter_: Mapping[str, Any]) -> None:
+    index, filters, documents = opened(folder)
+    passing = filters.rows(filter_, len(documents))
+    assert passing is not None
+    every = dict(zip(*reversed([a.tolist() for a in index.search("患者护理", 60)]), strict=True))
+    scores, rows = index.search("患者护理", 60, filter_)
+    found = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+    assert found == {row: every[row] for row in passing.tolist()}
+
+
+def test_a_check_stops_the_search(folder: Path) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        opened(folder)[0].search("患者", 5, check=stop)
+
+
+def test_a_version_can_be_read_where_nothing_can_be_written(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    index, _, _ = opened(folder)
+    assert len(index.search("患者", 5)[1]) == 5
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    for path in (folder / FULL_TEXT).iterdir():
+        assert path.stat().st_mode & 0o044 == 0o044
+
+
+def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: Path) -> None:
+    manifest = build_version(make_records(10), full_text=False)
+    folder = tmp_path / "indexes" / "test" / manifest.version
+    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+    assert open_full_text(folder, manifest, filters) is None
+    assert not (folder / FULL_TEXT).exists()
+    assert manifest.fusion == {}
+
+
+def _damaged(folder: Path, manifest: IndexManifest) -> IndexManifest:
+    (folder / FULL_TEXT / "meta.json").write_text("{}")
+    return manifest
+
+
+def _of_another_format(_: Path, manifest: IndexManifest) -> IndexManifest:
+    component = manifest.components[FULL_TEXT].model_copy(update={"format": 2})
+    return manifest.model_copy(update={"components": {FULL_TEXT: component}})
+
+
+def _of_fewer_rows(_: Path, manifest: IndexManifest) -> IndexManifest:
+    return manifest.model_copy(update={"count": 59})
+
+
+@pytest.mark.parametrize("change", [_damaged, _of_another_format, _of_fewer_rows])
+def test_files_that_do_not_match_are_an_error(folder: Path, change: Any) -> None:
+    manifest = read_manifest(folder)
+    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+    with raises(IndexVersionError, "unreadable_full_text"):
+        open_full_text(folder, change(folder, manifest), filters)
