@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from care.indexing import IndexVersion, build_index, update_index
     from care.options import IndexOptions
     from care.pairs import Pair, load_pair
-    from care.search import SearchIndex, open_index
+    from care.search import SearchHits, SearchIndex, open_index
     from care.training import train
     from core.errors import CareError
     from core.types import Evidence, Hit
@@ -29,6 +29,7 @@ __all__ = [
     "IndexOptions",
     "IndexVersion",
     "Pair",
+    "SearchHits",
     "SearchIndex",
     "build_index",
     "evaluate",
@@ -45,6 +46,7 @@ _MODULES = {
     "IndexOptions": "care.options",
     "IndexVersion": "care.indexing",
     "Pair": "care.pairs",
+    "SearchHits": "care.search",
     "SearchIndex": "care.search",
     "build_index": "care.indexing",
     "evaluate": "care.evaluation",

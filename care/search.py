@@ -1,6 +1,6 @@
 """Searching an index in this process, with the checks and the results of the service."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from care.options import setting, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
-from core.encoders import Encoder
+from core.encoders import Encoder, Pair
 from core.errors import CareError, QueryError
 from core.types import Document, Filter, Hit, Mode, Query
 from core.versions import current_version, index_folder, read_manifest, with_version
@@ -57,17 +57,60 @@ def open_index(
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
         PairError: If the pair is unknown or its files are wrong.
     """
+    chosen = load_pair(pair or setting("CARE_PAIR", str, DEFAULT_PAIR))
+    return SearchIndex(*load_with_encoder(name, chosen, indexes, milvus_uri, threads))
+
+
+def load_with_encoder(
+    name: str,
+    pair: Pair,
+    indexes: Path | str | None = None,
+    milvus_uri: str | None = None,
+    threads: int = 1,
+) -> tuple[LoadedIndex, Encoder]:
+    """Loads the active version of an index and the query encoder of a pair, as `open_index`."""
     root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
     stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
-    chosen = load_pair(pair or setting("CARE_PAIR", str, DEFAULT_PAIR))
     manifest = with_version(
         lambda: current_version(root, name),
         lambda version: read_manifest(index_folder(root, name) / version),
     )
     # Before the encoder is loaded, which may download it.
-    check_space(manifest, chosen.query)
-    encoder = query_encoder(chosen, EncoderOptions(threads=threads))
-    return SearchIndex(load_index(root, name, encoder, stores.get(manifest.store)), encoder)
+    check_space(manifest, pair.query)
+    encoder = query_encoder(pair, EncoderOptions(threads=threads))
+    store = stores.get(manifest.store)
+    return load_index(root, name, encoder, store, judges=pair.answerable), encoder
+
+
+class SearchHits(list[Hit]):
+    """The hits of a query, best first, and whether the index seems to answer it.
+
+    Attributes:
+        mode: The mode of the search.
+        answerable: Whether the index seems to answer the query, from 0 to 1; None if the pair has
+            no calibration for the mode, or no document matches the filter.
+        threshold: The score below which nothing in the index seems to answer; None without a
+            calibration.
+    """
+
+    def __init__(
+        self,
+        hits: Iterable[Hit],
+        mode: Mode | None,
+        answerable: float | None,
+        threshold: float | None,
+    ) -> None:
+        super().__init__(hits)
+        self.mode = mode
+        self.answerable = answerable
+        self.threshold = threshold
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether nothing in the index seems to answer the query; False if that is unknown."""
+        if self.answerable is None or self.threshold is None:
+            return False
+        return self.answerable < self.threshold
 
 
 class SearchIndex:
@@ -118,7 +161,7 @@ class SearchIndex:
         explain: bool = False,
         evidence: bool = False,
         limit_per: Mapping[str, str | int] | None = None,
-    ) -> list[Hit]:
+    ) -> SearchHits:
         """Returns the documents nearest to a query, as `POST /search` does, best first.
 
         Args:
@@ -158,7 +201,7 @@ class SearchIndex:
         explain: bool = False,
         evidence: bool = False,
         limit_per: Mapping[str, str | int] | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[SearchHits]:
         """Returns the hits of each query, in the order of the queries.
 
         Queries are encoded in batches; arguments and errors are those of `search`.
@@ -171,12 +214,15 @@ class SearchIndex:
             checked_query(index, _query({"query": query, **shared}), _MAX_CHARS, _MAX_TOP_K)
             for query in queries
         ]
+        thresholds = index.answerable_thresholds
         hits = []
         for start in range(0, len(checked), _BATCH):
             batch = checked[start : start + _BATCH]
             vectors = self._encoder.encode([query.text for query in batch]).vectors
-            results = (index.search(*each) for each in zip(batch, vectors, strict=True))
-            hits += [list(result.hits) for result in results]
+            for one, vector in zip(batch, vectors, strict=True):
+                result = index.search(one, vector)
+                judged = result.kept.answerable, thresholds.get(one.mode) if one.mode else None
+                hits.append(SearchHits(result.hits, one.mode, *judged))
         return hits
 
     def documents(self) -> Iterator[Document]:

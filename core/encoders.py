@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from core.types import FloatArray
+from core.types import FloatArray, Mode
 
 Role = Literal["query", "document"]
 Pooling = Literal["cls", "mean", "last_token"]
@@ -96,6 +96,23 @@ class EncoderSpec(FrozenModel):
         return self
 
 
+class Answerability(FrozenModel):
+    """How one mode of search judges whether an index answers a query (service/answerable.py).
+
+    Attributes:
+        vectors: Number of vectors of the index that it was fitted on. Scores of much smaller and
+            much larger indexes cannot be compared with its threshold.
+        threshold: Below this score, nothing in the index seems to answer.
+        intercept: Intercept of the logistic regression.
+        weights: Weight of each feature.
+    """
+
+    vectors: int = Field(gt=0)
+    threshold: float = Field(ge=0, le=1)
+    intercept: float
+    weights: dict[Literal["cosine", "lexical"], float] = Field(min_length=1)
+
+
 class Pair(FrozenModel):
     """A query encoder and a document encoder that share one embedding space.
 
@@ -105,6 +122,8 @@ class Pair(FrozenModel):
         document: The encoder that the indexer uses.
         fusion: How a hybrid search fuses vectors and full text (service/fusion.py); empty if that
             was not measured.
+        answerable: How each mode of search judges whether an index answers a query; empty if that
+            was not calibrated. A calibration holds for indexes like the one that it was made on.
     """
 
     name: str
@@ -115,6 +134,14 @@ class Pair(FrozenModel):
     fusion: dict[Literal["lexical", "rank_constant"], Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict
     )
+    answerable: dict[Mode, Answerability] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_features_of_modes(self) -> Self:
+        for mode, judge in self.answerable.items():
+            if mode == "lexical" or (mode == "dense" and "lexical" in judge.weights):
+                raise ValueError(f"answerable.{mode}: only a hybrid search has the feature lexical")
+        return self
 
     @property
     def embedding_space(self) -> str:

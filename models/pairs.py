@@ -75,6 +75,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
             query=_spec(data, "query"),
             document=_spec(data, "document"),
             fusion=data.get("fusion", {}),
+            answerable=data.get("answerable", {}),
         )
     except KeyError as error:
         field = error.args[0]
@@ -101,6 +102,8 @@ def write_pair(pair: Pair, path: Path) -> None:
     table["embedding_space"] = pair.embedding_space
     if pair.fusion:
         table["fusion"] = dict(pair.fusion)
+    if pair.answerable:
+        table["answerable"] = {mode: judge.model_dump() for mode, judge in pair.answerable.items()}
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:

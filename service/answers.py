@@ -98,13 +98,14 @@ def search_json(
     cached: bool,
     overflow: bool = False,
     failed: Sequence[Channel] = (),
+    answerable: float | None = None,
 ) -> Iterator[bytes]:
     """Yields a `SearchResponse`, given its hits as JSON, separated by commas."""
     yield b'{"hits":['
     yield from hits
     facts = index.reference, to_json(timings), to_json(mode), to_json(cached), to_json(overflow)
     yield b'],"index":%b,"timings_ms":%b,"mode":%b,"cached":%b,"overflow":%b,' % facts
-    yield b'"failed_channels":%b}' % to_json(failed)
+    yield b'"failed_channels":%b,"answerable":%b}' % (to_json(failed), to_json(answerable))
 
 
 def batch_json(

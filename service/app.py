@@ -118,7 +118,8 @@ def create_app(
     encoder = encoder or load_query_encoder(settings)
     if settings.overflow_pair and not overflow:
         overflow = load_query_encoder(settings, settings.overflow_pair)
-    query_keys = QueryKeys(_plain(settings.cache_secret) or secrets.token_hex(32), encoder.spec)
+    secret = _plain(settings.cache_secret) or secrets.token_hex(32)
+    query_keys = QueryKeys(secret, encoder.spec, pair.answerable)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
     answers = AnswerBudget(settings.max_answer_bytes)
@@ -164,7 +165,7 @@ def create_app(
         }
     )
     # It starts threads, which would keep the process alive if a later step failed.
-    engine = Engine(settings, store, pair.name, encoder, overflow, metrics, query_keys, redis)
+    engine = Engine(settings, store, pair, encoder, overflow, metrics, query_keys, redis)
     app.state.service = State(settings, pair.name, metrics, engine, keys, limiter, answers)
     return app
 

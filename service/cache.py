@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 from core.encoders import EncoderSpec
 from core.types import Query
-from stores.base import ScoredRows
+from service.answerable import Judges
+from service.hits import Kept
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
 # Hits as JSON in memory: at most this much [bytes].
@@ -19,15 +20,16 @@ class QueryKeys:
     """Computes cache keys: keyed hashes, which reveal nothing without the secret.
 
     A key depends on everything that the result depends on: the query, the embedding space, the
-    weights of the query encoder and the files of the index version. Entries of another model or
-    index version are therefore never found.
+    weights of the query encoder, what judges whether a query is answered, and the files of the
+    index version. Entries of another model or index version are therefore never found.
     """
 
-    def __init__(self, secret: str, spec: EncoderSpec) -> None:
+    def __init__(self, secret: str, spec: EncoderSpec, judges: Judges) -> None:
         key = hashlib.sha256(secret.encode()).digest()
         self._encode = json.JSONEncoder(sort_keys=True).encode
-        encoder = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256]
-        self._hash = hashlib.blake2b(self._encode(encoder).encode(), key=key, digest_size=32)
+        of_judges = {mode: judge.model_dump() for mode, judge in judges.items()}
+        pair = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256, of_judges]
+        self._hash = hashlib.blake2b(self._encode(pair).encode(), key=key, digest_size=32)
 
     def key(self, query: Query, index: str) -> bytes:
         """Returns the key [32 bytes] of a query to the index version with this identity."""
@@ -41,7 +43,7 @@ class QueryKeys:
 class _Entry:
     """What is known of a query: its scored rows, and its hits as JSON with their fields."""
 
-    rows: ScoredRows
+    kept: Kept
     include: tuple[str, ...] = ()
     json: bytes | None = None
 
@@ -58,13 +60,13 @@ class MemoryCache:
         self._json_bytes = 0
         self._found: OrderedDict[bytes, _Entry] = OrderedDict()
 
-    def get(self, key: bytes) -> ScoredRows | None:
-        """Returns the scored rows of a key, or None."""
+    def get(self, key: bytes) -> Kept | None:
+        """Returns what is kept of a key, or None."""
         entry = self._found.get(key)
         if entry is None:
             return None
         self._found.move_to_end(key)
-        return entry.rows
+        return entry.kept
 
     def get_json(self, key: bytes, include: Sequence[str]) -> bytes | None:
         """Returns the hits of a key as JSON with these optional fields, or None."""
@@ -74,10 +76,10 @@ class MemoryCache:
         self._found.move_to_end(key)
         return entry.json
 
-    def put(self, key: bytes, rows: ScoredRows) -> None:
-        """Stores the scored rows of a key; evicts the least recently used keys if full."""
+    def put(self, key: bytes, kept: Kept) -> None:
+        """Stores what is kept of a key; evicts the least recently used keys if full."""
         self._drop_json(self._found.get(key))
-        self._found[key] = _Entry(rows)
+        self._found[key] = _Entry(kept)
         self._found.move_to_end(key)
         if len(self._found) > self._entries:
             self._evict()

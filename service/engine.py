@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from core.encoders import QueryEncoder
+from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
+from service.answerable import is_unanswered
 from service.cache import MemoryCache, QueryKeys
 from service.hits import QueryResult
 from service.metrics import Metrics, Timings
@@ -63,7 +64,7 @@ class Engine:
     Args:
         settings: The settings of the service.
         store: The store of the vectors.
-        pair: Name of the pair.
+        pair: The pair.
         encoder: The query encoder of the pair.
         overflow: The query encoder for a full queue, if any.
         metrics: The metrics of the application.
@@ -78,7 +79,7 @@ class Engine:
         self,
         settings: Settings,
         store: VectorStore,
-        pair: str,
+        pair: Pair,
         encoder: QueryEncoder,
         overflow: QueryEncoder | None,
         metrics: Metrics,
@@ -86,7 +87,7 @@ class Engine:
         redis: "RedisCache | None",
     ) -> None:
         self._settings = settings
-        self._pair = pair
+        self._pair = pair.name
         self._metrics = metrics
         self._keys = keys
         self._memory = MemoryCache(settings.cache_entries)
@@ -98,7 +99,14 @@ class Engine:
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
         others = [overflow] if overflow else []
         self.served = ServedIndex(
-            settings.indexes, settings.index, encoder, others, store, metrics, self._on_change
+            settings.indexes,
+            settings.index,
+            encoder,
+            others,
+            store,
+            pair.answerable,
+            metrics,
+            self._on_change,
         )
         self._pipeline = Pipeline(encoder, overflow, settings, metrics, self._keep)
         self._show(self.index)
@@ -133,16 +141,21 @@ class Engine:
 
     def recall(
         self, checked: CheckedQueries, include: Sequence[str]
-    ) -> tuple[bytes, Timings] | None:
-        """Returns what `remember` has stored for the only query: its hits as JSON, and timings."""
+    ) -> tuple[bytes, float | None, Timings] | None:
+        """Returns what is known of the only query.
+
+        These are its hits as JSON, which `remember` has stored, its answerable score, and timings.
+        """
         hits = self._memory.get_json(checked.keys[0], include)
-        if hits is None:
+        kept = self._memory.get(checked.keys[0])
+        if hits is None or kept is None:
             return None
         self._metrics.looked_up("memory", 1, 0)
         spent = round((time.perf_counter() - checked.started) * 1000, 3)
         timings = Timings(spent, 0.0, 0.0, 0.0, 0.0, 0.0, spent)
         self._metrics.observe(timings, cached=True)
-        return hits, timings
+        self._judged(checked.index, checked.queries[0], kept.answerable)
+        return hits, kept.answerable, timings
 
     def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
         """Stores the hits of the only query as JSON, beside its rows in the memory cache."""
@@ -165,7 +178,7 @@ class Engine:
             RequestError: If the queue is full, or the deadline passes.
         """
         index, keys, started = checked.index, checked.keys, checked.started
-        known = {i: rows for i, key in enumerate(keys) if (rows := self._memory.get(key))}
+        known = {i: kept for i, key in enumerate(keys) if (kept := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), len(keys) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
         requested = [self._flight(index, checked.queries[i], keys[i]) for i in missing]
@@ -182,7 +195,10 @@ class Engine:
         timed = []
         for i, result in sorted(results.items()):
             if i in flights and flights[i].overflow:
-                result = replace(result, overflow=True)
+                # The judge belongs to the vectors of the other encoder.
+                kept = result.kept._replace(answerable=None)
+                result = replace(result, kept=kept, overflow=True)
+            self._judged(index, checked.queries[i], result.kept.answerable)
             self._metrics.observe_channels(result.channel_seconds, result.failed)
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
@@ -279,7 +295,7 @@ class Engine:
         keys: Sequence[bytes],
     ) -> list[QueryResult | None]:
         found = await redis.get_many(keys, index.manifest.count)
-        known = {i: rows for i, rows in enumerate(found) if rows}
+        known = {i: kept for i, kept in enumerate(found) if kept}
         self._metrics.looked_up("redis", len(known), len(found) - len(known))
         cached = [(queries[keys[i]], rows) for i, rows in known.items()]
         fetched = await self._pipeline.run(index.fetch, cached) if cached else []
@@ -289,9 +305,13 @@ class Engine:
     def _keep(self, key: bytes, result: QueryResult) -> None:
         if result.failed:
             return
-        self._memory.put(key, result.rows)
+        self._memory.put(key, result.kept)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
-            spawn(self._redis.put(key, result.rows), self._writes)
+            spawn(self._redis.put(key, result.kept), self._writes)
+
+    def _judged(self, index: LoadedIndex, query: Query, score: float | None) -> None:
+        if is_unanswered(index.judges, query.mode, score):
+            self._metrics.unanswered.inc()
 
     def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
         finish = partial(index.search, query, timeout=self._settings.channel_timeout_ms / 1000)

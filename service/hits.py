@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from pydantic_core import to_json
 
@@ -23,12 +23,24 @@ _UTF8_BYTES = 4
 _HITS = 16
 
 
+class Kept(NamedTuple):
+    """What caches keep of a result.
+
+    Attributes:
+        rows: Scores and rows.
+        answerable: The score that says whether the index answers the query, if there is one.
+    """
+
+    rows: ScoredRows
+    answerable: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class QueryResult:
     """The result of one query.
 
     Attributes:
-        rows: Scores and rows, which caches store.
+        kept: What caches keep.
         hits: The hits of the rows.
         search: Time to find the rows [s].
         fetch: Time to read the documents, or the ids of many [s].
@@ -38,7 +50,7 @@ class QueryResult:
         channel_seconds: Time of each channel of a hybrid search that answered [s].
     """
 
-    rows: ScoredRows
+    kept: Kept
     hits: "Hits"
     search: float
     fetch: float
@@ -50,7 +62,8 @@ class QueryResult:
     @property
     def facts(self) -> dict[str, Any]:
         """How the hits were found, as arguments of `service.answers.search_json`."""
-        return {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
+        facts = {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
+        return facts | {"answerable": self.kept.answerable}
 
 
 class Hits(Sequence[Hit]):

@@ -92,6 +92,10 @@ class Metrics:
             "care_overflow_queries_total",
             "Queries that CARE_OVERFLOW_PAIR took because the queue was full.",
         )
+        self.unanswered = counter(
+            "care_unanswered_queries_total",
+            "Queries whose answerable score is below the threshold of the pair.",
+        )
         self.channel_seconds = seconds(
             "care_channel_seconds", "Time that a channel of a hybrid search takes.", ["channel"]
         )

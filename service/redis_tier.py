@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import math
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -16,14 +17,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
+from service.hits import Kept
 from service.metrics import RedisError as ErrorKind
-from stores.base import ScoredRows
 
 T = TypeVar("T")
 
 _PREFIX = "care:query:"
-_FORMAT = 1
-_HEADER = struct.Struct("<BI")
+_FORMAT = 2
+_HEADER = struct.Struct("<BId")
 _SCORE = np.dtype("<f4")
 _ROW = np.dtype("<i8")
 _MAC_BYTES = 16
@@ -150,9 +151,10 @@ class RedisGuard:
 class RedisCache:
     """Cache of scored rows, shared by all processes with the same Redis and secret.
 
-    A value consists of its format (1 byte), the number m of rows (4 bytes), the scores
-    (float32 [m]), the rows (int64 [m]), all little-endian, and a keyed hash (16 bytes) of the key
-    and all of these. A value without a valid hash is a miss and reported to `on_error`.
+    A value consists of its format (1 byte), the number m of rows (4 bytes), the answerable score
+    (float64, NaN for none), the scores (float32 [m]), the rows (int64 [m]), all little-endian, and
+    a keyed hash (16 bytes) of the key and all of these. A value without a valid hash is a miss and
+    reported to `on_error`.
     """
 
     def __init__(self, guard: RedisGuard, secret: bytes, ttl_seconds: int) -> None:
@@ -160,7 +162,7 @@ class RedisCache:
         self._secret = hashlib.sha256(b"value" + secret).digest()
         self._ttl_seconds = ttl_seconds
 
-    async def get_many(self, keys: Sequence[bytes], count: int) -> list[ScoredRows | None]:
+    async def get_many(self, keys: Sequence[bytes], count: int) -> list[Kept | None]:
         """Looks up keys [32 bytes] in one call; a value with a row of `count` or more is a miss."""
         if not keys:
             return []
@@ -171,25 +173,27 @@ class RedisCache:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
-    async def put(self, key: bytes, found: ScoredRows) -> None:
-        """Stores the scored rows of a key; failures of Redis are ignored."""
-        scores, rows = found[0].astype(_SCORE), found[1].astype(_ROW)
-        payload = _HEADER.pack(_FORMAT, len(rows)) + scores.tobytes() + rows.tobytes()
+    async def put(self, key: bytes, kept: Kept) -> None:
+        """Stores what is kept of a key; failures of Redis are ignored."""
+        scores, rows = kept.rows[0].astype(_SCORE), kept.rows[1].astype(_ROW)
+        answerable = math.nan if kept.answerable is None else kept.answerable
+        header = _HEADER.pack(_FORMAT, len(rows), answerable)
+        payload = header + scores.tobytes() + rows.tobytes()
         name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
         with suppress(UnavailableError):
             await self._guard.write(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
 
-    def _read(self, key: bytes, value: Any, count: int) -> ScoredRows | None:
+    def _read(self, key: bytes, value: Any, count: int) -> Kept | None:
         if value is None:
             return None
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
         if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == _FORMAT:
-            _, m = _HEADER.unpack_from(payload)
+            _, m, answerable = _HEADER.unpack_from(payload)
             # Copies: views of the bytes would be unaligned and read-only.
             scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
             rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
             if not m or (rows.min() >= 0 and rows.max() < count):
-                return scores, rows
+                return Kept((scores, rows), None if math.isnan(answerable) else answerable)
         self._guard.on_error("value")
         return None
 

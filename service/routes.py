@@ -119,10 +119,11 @@ async def _search(
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     index, include = checked.index, included[0]
     if not batch and (known := engine.recall(checked, include)):
-        hits, timings = known
+        hits, answerable, timings = known
         request.scope["state"]["timings"] = timings
         mode = checked.queries[0].mode
-        return b"".join(search_json([hits], index, timings, mode=mode, cached=True))
+        facts: dict[str, Any] = {"mode": mode, "cached": True, "answerable": answerable}
+        return b"".join(search_json([hits], index, timings, **facts))
     # A hit's evidence is at most as long as its text.
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
@@ -172,6 +173,7 @@ def _index_response(loaded: LoadedIndex, state: State) -> bytes:
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
         modes=list(loaded.modes),
+        answerable_thresholds=loaded.answerable_thresholds,
         filter_field_count=len(loaded.filters.fields),
     )
     return to_json(response)

@@ -200,6 +200,12 @@ class SearchResponse(BaseModel):
         description="Channels of a hybrid search that failed or were late; the hits are those of "
         "the other one."
     )
+    answerable: float | None = Field(
+        description="Whether the index seems to answer the query, from 0 to 1: below the threshold "
+        "that GET /index has for the mode, the hits are likely to be about something else. Null if "
+        "the pair has no calibration for the mode and for an index of this size, the overflow "
+        "pair encoded the query, a channel failed, or no document matches the filter."
+    )
 
 
 class BatchResponse(BaseModel):
@@ -314,6 +320,10 @@ class IndexResponse(IndexReference):
     recall: RecallReport
     modes: list[Mode] = Field(description="Modes of search; the first one is the default.")
     fusion: dict[str, float] = Field(description="Weights of a hybrid search.")
+    answerable_thresholds: dict[Mode, float] = Field(
+        description="By mode, the `answerable` score below which nothing in the index seems to "
+        "answer a query. Empty if the pair has no calibration for an index of this size."
+    )
     filters: dict[str, list[FilterItem]] = Field(
         description="Values of each filter field, most frequent first: of the first 100 fields by "
         "name at most 100 values each. Texts of more than 200 characters are left out."

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
+from service.answerable import Features, Judges, answerable, measure, suitable
 from service.evidence import term_weights
 from service.fusion import (
     DENSE_CANDIDATES,
@@ -34,7 +36,7 @@ from service.fusion import (
     fuse,
     merged,
 )
-from service.hits import Hits, QueryResult
+from service.hits import Hits, Kept, QueryResult
 from service.limits import HitLimits, first_depth, is_limited, search_limited
 from service.logs import describe
 from service.version_files import VersionFiles
@@ -65,6 +67,8 @@ class LoadedIndex:
         full_text: The full text, if the version has it.
         filter_values: The first filter fields by name, each with its most frequent values; bounded
             in number and size.
+        judges: What judges whether the index answers a query, by mode: those of the pair that
+            were fitted on an index of about this size.
     """
 
     identity: str
@@ -76,6 +80,7 @@ class LoadedIndex:
     vectors: Vectors
     full_text: LexicalIndex | None
     filter_values: Mapping[str, Sequence[FilterValue]]
+    judges: Judges
 
     @property
     def document_bytes(self) -> int:
@@ -90,6 +95,12 @@ class LoadedIndex:
         if self.manifest.fusion:
             return ("hybrid", "dense", "lexical")
         return ("dense", "hybrid", "lexical")
+
+    @property
+    def answerable_thresholds(self) -> dict[Mode, float]:
+        """By mode, the score below which nothing in the index seems to answer a query."""
+        modes = self.modes
+        return {mode: judge.threshold for mode, judge in self.judges.items() if mode in modes}
 
     def nearest(self, query: Query) -> tuple[Vectors, int] | None:
         """Returns where to find a query's rows by `search_together`, and how many; None if not."""
@@ -122,11 +133,13 @@ class LoadedIndex:
             UnavailableError: If the store cannot be reached, and no other channel answers.
         """
         started = time.perf_counter()
+        searches: list[Found] = []
         lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
 
         def find(query: Query, depth: int) -> Found:
             nonlocal vector, text, timeout
-            found = self._find(query, depth, vector, check, text, near, timeout)
+            found = self.find(query, depth, vector, check, text, near, timeout)
+            searches.append(found)
             # A wider search does not wait for a channel that has failed.
             text, timeout = (Future() if "lexical" in found.failed else None), 0
             vector = UnavailableError() if "dense" in found.failed else vector
@@ -147,8 +160,23 @@ class LoadedIndex:
         best_rows = scores[: query.top_k], rows[: query.top_k]
         explain = found.explain if query.explain else None
         seconds = time.perf_counter() - started + (near[1] if near else 0.0)
-        result = self._read(query, best_rows, seconds, explain, check)
+        # Later searches may leave out what the first one has found.
+        kept = Kept(best_rows, self._answerable(query, searches[0]))
+        result = self._read(query, kept, seconds, explain, check)
         return replace(result, failed=found.failed, channel_seconds=found.seconds)
+
+    def features(self, query: Query, found: Found) -> Features:
+        """Returns the features of a query, given what it has found in mode dense or hybrid."""
+        if query.mode != "hybrid" or self.full_text is None:
+            return measure((found.scores, found.rows))
+        dense, lexical = (found.channels[channel][0] for channel in ("dense", "lexical"))
+        return measure(dense, lexical, self.full_text.idf(query.text))
+
+    def _answerable(self, query: Query, found: Found) -> float | None:
+        judge = self.judges.get(query.mode) if query.mode else None
+        if judge is None or found.failed or not len(found.rows):
+            return None
+        return answerable(judge, self.features(query, found))
 
     def search_text(self, query: Query, check: Check = no_check, depth: int | None = None) -> Timed:
         """Returns the candidates of the lexical channel, and the time to find them [s].
@@ -164,17 +192,17 @@ class LoadedIndex:
         found = self.full_text.search(query.text, k, query.filter, check, characters=alone)
         return found, time.perf_counter() - started
 
-    def _find(
+    def find(
         self,
         query: Query,
         depth: int,
         vector: FloatArray | Exception | None,
-        check: Check,
-        text: "Future[Timed] | None",
-        near: Timed | None,
-        timeout: float | None,
+        check: Check = no_check,
+        text: "Future[Timed] | None" = None,
+        near: Timed | None = None,
+        timeout: float | None = None,
     ) -> Found:
-        """Returns at least the `depth` best rows, or all."""
+        """Returns at least the `depth` best rows, or all; other arguments as in `search`."""
         if query.mode == "hybrid":
             return self._hybrid(query, depth, vector, check, text, near, timeout)
         if query.mode == "lexical":
@@ -251,14 +279,14 @@ class LoadedIndex:
             return nearest
         return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))
 
-    def fetch(self, found: Iterable[tuple[Query, ScoredRows]]) -> list[QueryResult]:
+    def fetch(self, found: Iterable[tuple[Query, Kept]]) -> list[QueryResult]:
         """Reads the documents of queries whose rows are cached."""
-        return [self._read(query, rows, cached=True) for query, rows in found]
+        return [self._read(query, kept, cached=True) for query, kept in found]
 
     def _read(
         self,
         query: Query,
-        rows: ScoredRows,
+        kept: Kept,
         search: float = 0.0,
         explain: Callable[[int], dict[str, Any]] | None = None,
         check: Check = no_check,
@@ -267,9 +295,9 @@ class LoadedIndex:
     ) -> QueryResult:
         started = time.perf_counter()
         weights = term_weights(query.text, self.full_text) if query.evidence else None
-        hits = Hits(self.documents, rows, explain, weights, check)
+        hits = Hits(self.documents, kept.rows, explain, weights, check)
         fetch = time.perf_counter() - started
-        return QueryResult(rows, hits, search, fetch, cached)
+        return QueryResult(kept, hits, search, fetch, cached)
 
 
 def _lowest(found: ScoredRows) -> float:
@@ -290,10 +318,11 @@ def load_index(
     encoder: Encoder,
     store: VectorStore | None = None,
     others: Sequence[Encoder] = (),
+    judges: Judges = MappingProxyType({}),
 ) -> LoadedIndex:
     """Opens the active version of an index and checks its files, counts and canaries.
 
-    The canaries are checked with each encoder.
+    The canaries are checked with each encoder. `judges` are those of the pair.
 
     If another version becomes active and the first one is pruned meanwhile, the new one is opened.
 
@@ -304,12 +333,18 @@ def load_index(
     store = store or FaissStore()
     return with_version(
         lambda: store.active_version(root, name),
-        lambda version: open_version(index_folder(root, name) / version, encoder, store, others),
+        lambda version: open_version(
+            index_folder(root, name) / version, encoder, store, others, judges
+        ),
     )
 
 
 def open_version(
-    folder: Path, encoder: Encoder, store: VectorStore, others: Sequence[Encoder] = ()
+    folder: Path,
+    encoder: Encoder,
+    store: VectorStore,
+    others: Sequence[Encoder] = (),
+    judges: Judges = MappingProxyType({}),
 ) -> LoadedIndex:
     """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
 
@@ -341,7 +376,9 @@ def open_version(
     listed = filter_reader.frequent_values()
     reference = to_json({"name": manifest.name, "version": manifest.version})
     opened = reader, filter_reader, vectors, full_text
-    return LoadedIndex(identity, reference, files, manifest, *opened, listed)
+    return LoadedIndex(
+        identity, reference, files, manifest, *opened, listed, suitable(judges, manifest.count)
+    )
 
 
 def check_space(

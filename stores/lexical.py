@@ -179,6 +179,10 @@ class LexicalIndex:
         scores = np.array([score for score, _ in hits], np.float32)
         return scores / np.float32(highest), np.array(rows, np.int64)
 
+    def idf(self, query: str) -> float:
+        """Returns the sum of the idf of a query's terms, without characters of Chinese words."""
+        return sum(map(self.weight, dict.fromkeys(terms(query, characters=False))))
+
     def _conditions(self, filter_: Filter) -> list[_Clause]:
         """Returns what documents must and must not have to match a filter, without a score."""
         clauses: list[_Clause] = []

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from care.cli import (
+    answerable,
     bench,
     cmedteb,
     curate,
@@ -74,6 +75,7 @@ app.command("search", rich_help_panel=SEARCH)(search.search)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
+app.command("answerable", rich_help_panel=EVALUATION)(answerable.answerable)
 app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
 app.add_typer(late_interaction.app, name="late-interaction", rich_help_panel=EVALUATION)
 app.command("train", rich_help_panel=TRAINING)(train.train)

@@ -15,8 +15,8 @@ from care.cli.output import show
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, Mode
 
 if TYPE_CHECKING:
-    from care.search import SearchIndex
-    from core.types import FilterValue, Hit
+    from care.search import SearchHits, SearchIndex
+    from core.types import FilterValue
 
 _TEXT_CHARS = 72
 _CONDITION = re.compile(r"(?P<field>[^=<>]+?)(?P<sign>!=|>=|<=|=|>|<)(?P<value>.*)", re.DOTALL)
@@ -85,7 +85,7 @@ def search(
         how |= {"evidence": evidence, "limit_per": limit}
         hits = opened.search(query, top_k, filter=accepted, mode=mode, **how)
         seconds = time.perf_counter() - started
-        response = _response(opened, hits, seconds, mode or opened.modes[0], evidence=evidence)
+        response = _response(opened, hits, seconds, evidence=evidence)
         show(response, _lines(hits, seconds), as_json=json_)
 
 
@@ -138,7 +138,7 @@ def _values(text: str) -> "list[FilterValue]":
 
 
 def _response(
-    index: "SearchIndex", hits: "Sequence[Hit]", seconds: float, mode: str, *, evidence: bool
+    index: "SearchIndex", hits: "SearchHits", seconds: float, *, evidence: bool
 ) -> dict[str, Any]:
     """Returns the hits as `POST /search` does."""
     chunk = ("parent", "chunk", "chunks") if index.chunked else ()
@@ -149,14 +149,18 @@ def _response(
         "hits": [{field: made[field] for field in fields} for made in map(asdict, hits)],
         "index": {"name": index.name, "version": index.version},
         "timings_ms": {"total": round(seconds * 1000, 3)},
-        "mode": mode,
+        "mode": hits.mode,
         "cached": False,
         "overflow": False,
         "failed_channels": [],
+        "answerable": hits.answerable,
     }
 
 
-def _lines(hits: "Sequence[Hit]", seconds: float) -> Iterator[str]:
+def _lines(hits: "SearchHits", seconds: float) -> Iterator[str]:
+    if hits.unanswered:
+        compared = f"answerable {hits.answerable:.3f} is below {hits.threshold:.3f}"
+        yield f"nothing in this index seems to answer the question: {compared}"
     for hit in hits:
         metadata = ", ".join(f"{field}: {_shown(value)}" for field, value in hit.metadata.items())
         yield f"{hit.rank:>3}. {hit.score:.3f}  {hit.title or hit.id}"

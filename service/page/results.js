@@ -45,7 +45,7 @@ export function clearResults() {
   statusLine.textContent = "";
 }
 
-export function showResults(response, roundTrip, filtered) {
+export function showResults(response, roundTrip, filtered, unanswered) {
   clearResults();
   const timings = asObject(response.timings_ms);
   const hits = response.hits.map(asObject);
@@ -59,7 +59,9 @@ export function showResults(response, roundTrip, filtered) {
       : "可以换一种说法再试。";
     emptyHint.hidden = false;
   } else {
-    statusLine.textContent = `找到 ${hits.length} 条，${tail}`;
+    statusLine.textContent = unanswered
+      ? `资料中似乎没有这个问题的答案，以下 ${hits.length} 条只是内容相近，${tail}`
+      : `找到 ${hits.length} 条，${tail}`;
     const scores = hits.map((hit) => hit.score).filter(isNumber);
     // Scores lie close together, so bars span the range from the lowest score shown to the best.
     const best = Math.max(...scores);

@@ -28,6 +28,7 @@ const indexInfo = byId("index-info");
 let current = null; // the controller of the search in flight
 let lastQuery = null; // the last query sent, for retries and changed filters
 let knownVersion = null;
+let thresholds = {}; // of the answerable score, by mode
 let accessKey = ""; // in memory only, until the page is closed
 
 /* ---------- requests ---------- */
@@ -88,7 +89,7 @@ async function search(query) {
     if (current !== controller) return; // a newer search has started
     if (!Array.isArray(response.hits)) throw new SyntaxError("no hits");
     setLoading(false);
-    showResults(response, performance.now() - started, isFiltered());
+    showResults(response, performance.now() - started, isFiltered(), isUnanswered(response));
     const version = asText(asObject(response.index).version);
     if (version && version !== knownVersion) loadIndex();
   } catch (error) {
@@ -101,6 +102,10 @@ async function search(query) {
     clearTimeout(timeout);
     if (current === controller) current = null;
   }
+}
+
+function isUnanswered({ answerable, mode }) {
+  return isNumber(answerable) && isNumber(thresholds[mode]) && answerable < thresholds[mode];
 }
 
 function report(problem) {
@@ -123,6 +128,7 @@ async function loadIndex() {
   try {
     const index = await requestJson("index");
     knownVersion = asText(index.version) || knownVersion;
+    thresholds = asObject(index.answerable_thresholds);
     showIndex(index);
     showFilters(index.filters);
   } catch (error) {

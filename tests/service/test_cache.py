@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from core.encoders import Answerability
 from core.manifest import IndexManifest
 from core.types import Query
 from service.cache import MemoryCache, QueryKeys
-from service.search import ScoredRows
+from service.hits import Kept
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder, make_spec
 from tests.service.conftest import ADMIN, Serve
@@ -22,8 +23,8 @@ def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
     return answer
 
 
-def found(row: int) -> ScoredRows:
-    return np.ones(1, np.float32), np.array([row])
+def found(row: int) -> Kept:
+    return Kept((np.ones(1, np.float32), np.array([row])), 0.5)
 
 
 def test_the_second_identical_query_is_cached_with_the_same_hits(
@@ -115,7 +116,7 @@ def test_the_least_recently_used_query_is_evicted() -> None:
     assert cache.get(b"a") is not None
     cache.put(b"c", found(2))
     assert cache.get(b"b") is None
-    assert [entry[1][0] for key in (b"a", b"c") if (entry := cache.get(key))] == [0, 2]
+    assert [kept.rows[1][0] for key in (b"a", b"c") if (kept := cache.get(key))] == [0, 2]
 
 
 def test_hits_are_kept_as_json_beside_their_rows() -> None:
@@ -185,14 +186,14 @@ QUERIES = [
 
 
 def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
-    keys = QueryKeys("secret", make_spec())
+    keys = QueryKeys("secret", make_spec(), {})
     all_keys = {keys.key(query, index) for query in QUERIES for index in ("1", "2")}
     assert len(all_keys) == 2 * len(QUERIES)
     assert {len(key) for key in all_keys} == {32}
 
 
 def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
-    keys = QueryKeys("secret", make_spec())
+    keys = QueryKeys("secret", make_spec(), {})
     one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
     assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
 
@@ -204,11 +205,26 @@ def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
 def test_another_encoder_has_different_keys(changes: dict[str, str]) -> None:
     spec = make_spec()
     other = spec.model_copy(update=changes)
-    assert QueryKeys("secret", spec).key(QUERIES[0], "1") != (
-        QueryKeys("secret", other).key(QUERIES[0], "1")
+    assert QueryKeys("secret", spec, {}).key(QUERIES[0], "1") != (
+        QueryKeys("secret", other, {}).key(QUERIES[0], "1")
     )
 
 
 def test_keys_depend_on_the_secret() -> None:
     spec = make_spec()
-    assert QueryKeys("a", spec).key(QUERIES[0], "1") != QueryKeys("b", spec).key(QUERIES[0], "1")
+    assert QueryKeys("a", spec, {}).key(QUERIES[0], "1") != QueryKeys("b", spec, {}).key(
+        QUERIES[0], "1"
+    )
+
+
+def test_keys_depend_on_what_judges_whether_a_query_is_answered() -> None:
+    spec = make_spec()
+    keys = [
+        QueryKeys("secret", spec, judges).key(QUERIES[0], "1")
+        for judges in ({}, *({"dense": judge(threshold)} for threshold in (0.2, 0.3)))
+    ]
+    assert len(set(keys)) == 3
+
+
+def judge(threshold: float) -> Answerability:
+    return Answerability(vectors=9, threshold=threshold, intercept=0, weights={"cosine": 1})

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
+from service.hits import Kept
 from service.rate_limit import RateLimiter
 from service.redis_tier import RedisCache, RedisGuard
-from service.search import ScoredRows
 from tests.errors import raises
 from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
@@ -83,17 +83,19 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def found(*rows: int) -> ScoredRows:
-    return np.linspace(1, 0.1, len(rows), dtype=np.float32), np.array(rows, np.int64)
+def found(*rows: int, answerable: float | None = None) -> Kept:
+    scores = np.linspace(1, 0.1, len(rows), dtype=np.float32)
+    return Kept((scores, np.array(rows, np.int64)), answerable)
 
 
-def same(one: ScoredRows | None, other: ScoredRows) -> bool:
+def same(one: Kept | None, other: Kept) -> bool:
     return (
         one is not None
-        and one[0].dtype == np.float32
-        and one[1].dtype == np.int64
-        and np.array_equal(one[0], other[0])
-        and np.array_equal(one[1], other[1])
+        and one.rows[0].dtype == np.float32
+        and one.rows[1].dtype == np.int64
+        and np.array_equal(one.rows[0], other.rows[0])
+        and np.array_equal(one.rows[1], other.rows[1])
+        and one.answerable == other.answerable
     )
 
 
@@ -533,7 +535,7 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         key(1): found(0, 99, 5),
         key(2): found(),
         key(3): found(7),
-        key(4): (np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3])),
+        key(4): Kept((np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3]))),
     }
     async with Guarded(server.url) as guarded, Guarded(server.url) as other:
         for name, value in items.items():
@@ -543,7 +545,7 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         for value, expected in zip(values, [*items.values(), None, found(0, 99, 5)], strict=True):
             assert value is None if expected is None else same(value, expected)
         assert values[0] is not None
-        assert all(array.flags.writeable and array.flags.aligned for array in values[0])
+        assert all(array.flags.writeable and array.flags.aligned for array in values[0].rows)
         assert other.errors == {}
 
 
@@ -601,7 +603,7 @@ async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> N
                 good + b"\x00",
                 bytes(flipped),
                 client.get(name_of(2)),
-                struct.pack("<BI", 1, 2**32 - 1) + bytes(16),
+                struct.pack("<BId", 2, 2**32 - 1, 0.5) + bytes(16),
             ]
             for value in garbage:
                 client.set(name_of(1), value)
@@ -613,6 +615,17 @@ async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> N
             (value,) = await cache.get_many([key(1)], COUNT)
             assert same(value, found(1, 2, 3))
         assert guarded.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.e2e
+async def test_the_answerable_score_is_kept_and_so_is_its_absence(server: RedisServer) -> None:
+    async with Guarded(server.url) as guarded:
+        cache = guarded.cache()
+        judged = found(1, 2, answerable=0.1), found(1, 2)
+        for number, kept in enumerate(judged):
+            await cache.put(key(number), kept)
+        values = await cache.get_many([key(0), key(1)], COUNT)
+        assert all(same(value, kept) for value, kept in zip(values, judged, strict=True))
 
 
 @pytest.mark.e2e
@@ -645,7 +658,7 @@ async def test_a_value_of_another_format_is_a_miss(
 ) -> None:
     async with Guarded(server.url) as guarded:
         with monkeypatch.context() as patch:
-            patch.setattr("service.redis_tier._FORMAT", 2)
+            patch.setattr("service.redis_tier._FORMAT", 1)
             await guarded.cache().put(key(1), found(1))
         assert await guarded.cache().get_many([key(1)], COUNT) == [None]
         assert guarded.errors == {"value": 1}

@@ -178,6 +178,7 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
         "recall": manifest.recall.model_dump(mode="json"),
         "modes": ["dense", "hybrid", "lexical"],
         "fusion": {},
+        "answerable_thresholds": {},
         "filters": {
             "department": ["儿科", "心血管科", "骨科"],
             "rare": [False, True],
