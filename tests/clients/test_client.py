@@ -73,9 +73,9 @@ def test_a_search_sends_key_id_deadline_and_the_given_options_alone(kind: str) -
 
 
 def test_responses_keep_unknown_fields_and_may_lack_known_ones() -> None:
-    script = Script(answer(evidence={"sentence": 3}))
+    script = Script(answer(novel={"sentence": 3}))
     result = call(script, "sync", "search", QUERY)
-    assert result.evidence == {"sentence": 3}
+    assert result.novel == {"sentence": 3}
     assert result.index.version == "" and result.hits[0].text is None
 
 

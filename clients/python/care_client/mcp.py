@@ -69,7 +69,7 @@ def make_server(
         timeout: Time of a search [s].
         options: Options of searches, which arguments of the tool replace.
     """
-    defaults = {"top_k": 5, **(options or {})}
+    defaults = {"top_k": 5, "evidence": True, **(options or {})}
     clients = Clients(url, api_key=api_key, timeout=timeout)
     server: MCPServer = MCPServer("care", instructions=_INSTRUCTIONS, log_level="WARNING")
 

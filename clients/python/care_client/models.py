@@ -24,6 +24,13 @@ FilterConditions = TypedDict(
 Filter = Mapping[str, Scalar | Sequence[Scalar] | FilterConditions]
 
 
+class LimitPer(TypedDict, total=False):
+    """A limit of the hits of each document or metadata value."""
+
+    field: str
+    hits: int
+
+
 class SearchOptions(TypedDict, total=False):
     """What a search may be asked for besides its query; the service has the defaults.
 
@@ -35,6 +42,8 @@ class SearchOptions(TypedDict, total=False):
         include: Optional fields of hits: `text`, `metadata`.
         mode: `dense`, `lexical` or `hybrid`.
         explain: Whether hits have `explain`.
+        evidence: Whether hits have `evidence`, the sentence that shares most with the query.
+        limit_per: Limits the hits of each document or metadata value.
     """
 
     top_k: int
@@ -44,6 +53,8 @@ class SearchOptions(TypedDict, total=False):
     include: Sequence[str]
     mode: str
     explain: bool
+    evidence: bool
+    limit_per: LimitPer
 
 
 class SearchRequest(SearchOptions):
@@ -104,6 +115,14 @@ class Contribution(_Response):
     weight: float = 0.0
 
 
+class EvidenceResponse(_Response):
+    """A sentence of a text, from character `start` to `end`."""
+
+    start: int = 0
+    end: int = 0
+    text: str = ""
+
+
 class HitResponse(_Response):
     """A document, or a chunk of one.
 
@@ -125,6 +144,7 @@ class HitResponse(_Response):
     chunk: int | None = None
     chunks: int | None = None
     explain: dict[str, Contribution] | None = None
+    evidence: EvidenceResponse | None = None
 
 
 class IndexReference(_Response):

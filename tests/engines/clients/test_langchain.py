@@ -89,7 +89,8 @@ def test_documents_have_ids_texts_scores_and_metadata(url: str) -> None:
 
 def test_modes_and_what_explains_a_hit_pass_through(url: str) -> None:
     retriever = CareRetriever(url=url, api_key=KEY, top_k=1, mode="hybrid", explain=True)
-    (document,) = retriever.invoke(QUERY)
+    (document,) = retriever.invoke(QUERY, evidence=True)
+    assert document.metadata["evidence"]["text"] in document.page_content
     assert set(document.metadata["explain"]) == {"dense", "lexical"}
     (document,) = retriever.invoke(QUERY, mode="dense", explain=False)
     assert "explain" not in document.metadata

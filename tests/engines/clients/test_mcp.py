@@ -51,6 +51,7 @@ async def check(client: Client, url: str) -> None:
     assert [each["id"] for each in passages] == [hit.id for hit in hits] != []
     assert passages[0]["text"] == hits[0].text
     assert passages[0]["metadata"]["department"] == DEPARTMENT
+    assert passages[0]["metadata"]["evidence"]["text"] in passages[0]["text"]
     none = await client.call_tool("search", {"query": QUERY, "min_score": 1.0})
     assert none.structured_content["passages"] == []
     wrong = await client.call_tool("search", {"query": QUERY, "filter": {"ward": 1}})
