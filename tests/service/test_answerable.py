@@ -83,7 +83,8 @@ def test_the_dense_score_is_that_of_the_nearest_document(client: TestClient) -> 
 def test_the_score_depends_on_neither_top_k_nor_min_score(client: TestClient, mode: str) -> None:
     score = search(client, mode=mode)["answerable"]
     assert 0 < score < 1
-    for changes in ({"top_k": 1}, {"top_k": 60}, {"min_score": 1.9}, {"explain": True}):
+    limit = {"limit_per": {"field": "department", "hits": 1}}
+    for changes in ({"top_k": 1}, {"top_k": 60}, {"min_score": 1.9}, {"explain": True}, limit):
         assert search(client, mode=mode, **changes)["answerable"] == pytest.approx(score, abs=1e-6)
 
 

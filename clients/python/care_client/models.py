@@ -175,6 +175,7 @@ class SearchResponse(_Response):
         overflow: Whether the overflow pair encoded the query, because the queue was full.
         mode: The mode of the search.
         failed_channels: Channels of a hybrid search that failed or were late.
+        answerable: Whether the index seems to answer the query, from 0 to 1; None if unknown.
     """
 
     hits: list[HitResponse]
@@ -184,6 +185,7 @@ class SearchResponse(_Response):
     overflow: bool = False
     mode: str = "dense"
     failed_channels: list[str] = Field(default_factory=list)
+    answerable: float | None = None
 
 
 class BatchResponse(_Response):
