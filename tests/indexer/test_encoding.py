@@ -179,8 +179,10 @@ def test_vectors_of_another_backend_or_dtype_have_separate_folders(options: Opti
         for backend in BACKENDS[1:]
         for dtype in DTYPES
     }
-    assert len(folders) == 4 * len(DTYPES)
+    assert len(folders) == len(BACKENDS[1:]) * len(DTYPES)
 
 
 def test_the_default_batch_size_depends_on_the_backend() -> None:
-    assert [default_batch_size(name) for name in BACKENDS[1:]] == [32, 32, 1024, 32]
+    sizes = {name: default_batch_size(name) for name in BACKENDS[1:]}
+    assert {name for name, size in sizes.items() if size != 32} == {"vllm"}
+    assert sizes["vllm"] == 1024

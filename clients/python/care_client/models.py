@@ -262,6 +262,8 @@ class IndexResponse(IndexReference):
         filter_field_count: Number of filter fields, listed or not.
         modes: Modes of search; the first one is the default.
         fusion: Weights of a hybrid search.
+        answerable_thresholds: By mode, the score `answerable` below which nothing in the index
+            seems to answer a query.
     """
 
     active: bool = True
@@ -279,6 +281,7 @@ class IndexResponse(IndexReference):
     created_at: datetime | None = None
     modes: list[str] = Field(default_factory=lambda: ["dense"])
     fusion: dict[str, float] = Field(default_factory=dict)
+    answerable_thresholds: dict[str, float] = Field(default_factory=dict)
 
 
 class Health(_Response):
