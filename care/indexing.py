@@ -15,6 +15,8 @@ from core.cpus import available_cpus
 from core.encoders import Encoder, Pair
 from core.errors import CareError, CorpusError, ProviderError
 from core.manifest import FULL_TEXT, Chunking, IndexManifest
+from core.terms import TermList
+from core.versions import index_folder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
@@ -37,6 +39,7 @@ from models.encoders.factory import (
     token_counter,
 )
 from models.pairs import load_pair
+from stores.term_list import GIVEN, read_terms
 
 # A path, a folder or a glob; or documents with the fields of a JSONL corpus.
 Corpus = str | Path | Iterable[Mapping[str, Any]]
@@ -124,7 +127,9 @@ def build_index(
     chosen = replace(options or IndexOptions(), **changes)
     pair, chosen = _resolve(chosen)
     with _corpus_path(corpus, chosen.builds) as path:
-        settings = _build_options(name, path, chosen, _fusion(pair, chosen), progress=progress)
+        settings = _build_options(
+            name, path, chosen, _fusion(pair, chosen), progress=progress, terms=_terms(chosen)
+        )
         if reuse and (current := up_to_date(settings, pair.document)):
             return _version(current, chosen)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
@@ -146,8 +151,8 @@ def update_index(
 ) -> IndexVersion:
     """Builds a new version from the active one, encoding only new texts, and activates it.
 
-    Without `add` and `delete`, `full_text` and `lexical_weight` can still change: the files of the
-    vectors then stay as they are.
+    Without `add` and `delete`, `full_text`, `terms` and `lexical_weight` can still change: the
+    files of the vectors then stay as they are.
 
     Example:
         >>> version = care.update_index("mine", add=[{"_id": "2", "text": "…"}], delete=["1"])
@@ -177,8 +182,8 @@ def update_index(
     pair, chosen = _resolve(_as_before(given, base), base)
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
-    fusion = _fusion(pair, chosen, base)
-    settings = _build_options(name, "", chosen, fusion, progress=progress)
+    fusion, terms = _fusion(pair, chosen, base), _terms(chosen, base)
+    settings = _build_options(name, "", chosen, fusion, progress=progress, terms=terms)
     if add is None and ids is None and _only_full_text(given, chosen, base):
         manifest = update_full_text(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
@@ -259,7 +264,7 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
 
 def _only_full_text(given: IndexOptions, chosen: IndexOptions, base: IndexManifest) -> bool:
     """Returns whether the options of an update ask for other full text and change nothing else."""
-    asked = given.full_text is not None or given.lexical_weight is not None
+    asked = any(value is not None for value in (given.full_text, given.lexical_weight, given.terms))
     kept = (
         chosen.store == base.store == "faiss"
         and given.factory in (None, base.factory)
@@ -293,10 +298,12 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     same = base is not None and base.backend == backend and base.dtype in DTYPES
     dtype = options.dtype or (base.dtype if base and same else "auto")
     full_text = options.full_text is not False
-    if options.lexical_weight is not None and not full_text:
-        message = "--lexical-weight needs full text: leave out --no-full-text"
-        message += ", or add --full-text if the index has none"
-        raise CareError(message, code="option_not_taken", option="--lexical-weight")
+    for name in ("lexical_weight", "terms"):
+        if getattr(options, name) is not None and not full_text:
+            flag = f"--{name.replace('_', '-')}"
+            message = f"{flag} needs full text: leave out --no-full-text"
+            message += ", or add --full-text if the index has none"
+            raise CareError(message, code="option_not_taken", option=flag)
     resolved = replace(
         options,
         full_text=full_text,
@@ -318,6 +325,7 @@ def _build_options(
     fusion: Mapping[str, float],
     *,
     progress: bool,
+    terms: TermList | None = None,
 ) -> BuildOptions:
     shared = {field.name for field in fields(BuildOptions)} - {"executor"}
     given = {key: value for key, value in asdict(options).items() if key in shared}
@@ -328,7 +336,7 @@ def _build_options(
     if options.chunk_tokens:
         chunking = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
     return BuildOptions(
-        **given,
+        **given | {"terms": terms},
         fusion=fusion,
         corpus=corpus,
         name=name,
@@ -347,6 +355,16 @@ def _fusion(
     if base and FULL_TEXT in base.components:
         return base.fusion
     return {str(name): value for name, value in pair.fusion.items()}
+
+
+def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList | None:
+    """Reads the term list of the new version: the given one, or that of the active version."""
+    if options.terms is not None:
+        given = TermList.read(Path(options.terms))
+        return given if given.terms else None
+    if base is None or not options.full_text:
+        return None
+    return read_terms(index_folder(options.indexes, base.name) / base.version, base, GIVEN)
 
 
 def _encoder_options(options: IndexOptions) -> EncoderOptions:

@@ -68,6 +68,9 @@ class IndexOptions:
         truncate: Whether the server is asked to truncate long texts.
         full_text: Whether the index has full text beside vectors, for the modes lexical and hybrid
             of a search; None is true, and in an update as in the active version.
+        terms: TSV file of words that patients write and the clinical terms that they mean, which
+            searches in full text then find too; a file without rows removes the list. None is none,
+            and in an update the list of the active version.
         lexical_weight: Weight of full text in a hybrid search, which then is the default mode; with
             0 the default mode is dense. None takes that of the pair, and in an update that of the
             active version.
@@ -100,6 +103,7 @@ class IndexOptions:
     concurrency: int = 8
     truncate: bool = False
     full_text: bool | None = None
+    terms: Path | None = None
     lexical_weight: float | None = None
 
 

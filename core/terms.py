@@ -102,6 +102,11 @@ class TermList:
         """Returns the text followed by the terms of its words, separated by spaces."""
         return " ".join([text, *self.matches(text)])
 
+    def as_tsv(self) -> str:
+        """Returns the content of a file that `read` reads, in the order of the words."""
+        rows = sorted(self.terms.items())
+        return "".join(f"{word}\t{','.join(terms)}\n" for word, terms in rows)
+
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
         return _lengths(self.terms)

@@ -23,6 +23,7 @@ from core.locks import exclusive
 from core.manifest import (
     FULL_TEXT,
     SCHEMA_VERSION,
+    TERMS,
     Component,
     CorpusRecord,
     FileRecord,
@@ -54,6 +55,7 @@ from stores.base import NewVectors, SearchChoice
 from stores.lexical import write_full_text
 from stores.recall import RECALL_K
 from stores.registry import check_factory, default_factory
+from stores.term_list import GIVEN, write_terms
 
 FAILED = "failed.jsonl"
 
@@ -131,10 +133,20 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
 
 
 def same_full_text(manifest: IndexManifest, options: BuildOptions) -> bool:
-    """Returns whether a version has the full text, and its weight, that the options ask for."""
+    """Returns whether a version has the full text, weight and terms that the options ask for."""
     if FULL_TEXT not in manifest.components:
         return not options.full_text
-    return options.full_text and manifest.fusion == options.fusion
+    same_weight = options.full_text and manifest.fusion == options.fusion
+    return same_weight and same_terms(manifest, options)
+
+
+def same_terms(manifest: IndexManifest, options: BuildOptions) -> bool:
+    """Returns whether a version has the term list that the options ask for."""
+    component = manifest.components.get(TERMS)
+    if component is None or options.terms is None:
+        return component is None and options.terms is None
+    wanted = hashlib.sha256(options.terms.as_tsv().encode()).hexdigest()
+    return component.files[GIVEN].sha256 == wanted
 
 
 def encode(
@@ -281,6 +293,8 @@ def _write_version(
         components[FULL_TEXT] = write_full_text(
             folder, reader, filter_reader, progress=options.progress
         )
+        if options.terms:
+            components[TERMS] = write_terms(folder, options.terms, reader)
     choice = options.stores.get(options.store).build(
         NewVectors(
             index=options.name,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 from core.manifest import Chunking
+from core.terms import TermList
 from indexer.encoding import Executor
 from stores.base import StoreName
 from stores.registry import FAISS_ONLY, VectorStores
@@ -40,6 +41,7 @@ class BuildOptions:
         dtype: Requested dtype of the document encoder, for the manifest.
         full_text: Whether the version has full text.
         fusion: How a hybrid search fuses vectors and full text, for the manifest.
+        terms: Words of patients and their clinical terms, for searches in full text; None for none.
     """
 
     corpus: str
@@ -63,3 +65,4 @@ class BuildOptions:
     dtype: str = "auto"
     full_text: bool = True
     fusion: Mapping[str, float] = field(default_factory=dict)
+    terms: TermList | None = None

@@ -19,7 +19,7 @@ from core.errors import CareError, CorpusError, EmbeddingSpaceError
 from core.files import remove_folder, remove_temporary, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
-from core.manifest import FULL_TEXT, UNKNOWN, IndexManifest, UpdateRecord
+from core.manifest import FULL_TEXT, TERMS, UNKNOWN, IndexManifest, UpdateRecord
 from core.provenance import library_versions
 from core.types import Document
 from core.versions import MANIFEST, current_version, index_folder, with_version
@@ -30,6 +30,7 @@ from indexer.build import (
     build,
     corpus_source,
     same_full_text,
+    same_terms,
 )
 from indexer.corpus import Location
 from indexer.locks import BUILD_WAIT, building
@@ -39,6 +40,7 @@ from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
 from stores.lexical import write_full_text
 from stores.registry import FAISS_ONLY, VectorStores, default_factory
+from stores.term_list import write_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ def update(
     """
     other_text = not same_full_text(base, options)
     if not changes.add and not changes.delete and not other_text:
-        message = "the update has no changes: use --add, --delete, --lexical-weight or --full-text"
+        message = "the update has no changes: use --add, --delete, --terms, --lexical-weight "
+        message += "or --full-text"
         raise CorpusError(message, code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
@@ -146,12 +149,12 @@ def update(
 def update_full_text(
     options: BuildOptions, base: IndexManifest, spec: EncoderSpec
 ) -> IndexManifest | None:
-    """Makes and activates a version with other full text, or another weight of it.
+    """Makes and activates a version with other full text, or another weight or term list of it.
 
     All other files are hard links to those of the active version, whose vectors are in FAISS files.
 
     Args:
-        options: `full_text` and `fusion` are those of the new version.
+        options: `full_text`, `fusion` and `terms` are those of the new version.
         base: Manifest of the active version.
         spec: The document encoder of the pair.
 
@@ -169,6 +172,8 @@ def update_full_text(
     components = dict(base.components)
     if not options.full_text:
         del components[FULL_TEXT]
+    if not options.full_text or not same_terms(base, options):
+        components.pop(TERMS, None)
     # The key of the build of the base, whose shards are those of the new version.
     key = base.version.rpartition("-")[2]
     with (
@@ -186,6 +191,9 @@ def update_full_text(
             components[FULL_TEXT] = write_full_text(
                 folder, reader, filter_reader, progress=options.progress
             )
+        if options.full_text and options.terms and TERMS not in components:
+            reader = DocumentReader(folder / documents.FILE_NAME)
+            components[TERMS] = write_terms(folder, options.terms, reader)
         facts = {
             "version": version,
             "components": components,

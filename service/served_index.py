@@ -37,6 +37,7 @@ DAMAGE = frozenset(
         "unreadable_file",
         "unreadable_filters",
         "unreadable_full_text",
+        "unreadable_terms",
         "unreadable_vectors",
         "wrong_checksum",
         "wrong_document_count",

@@ -5,7 +5,9 @@ the store of the vectors: row i of the version is row i here.
 """
 
 import math
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -15,14 +17,16 @@ import tantivy
 
 from core.analysis import terms
 from core.documents import DocumentReader
-from core.errors import IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.files import sha256_file
 from core.filters import FilterReader
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
+from core.terms import TermList
 from core.text import document_text
 from core.types import Check, Filter, no_check
 from stores.base import ScoredRows
+from stores.term_list import USED, read_terms
 
 FORMAT = 1
 
@@ -32,6 +36,9 @@ _Clause = tuple[tantivy.Occur, tantivy.Query]
 
 # Parameter of BM25 in Tantivy, whose b is 0.75.
 _K1 = 1.2
+# Weight of the terms that a word of patients means, beside 1 for the words of the query. With 1
+# they lose accuracy on questions that were reworded by rules (docs/evaluate.md).
+_MEANT_WEIGHT = 0.5
 # Terms whose weights are kept in memory.
 _WEIGHTS = 1 << 16
 # Memory of the writer before it starts another segment [bytes].
@@ -51,9 +58,31 @@ def write_full_text(
 
     Returns:
         The component for the manifest.
+
+    Raises:
+        CareError: If the files cannot be written.
     """
     target = folder / FULL_TEXT
     target.mkdir()
+    try:
+        _write(target, documents, filters, progress=progress)
+    except ValueError as error:  # such as a full disk
+        message = f"{target}: the full text cannot be written: {error}"
+        raise CareError(message, code="input_output", path=target) from error
+    for path in target.glob(".*"):  # locks, and the list of files that a writer needs
+        path.unlink()
+    for path in target.iterdir():
+        path.chmod(0o644)
+    files = {
+        f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+        for path in sorted(target.iterdir())
+    }
+    return Component(format=FORMAT, files=files)
+
+
+def _write(
+    target: Path, documents: DocumentReader, filters: FilterReader, *, progress: bool
+) -> None:
     index = tantivy.Index(_schema(), str(target), reuse=False)
     # One thread writes rows in their order.
     writer = index.writer(heap_size=_HEAP, num_threads=1)
@@ -67,15 +96,6 @@ def write_full_text(
             bar.update()
     writer.commit()
     writer.wait_merging_threads()
-    for path in target.glob(".*"):  # locks, and the list of files that a writer needs
-        path.unlink()
-    for path in target.iterdir():
-        path.chmod(0o644)
-    files = {
-        f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-        for path in sorted(target.iterdir())
-    }
-    return Component(format=FORMAT, files=files)
 
 
 def open_full_text(
@@ -89,7 +109,7 @@ def open_full_text(
     component = manifest.components.get(FULL_TEXT)
     if component is None:
         return None
-    opened = LexicalIndex(folder, component, filters)
+    opened = LexicalIndex(folder, component, filters, read_terms(folder, manifest, USED))
     if opened.count != manifest.count:
         reason = f"has {opened.count} rows instead of {manifest.count}: build the index again"
         raise IndexVersionError.at(folder / FULL_TEXT, reason, "unreadable_full_text")
@@ -103,6 +123,7 @@ class LexicalIndex:
         folder: Folder of the version.
         component: The component of its manifest.
         filters: The filters of the version.
+        term_list: Words of patients; a search also finds the terms that they mean.
 
     Attributes:
         count: Number of rows.
@@ -112,20 +133,28 @@ class LexicalIndex:
         IndexVersionError: If the files cannot be read, or have another format.
     """
 
-    def __init__(self, folder: Path, component: Component, filters: FilterReader) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        component: Component,
+        filters: FilterReader,
+        term_list: TermList | None = None,
+    ) -> None:
         source = folder / FULL_TEXT
         if component.format != FORMAT:
             reason = f"has format {component.format} instead of {FORMAT}: build the index again"
             raise IndexVersionError.at(source, reason, "unreadable_full_text")
         self._filters = filters
+        self._term_list = term_list
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
         # may be on a read-only disk. So it opens links to the files.
-        self._links = tempfile.TemporaryDirectory(prefix="care-", ignore_cleanup_errors=True)
+        links = tempfile.mkdtemp(prefix="care-")
+        weakref.finalize(self, shutil.rmtree, links, ignore_errors=True)
         for name in component.files:
             path = folder / name
-            (Path(self._links.name) / path.name).symlink_to(path.absolute())
+            (Path(links) / path.name).symlink_to(path.absolute())
         try:
-            index = tantivy.Index.open(self._links.name)
+            index = tantivy.Index.open(links)
             index.config_reader(reload_policy="manual")
             self._searcher = index.searcher()
         except ValueError as error:
@@ -162,15 +191,15 @@ class LexicalIndex:
             that match the filter and share a term with the query.
         """
         check()
-        wanted = list(dict.fromkeys(terms(query, characters=characters)))
-        highest = (_K1 + 1) * sum(map(self.weight, wanted))
+        wanted = dict.fromkeys(terms(query, characters=characters), 1.0)
+        if self._term_list:
+            meant = " ".join(self._term_list.matches(query))
+            wanted = dict.fromkeys(terms(meant, characters=False), _MEANT_WEIGHT) | wanted
+        highest = (_K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
         if not highest:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         any_term = tantivy.Query.boolean_query(
-            [
-                (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, _TEXT, term, "freq"))
-                for term in wanted
-            ]
+            [(tantivy.Occur.Should, self._having(term, boost)) for term, boost in wanted.items()]
         )
         clauses = [(tantivy.Occur.Must, any_term), *self._conditions(filter_ or {})]
         search = tantivy.Query.boolean_query(clauses) if filter_ else any_term
@@ -178,6 +207,10 @@ class LexicalIndex:
         rows = self._searcher.fast_field_values(_ROW, [address for _, address in hits])
         scores = np.array([score for score, _ in hits], np.float32)
         return scores / np.float32(highest), np.array(rows, np.int64)
+
+    def _having(self, term: str, boost: float) -> tantivy.Query:
+        query = tantivy.Query.term_query(self._schema, _TEXT, term, "freq")
+        return query if boost == 1.0 else tantivy.Query.boost_query(query, boost)
 
     def idf(self, query: str) -> float:
         """Returns the sum of the idf of a query's terms, without characters of Chinese words."""

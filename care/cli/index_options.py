@@ -196,6 +196,15 @@ class _Annotations:
             rich_help_panel=_INDEX,
         ),
     ]
+    terms: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="TSV of words that patients write and the clinical terms that they mean, for "
+            "searches in full text; a file without rows removes the list.",
+            rich_help_panel=_INDEX,
+        ),
+    ]
     lexical_weight: Annotated[
         float | None,
         Option(

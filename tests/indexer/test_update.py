@@ -11,6 +11,7 @@ from care.cli.main import main
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
 from core.manifest import Chunking, IndexManifest
+from core.terms import TermList
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, EncodedCorpus, up_to_date
 from indexer.update import (
@@ -22,6 +23,7 @@ from indexer.update import (
 )
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.faiss.search import read_index
+from stores.term_list import GIVEN, read_terms
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
 from tests.errors import error_code, raises
@@ -382,6 +384,28 @@ def test_full_text_changes_without_a_new_file_of_vectors(
     prune(options.indexes, options.name, options.builds, keep=1)
     assert list_versions(options.indexes, options.name) == [versions[-1].version]
     assert verify_version(folder_of(options, versions[-1])) == versions[-1]
+
+
+def test_a_term_list_is_kept_replaced_and_removed(
+    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+) -> None:
+    base = build_version(OLD)
+    spec = BigramEncoder("document").spec
+    first, second = (TermList({word: ("高血压",)}) for word in ("压力大", "血压高"))
+    listed = update_full_text(replace(options, terms=first), base, spec)
+    assert listed
+    assert update_full_text(replace(options, terms=first), listed, spec) is None
+    assert listed.components["lexical"] == base.components["lexical"]
+    assert read_terms(folder_of(options, listed), listed, GIVEN) == first
+    added, _ = run(replace(options, terms=first), change(NEW))
+    assert read_terms(folder_of(options, added), added, GIVEN) == first
+    replaced = update_full_text(replace(options, terms=second), added, spec)
+    assert replaced
+    assert read_terms(folder_of(options, replaced), replaced, GIVEN) == second
+    removed = update_full_text(options, replaced, spec)
+    assert removed
+    assert removed.components.keys() == {"lexical"}
+    assert not (folder_of(options, removed) / "terms").exists()
 
 
 def test_full_text_of_a_version_that_is_no_longer_active(

@@ -9,12 +9,12 @@ import pytest
 
 from core.analysis import terms
 from core.documents import FILE_NAME, DocumentReader
-from core.errors import IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import FULL_TEXT, IndexManifest
 from core.text import document_text
 from core.types import Document
-from core.versions import read_manifest
+from core.versions import current_version, read_manifest
 from stores.lexical import LexicalIndex, open_full_text
 from tests.conftest import Builder, make_records
 from tests.errors import raises
@@ -141,6 +141,16 @@ def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: 
     assert open_full_text(folder, manifest, filters) is None
     assert not (folder / FULL_TEXT).exists()
     assert manifest.fusion == {}
+
+
+def test_files_that_cannot_be_written_are_an_error_that_names_them(
+    build_version: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = build_version(make_records(10))
+    monkeypatch.setattr("stores.lexical._HEAP", 1)  # Tantivy refuses so little
+    with raises(CareError, "input_output"):
+        build_version(make_records(20))
+    assert current_version(tmp_path / "indexes", "test") == before.version
 
 
 def _damaged(folder: Path, manifest: IndexManifest) -> IndexManifest:

@@ -380,3 +380,23 @@ def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
 def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
     build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
     assert verify_version(indexes / "test" / current_version(indexes, "test")).factory == "HNSW16"
+
+
+def test_a_term_list_with_a_fault_changes_nothing(
+    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path
+) -> None:
+    build(make_records(10))
+    pair = "--pair", str(pair_file)
+    before = list_versions(indexes, "test")
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("拉肚子\t腹泻\n心梗 心肌梗死\n", encoding="utf-8")
+    status, _, error = run("update", "--terms", str(terms))
+    assert status == 1
+    assert f"{terms} line 2" in error
+    assert "[bad_term_list]" in error
+    assert list_versions(indexes, "test") == before
+    terms.write_text("拉肚子\t腹泻\n", encoding="utf-8")
+    status, _, error = run("update", "--terms", str(terms), "--no-full-text")
+    assert "[option_not_taken]" in error
+    assert run("update", *pair, "--terms", str(terms))[0] == 0
+    assert len(list_versions(indexes, "test")) == 2
