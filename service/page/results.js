@@ -59,9 +59,11 @@ export function showResults(response, roundTrip, filtered, unanswered) {
       : "可以换一种说法再试。";
     emptyHint.hidden = false;
   } else {
+    const failed = Array.isArray(response.failed_channels) && response.failed_channels.length > 0;
+    const partial = failed ? "（部分查找方式没有完成）" : "";
     statusLine.textContent = unanswered
-      ? `资料中似乎没有这个问题的答案，以下 ${hits.length} 条只是内容相近，${tail}`
-      : `找到 ${hits.length} 条，${tail}`;
+      ? `资料中似乎没有这个问题的答案，以下 ${hits.length} 条只是内容相近${partial}，${tail}`
+      : `找到 ${hits.length} 条${partial}，${tail}`;
     const scores = hits.map((hit) => hit.score).filter(isNumber);
     // Scores lie close together, so bars span the range from the lowest score shown to the best.
     const best = Math.max(...scores);

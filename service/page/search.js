@@ -24,6 +24,10 @@ const input = byId("query");
 const examples = byId("examples");
 const statusLine = byId("status");
 const indexInfo = byId("index-info");
+const modeBox = byId("modes");
+const modeSelect = byId("mode");
+
+const MODES = { hybrid: "意思和字词", dense: "意思", lexical: "字词" };
 
 let current = null; // the controller of the search in flight
 let lastQuery = null; // the last query sent, for retries and changed filters
@@ -60,6 +64,7 @@ async function requestJson(path, options = {}) {
 function searchBody(query) {
   const body = { query, top_k: TOP_K, include: ["text", "metadata"], evidence: true };
   if (isFiltered()) body.filter = selectedFilter();
+  if (!modeBox.hidden) body.mode = modeSelect.value;
   return JSON.stringify(body);
 }
 
@@ -130,11 +135,21 @@ async function loadIndex() {
     knownVersion = asText(index.version) || knownVersion;
     thresholds = asObject(index.answerable_thresholds);
     showIndex(index);
+    showModes(index.modes);
     showFilters(index.filters);
   } catch (error) {
     if (error.needsKey && lastQuery === null) report(error);
     if (knownVersion === null) indexInfo.textContent = "暂时无法读取索引信息。";
   }
+}
+
+// The modes of the index, the default first; the chosen one stays chosen in a new version.
+function showModes(modes) {
+  const known = (Array.isArray(modes) ? modes : []).filter((mode) => Object.hasOwn(MODES, mode));
+  const chosen = modeSelect.value;
+  modeSelect.replaceChildren(...known.map((mode) => new Option(MODES[mode], mode)));
+  if (known.includes(chosen)) modeSelect.value = chosen;
+  modeBox.hidden = known.length < 2;
 }
 
 function showIndex(index) {
@@ -182,10 +197,14 @@ input.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.isComposing || event.keyCode === 229)) event.preventDefault();
 });
 
-// Changed filters apply at once to the query on screen, but not to one that is being edited.
-onFiltersChanged(() => {
+// A changed mode or filter applies at once to the query on screen, but not to one that is being
+// edited.
+function searchAgain() {
   if (lastQuery !== null && input.value.trim() === lastQuery) search(lastQuery);
-});
+}
+
+onFiltersChanged(searchAgain);
+modeSelect.addEventListener("change", searchAgain);
 
 for (const question of EXAMPLES) {
   const item = element("li");

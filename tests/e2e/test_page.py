@@ -90,6 +90,17 @@ def test_the_best_sentence_of_a_hit_is_bold(page: Page) -> None:
         assert item.locator("strong").text_content() == hit["evidence"]["text"]
 
 
+def test_the_mode_can_be_chosen_and_applies_at_once(page: Page) -> None:
+    expect(page.locator("#mode option")).to_have_count(3)
+    assert page.locator("#mode").input_value() == "hybrid"
+    with page.expect_response("**/search") as first:
+        ask(page, "血压高的人平时吃饭要注意什么")
+    with page.expect_response("**/search") as second:
+        page.select_option("#mode", "lexical")
+    assert [each.value.json()["mode"] for each in (first, second)] == ["hybrid", "lexical"]
+    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+
+
 def test_a_filter_chip_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator("#hits li[data-id]")).to_have_count(10)
