@@ -15,9 +15,10 @@ from core.text import normalize_text
 from core.types import FloatArray, Query
 from service.answerable import is_unanswered
 from service.cache import MemoryCache, QueryKeys
+from service.flights import Flight
 from service.hits import QueryResult
 from service.metrics import Metrics, Timings
-from service.pipeline import DEADLINE_EXCEEDED, Flight, Pipeline, spawn
+from service.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
 from service.problems import RequestError
 from service.query import checked_query
 from service.search import LoadedIndex

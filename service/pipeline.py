@@ -2,23 +2,17 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numpy as np
-
 from core.encoders import QueryEncoder
-from core.types import Check, FloatArray
-from service.batcher import Batcher, Job
+from core.types import FloatArray
+from service.batcher import Batcher
+from service.flights import Flight, result_of, search_together
 from service.metrics import Metrics
 from service.problems import RequestError
-from service.search import Timed
 from service.settings import Settings
-from stores.base import Vectors
 from stores.faiss.search import limit_threads
 
 _T = TypeVar("_T")
@@ -41,55 +35,6 @@ DEADLINE_EXCEEDED = "the deadline of the request passed before the response was 
 
 # Looks up results by the keys of flights; None for keys without a result.
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Flight(Job):
-    """A text to encode and what to do with its vector; shared by requests with equal keys.
-
-    Some flights also, or only, do something without the vector.
-
-    Only the pipeline changes a flight once it is submitted.
-
-    Attributes:
-        finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps. It also gets the future of `beside`, and what was found by
-            `nearest`, or None.
-        nearest: Where to find rows for several flights of a batch at once, and how many.
-        beside: What runs in a search thread at the same time as the encoder, if anything; calls the
-            check between its steps. If encoding fails, `finish` gets the exception as the vector.
-        encode: Whether the text is encoded; otherwise `finish` gets None.
-        key: Flights with equal keys are shared, unless the key is empty.
-        result: The result, or the exception that took its place.
-        may_overflow: Whether another encoder may take it if the queue is full.
-        overflow: Whether another encoder has taken it. The result is then not cached.
-        waiters: Number of requests that wait for the result.
-        admitted: Tokens of the queue that it takes.
-        besides: The future of `beside`.
-    """
-
-    finish: Callable[[Any, Check, "Future[Any] | None", Timed | None], Any]
-    nearest: tuple[Vectors, int] | None = None
-    beside: Callable[[Check], Any] | None = None
-    encode: bool = True
-    key: bytes = b""
-    result: "asyncio.Future[Any]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    may_overflow: bool = False
-    overflow: bool = False
-    waiters: int = 0
-    admitted: int = 0
-    besides: "Future[Any] | None" = None
-
-    def check(self) -> None:
-        """Raises `AbandonedError` once no request waits for the result."""
-        if self.abandoned:
-            raise AbandonedError
-
-
-class AbandonedError(Exception):
-    """No request waits for a result any more."""
 
 
 class Pipeline:
@@ -192,8 +137,8 @@ class Pipeline:
                 if not flight.waiters and not flight.result.done():
                     flight.abandoned = True
                     flight.result.cancel()
-                    if flight.besides:
-                        flight.besides.cancel()
+                    if flight.beside_future:
+                        flight.beside_future.cancel()
                     self._close(flight)
         for error in (future.exception() for future in done):
             if error:
@@ -287,7 +232,7 @@ class Pipeline:
         """Starts what each flight does beside encoding, and queues it for encoding."""
         for flight in flights:
             if flight.beside:
-                flight.besides = self._search.submit(flight.beside, flight.check)
+                flight.beside_future = self._search.submit(flight.beside, flight.check)
             if not flight.encode:
                 self._search.submit(self._finish, [flight], [None])
         batcher.submit([flight for flight in flights if flight.encode], first=first)
@@ -353,13 +298,13 @@ class Pipeline:
 
     def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]) -> None:
         finished: list[tuple[Flight, Any]] = []
-        found = _search_together(flights, vectors)
+        found = search_together(flights, vectors)
         due = time.perf_counter() + _DELIVER_EVERY
         for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, _result(flight, vector, found.get(i))))
+                finished.append((flight, result_of(flight, vector, found.get(i))))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
@@ -374,33 +319,6 @@ class Pipeline:
                 self._resolve(flight, result)
 
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
-
-
-def _result(flight: Flight, vector: Any, found: Timed | None) -> Any:
-    if isinstance(vector, Exception) and not flight.beside:
-        return vector
-    return flight.finish(vector, flight.check, flight.besides, found)
-
-
-def _search_together(
-    flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]
-) -> dict[int, Timed]:
-    """Searches for flights that search in the same way; returns by position in the batch."""
-    found: dict[int, Timed] = {}
-    if not isinstance(vectors, np.ndarray):
-        return found
-    groups = defaultdict(list)
-    for i, flight in enumerate(flights):
-        if flight.nearest and not flight.abandoned:
-            groups[flight.nearest].append(i)
-    for (index, k), members in groups.items():
-        # If a search fails, each flight searches by itself and gets its own error.
-        with suppress(Exception):
-            started = time.perf_counter()
-            if len(members) > 1 and (hits := index.search_together(vectors[members], k)):
-                spent = time.perf_counter() - started
-                found |= {i: (rows, spent) for i, rows in zip(members, hits, strict=True)}
-    return found
 
 
 async def _first_failed_or_all(

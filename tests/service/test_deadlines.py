@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from core import filters
 from core.manifest import IndexManifest
 from core.types import Check, Query
+from service.flights import AbandonedError
 from service.hits import QueryResult
-from service.pipeline import AbandonedError
 from service.search import LoadedIndex
 from tests.service.conftest import Serve
 
