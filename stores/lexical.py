@@ -4,6 +4,7 @@ The files are in the folder `lexical` of the version and are memory-mapped. They
 the store of the vectors: row i of the version is row i here.
 """
 
+import json
 import math
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import tantivy
@@ -18,7 +20,7 @@ import tantivy
 from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import sha256_file
+from core.files import sha256_file, write_text
 from core.filters import FilterReader
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
@@ -71,6 +73,7 @@ def write_full_text(
         raise CareError(message, code="input_output", path=target) from error
     for path in target.glob(".*"):  # locks, and the list of files that a writer needs
         path.unlink()
+    _rename_segments(target)
     for path in target.iterdir():
         path.chmod(0o644)
     files = {
@@ -96,6 +99,18 @@ def _write(
             bar.update()
     writer.commit()
     writer.wait_merging_threads()
+
+
+def _rename_segments(target: Path) -> None:
+    """Gives segments the names 1, 2, …; Tantivy's are random, and equal indexes would differ."""
+    meta = target / "meta.json"
+    content = json.loads(meta.read_bytes())
+    for number, segment in enumerate(content["segments"], start=1):
+        old, new = UUID(segment["segment_id"]), UUID(int=number)
+        for path in target.glob(f"{old.hex}.*"):
+            path.rename(path.with_name(new.hex + path.suffix))
+        segment["segment_id"] = str(new)
+    write_text(meta, json.dumps(content))
 
 
 def open_full_text(

@@ -134,6 +134,11 @@ def test_a_version_can_be_read_where_nothing_can_be_written(folder: Path) -> Non
         assert path.stat().st_mode & 0o044 == 0o044
 
 
+def test_equal_documents_have_equal_files(build_version: Builder) -> None:
+    first, second = (build_version(make_records(30)).components[FULL_TEXT] for _ in range(2))
+    assert first == second
+
+
 def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: Path) -> None:
     manifest = build_version(make_records(10), full_text=False)
     folder = tmp_path / "indexes" / "test" / manifest.version
