@@ -201,6 +201,7 @@ def test_replicas_wait_for_a_version_that_is_copied_after_current(
     (folder.parent / "CURRENT").write_text(versions[1])
     wait_until(lambda: not any(described(replica)["active"] for replica in replicas))
     folder.mkdir()
+    shutil.copytree(elsewhere / "lexical", folder / "lexical")
     for name in ("manifest.json", *FILES):
         content = (elsewhere / name).read_bytes()
         for part in (content[: len(content) // 2], content):

@@ -46,8 +46,12 @@ def active(folder: Path) -> IndexManifest:
 
 
 def contents(manifest: IndexManifest) -> dict[str, Any]:
-    """Returns everything that does not depend on the time of the build."""
-    when = {"version", "parent", "created_at", "build_seconds", "libraries"}
+    """Returns everything that does not depend on the time of the build.
+
+    A job that is killed between the publication and the activation of a version leaves that one,
+    and the version of the next job has a larger number.
+    """
+    when = {"version", "parent", "number", "created_at", "build_seconds", "libraries"}
     facts = manifest.model_dump(exclude=when)
     if facts["corpus"]["update"]:
         del facts["corpus"]["update"]["base"]
