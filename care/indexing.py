@@ -12,9 +12,9 @@ from typing import Any, cast
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
 from core.cpus import available_cpus
-from core.encoders import Encoder, Pair
-from core.errors import CareError, CorpusError, ProviderError
-from core.manifest import FULL_TEXT, Chunking, IndexManifest
+from core.encoders import Encoder, Pair, TokenVectorSpec
+from core.errors import CareError, CorpusError, PairError, ProviderError
+from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
 from core.terms import TermList
 from core.versions import index_folder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
@@ -23,9 +23,10 @@ from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
 from indexer.update import (
     Changes,
     active_manifest,
+    has_token_vectors,
     requested_factory,
     update,
-    update_full_text,
+    update_components,
 )
 from models.encoders.factory import (
     BACKENDS,
@@ -127,9 +128,7 @@ def build_index(
     chosen = replace(options or IndexOptions(), **changes)
     pair, chosen = _resolve(chosen)
     with _corpus_path(corpus, chosen.builds) as path:
-        settings = _build_options(
-            name, path, chosen, _fusion(pair, chosen), progress=progress, terms=_terms(chosen)
-        )
+        settings = _build_options(name, path, chosen, pair, progress=progress)
         if reuse and (current := up_to_date(settings, pair.document)):
             return _version(current, chosen)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
@@ -151,8 +150,9 @@ def update_index(
 ) -> IndexVersion:
     """Builds a new version from the active one, encoding only new texts, and activates it.
 
-    Without `add` and `delete`, `full_text`, `terms` and `lexical_weight` can still change: the
-    files of the vectors then stay as they are.
+    Without `add` and `delete`, `full_text`, `terms` and `lexical_weight` can still change, and
+    token vectors can be removed: the files of the vectors then stay as they are. To add token
+    vectors, all documents are encoded again.
 
     Example:
         >>> version = care.update_index("mine", add=[{"_id": "2", "text": "…"}], delete=["1"])
@@ -182,10 +182,9 @@ def update_index(
     pair, chosen = _resolve(_as_before(given, base), base)
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
-    fusion, terms = _fusion(pair, chosen, base), _terms(chosen, base)
-    settings = _build_options(name, "", chosen, fusion, progress=progress, terms=terms)
-    if add is None and ids is None and _only_full_text(given, chosen, base):
-        manifest = update_full_text(settings, base, pair.document)
+    settings = _build_options(name, "", chosen, pair, base, progress=progress)
+    if add is None and ids is None and _only_components(given, settings, base):
+        manifest = update_components(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
     with _corpus_path(add if add is not None else "", chosen.builds) as path:
         settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
@@ -206,7 +205,7 @@ def encode_corpus(
     """
     pair, chosen = _resolve(options or IndexOptions())
     with _corpus_path(corpus, chosen.builds) as path:
-        settings = _build_options(name, path, chosen, {}, progress=progress)
+        settings = _build_options(name, path, chosen, pair, progress=progress)
         return encode(*_executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens)))
 
 
@@ -229,7 +228,7 @@ def estimate_build(
         CorpusError: If the corpus cannot be read or its sample holds no document.
     """
     pair, chosen = _resolve(options or IndexOptions())
-    settings = _build_options(name, corpus, chosen, {}, progress=False)
+    settings = _build_options(name, corpus, chosen, pair, progress=False)
     needed = settings.chunking or not tokens_per_second
     encoder = document_encoder(pair, _encoder_options(chosen)) if needed else None
     chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
@@ -258,20 +257,26 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
         factory=factory,
         recall=recall,
         backend=options.backend or backend,
-        full_text=FULL_TEXT in base.components if options.full_text is None else options.full_text,
+        full_text=_given(options.full_text, FULL_TEXT in base.components),
+        token_vectors=_given(options.token_vectors, TOKENS in base.components),
     )
 
 
-def _only_full_text(given: IndexOptions, chosen: IndexOptions, base: IndexManifest) -> bool:
-    """Returns whether the options of an update ask for other full text and change nothing else."""
-    asked = any(value is not None for value in (given.full_text, given.lexical_weight, given.terms))
+def _given(value: bool | None, default: bool) -> bool:
+    return default if value is None else value
+
+
+def _only_components(given: IndexOptions, settings: BuildOptions, base: IndexManifest) -> bool:
+    """Returns whether an update asks for other components, and needs no vector for them."""
+    names = ("full_text", "lexical_weight", "terms", "token_vectors")
+    asked = any(getattr(given, name) is not None for name in names)
     kept = (
-        chosen.store == base.store == "faiss"
+        settings.store == base.store == "faiss"
         and given.factory in (None, base.factory)
         and given.recall in (None, base.recall.target)
         and not given.chunk_tokens
     )
-    return asked and kept
+    return asked and kept and has_token_vectors(base, settings)
 
 
 def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[Pair, IndexOptions]:
@@ -295,6 +300,9 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     if options.chunk_overlap and not options.chunk_tokens:
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
+    if options.token_vectors and backend != "onnx":
+        message = f"--token-vectors needs --backend onnx; the backend is {backend}"
+        raise CareError(message, code="option_not_taken", option="--token-vectors")
     same = base is not None and base.backend == backend and base.dtype in DTYPES
     dtype = options.dtype or (base.dtype if base and same else "auto")
     full_text = options.full_text is not False
@@ -322,11 +330,12 @@ def _build_options(
     name: str,
     corpus: str,
     options: IndexOptions,
-    fusion: Mapping[str, float],
+    pair: Pair,
+    base: IndexManifest | None = None,
     *,
     progress: bool,
-    terms: TermList | None = None,
 ) -> BuildOptions:
+    """Returns the options of a build, or of an update of the version `base`."""
     shared = {field.name for field in fields(BuildOptions)} - {"executor"}
     given = {key: value for key, value in asdict(options).items() if key in shared}
     if options.backend == "openai":
@@ -336,8 +345,8 @@ def _build_options(
     if options.chunk_tokens:
         chunking = Chunking(tokens=options.chunk_tokens, overlap=options.chunk_overlap)
     return BuildOptions(
-        **given | {"terms": terms},
-        fusion=fusion,
+        **given | {"terms": _terms(options, base), "token_vectors": _token_vectors(pair, options)},
+        fusion=_fusion(pair, options, base),
         corpus=corpus,
         name=name,
         progress=progress,
@@ -367,8 +376,25 @@ def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList
     return read_terms(index_folder(options.indexes, base.name) / base.version, base, GIVEN)
 
 
-def _encoder_options(options: IndexOptions) -> EncoderOptions:
-    return EncoderOptions(**{f.name: getattr(options, f.name) for f in fields(EncoderOptions)})
+def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:
+    """Returns what the token vectors of the new version are, None without them."""
+    if not options.token_vectors:
+        return None
+    if pair.late_interaction is None:
+        message = (
+            f"pair '{pair.name}' computes no token vectors: leave out --token-vectors, or use "
+        )
+        message += "a pair that care late-interaction export has written"
+        raise PairError(message, code="no_token_output", model=pair.name)
+    return pair.late_interaction.stored
+
+
+def _encoder_options(
+    options: IndexOptions, token_vectors: TokenVectorSpec | None = None
+) -> EncoderOptions:
+    names = {field.name for field in fields(EncoderOptions)} - {"token_vectors"}
+    shared = {name: getattr(options, name) for name in names}
+    return EncoderOptions(**shared, token_vectors=token_vectors)
 
 
 def _executor(
@@ -378,7 +404,7 @@ def _executor(
 
     With Ray the encoder runs in actors; the driver loads it only to cut documents into chunks.
     """
-    load = partial(document_encoder, pair, _encoder_options(options))
+    load = partial(document_encoder, pair, _encoder_options(options, settings.token_vectors))
     if options.executor == "local":
         return settings, load()
     try:

@@ -74,6 +74,9 @@ class IndexOptions:
         lexical_weight: Weight of full text in a hybrid search, which then is the default mode; with
             0 the default mode is dense. None takes that of the pair, and in an update that of the
             active version.
+        token_vectors: Whether the index has token vectors, with which a search can rerank its hits
+            by late interaction; the pair must compute them. None is false, and in an update as in
+            the active version.
     """
 
     pair: str = _setting("CARE_PAIR", str, DEFAULT_PAIR)
@@ -105,6 +108,7 @@ class IndexOptions:
     full_text: bool | None = None
     terms: Path | None = None
     lexical_weight: float | None = None
+    token_vectors: bool | None = None
 
 
 def vector_stores(milvus_uri: str | None) -> "VectorStores":

@@ -9,6 +9,8 @@ StoreName = Literal["faiss", "milvus"]
 # How a query finds documents: by vectors, by full text, or by both.
 Mode = Literal["dense", "lexical", "hybrid"]
 SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
+# How a token vector is stored (models/late_interaction.py).
+Codec = Literal["fp16", "int8", "2bit", "1bit"]
 
 DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from core.choices import Codec
 from core.types import FloatArray, Mode
 
 Role = Literal["query", "document"]
@@ -23,11 +24,14 @@ class Encoding:
         vectors: float32 [n, dimension], unit L2 norm.
         token_counts: int32 [n], input tokens after truncation, with special tokens.
         truncated: bool [n], whether the text was longer than the encoder's maximum length.
+        token_vectors: For each text its token vectors as they are stored, uint8 [tokens, bytes], if
+            the encoder computes them; see `TokenVectorSpec`.
     """
 
     vectors: FloatArray
     token_counts: NDArray[np.int32]
     truncated: NDArray[np.bool_]
+    token_vectors: Sequence[NDArray[np.uint8]] | None = None
 
 
 class FrozenModel(BaseModel):
@@ -113,6 +117,37 @@ class Answerability(FrozenModel):
     weights: dict[Literal["cosine", "lexical"], float] = Field(min_length=1)
 
 
+class TokenVectorSpec(FrozenModel):
+    """Token vectors of documents, for late interaction (models/late_interaction.py).
+
+    Attributes:
+        space: Name of the space of the token vectors, which both encoders of a pair share.
+        dimension: Dimensions of a token vector.
+        pooling: Tokens of a document per stored vector.
+        codec: How a vector is stored.
+    """
+
+    space: str = Field(min_length=1)
+    dimension: int = Field(gt=0, multiple_of=8)
+    pooling: int = Field(gt=0)
+    codec: Codec
+
+
+class LateInteraction(TokenVectorSpec):
+    """Token vectors of a pair, and how a search reranks its hits with them.
+
+    Attributes:
+        weight: Weight of MaxSim, which is added to the score of the search.
+    """
+
+    weight: float = Field(gt=0)
+
+    @property
+    def stored(self) -> TokenVectorSpec:
+        """What an index version says of its token vectors."""
+        return TokenVectorSpec(**self.model_dump(exclude={"weight"}))
+
+
 class Pair(FrozenModel):
     """A query encoder and a document encoder that share one embedding space.
 
@@ -124,6 +159,7 @@ class Pair(FrozenModel):
             was not measured.
         answerable: How each mode of search judges whether an index answers a query; empty if that
             was not calibrated. A calibration holds for indexes like the one that it was made on.
+        late_interaction: The token vectors that both encoders compute; None if they compute none.
     """
 
     name: str
@@ -135,6 +171,7 @@ class Pair(FrozenModel):
         default_factory=dict
     )
     answerable: dict[Mode, Answerability] = Field(default_factory=dict)
+    late_interaction: LateInteraction | None = None
 
     @model_validator(mode="after")
     def _check_features_of_modes(self) -> Self:

@@ -13,8 +13,8 @@ OLDEST_SCHEMA_VERSION = 1
 
 VECTORS_FILE = "vectors.faiss"
 # The components that this release reads.
-FULL_TEXT, TERMS = "lexical", "terms"
-COMPONENTS = (FULL_TEXT, TERMS)
+FULL_TEXT, TERMS, TOKENS = "lexical", "terms", "tokens"
+COMPONENTS = (FULL_TEXT, TERMS, TOKENS)
 # Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
 

@@ -2,6 +2,8 @@
 
 shard-00000.npy  float32 [shard size, dimension], one row per unique text
 shard-00000.ids  the id of the first document with each text, one per line
+shard-00000.npz  token vectors of each text, if there are any: `values`, uint8 [tokens, bytes], one
+                 text after another, and `lengths`, int32 [shard size]
 journal.jsonl    one line per complete shard, with its checksums
 journal-*.jsonl  the same for processes that encode together, one file each, until all are done
 """
@@ -13,9 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from core.files import atomic, sha256_file, write_text
+from core.rows import Rows, offsets_of
 from core.types import FloatArray, RowArray
 
 JOURNAL = "journal.jsonl"
@@ -23,6 +27,8 @@ _JOURNALS = "journal-*.jsonl"
 
 # Each mapped shard holds a file descriptor; the usual limits are 256 and 1,024 per process.
 _OPEN_SHARDS = 64
+# Token vectors of a shard take tens of megabytes in memory.
+_LOADED_SHARDS = 4
 
 
 class ShardRecord(BaseModel):
@@ -37,6 +43,7 @@ class ShardRecord(BaseModel):
         failed: Reason for each row that cannot be encoded; its vector is zero.
         vectors_sha256: Checksum of the `.npy` file.
         ids_sha256: Checksum of the `.ids` file.
+        tokens_sha256: Checksum of the `.npz` file, None without token vectors.
     """
 
     shard: int
@@ -47,6 +54,17 @@ class ShardRecord(BaseModel):
     failed: dict[int, str] = {}
     vectors_sha256: str
     ids_sha256: str
+    tokens_sha256: str | None = None
+
+    def checksums(self, folder: Path) -> dict[Path, str]:
+        """Returns the files of the shard in a build folder, with their checksums."""
+        found = {
+            vectors_path(folder, self.shard): self.vectors_sha256,
+            ids_path(folder, self.shard): self.ids_sha256,
+        }
+        if self.tokens_sha256 is not None:
+            found[tokens_path(folder, self.shard)] = self.tokens_sha256
+        return found
 
 
 def vectors_path(folder: Path, shard: int) -> Path:
@@ -59,6 +77,11 @@ def ids_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.ids"
 
 
+def tokens_path(folder: Path, shard: int) -> Path:
+    """Returns the path of a shard's token vectors."""
+    return folder / f"shard-{shard:05d}.npz"
+
+
 def write_shard(
     folder: Path,
     shard: int,
@@ -69,17 +92,23 @@ def write_shard(
     truncated: int,
     reused: int = 0,
     failed: Mapping[int, str] | None = None,
+    token_vectors: Sequence[NDArray[np.uint8]] | None = None,
     process: int | None = None,
 ) -> ShardRecord:
     """Writes the files of a shard, then appends its entry to the journal.
 
-    The vectors are float32 [rows, dimension]; for the other arguments see `ShardRecord`. With
-    `process`, the number of one of several processes, the journal is that of this process.
+    The vectors are float32 [rows, dimension], the token vectors uint8 [tokens, bytes] for each row;
+    for the other arguments see `ShardRecord`. With `process`, the number of one of several
+    processes, the journal is that of this process.
     """
     path = vectors_path(folder, shard)
     with atomic(path) as temporary, temporary.open("wb") as file:
         np.save(file, vectors)
     write_text(ids_path(folder, shard), "".join(f"{id_}\n" for id_ in ids))
+    if token_vectors is not None:
+        lengths = np.array([len(rows) for rows in token_vectors], np.int32)
+        with atomic(tokens_path(folder, shard)) as temporary, temporary.open("wb") as file:
+            np.savez(file, values=np.concatenate(token_vectors), lengths=lengths)
     record = ShardRecord(
         shard=shard,
         rows=len(vectors),
@@ -89,6 +118,9 @@ def write_shard(
         failed=dict(failed or {}),
         vectors_sha256=sha256_file(path),
         ids_sha256=sha256_file(ids_path(folder, shard)),
+        tokens_sha256=sha256_file(tokens_path(folder, shard))
+        if token_vectors is not None
+        else None,
     )
     _append(folder, record, JOURNAL if process is None else f"journal-{process:05d}.jsonl")
     return record
@@ -160,8 +192,7 @@ def _records(folder: Path) -> dict[int, ShardRecord]:
 
 
 def _is_complete(folder: Path, record: ShardRecord) -> bool:
-    vectors, ids = vectors_path(folder, record.shard), ids_path(folder, record.shard)
-    checksums = ((vectors, record.vectors_sha256), (ids, record.ids_sha256))
+    checksums = record.checksums(folder).items()
     return all(path.is_file() and sha256_file(path) == checksum for path, checksum in checksums)
 
 
@@ -177,7 +208,7 @@ def link_shards(source: Path, folder: Path) -> int:
     linked = 0
     with suppress(FileNotFoundError):
         for record in complete_shards(source):
-            for path in (vectors_path(source, record.shard), ids_path(source, record.shard)):
+            for path in record.checksums(source):
                 with suppress(FileExistsError):
                     os.link(path, folder / path.name)
             _append(folder, record)
@@ -225,3 +256,32 @@ class ShardedVectors:
         """Yields consecutive chunks of `size` rows: the first row and float32 [n, dimension]."""
         for start in range(0, len(self), size):
             yield start, self.take(np.arange(start, min(start + size, len(self))))
+
+
+class ShardedTokens:
+    """The token vectors of all documents, read from shards on demand.
+
+    Args:
+        folder: The build folder, whose shards have token vectors.
+        shard_size: Number of rows of all shards but the last.
+        vector_of: int64 [documents], number of each document's unique text.
+    """
+
+    def __init__(self, folder: Path, shard_size: int, vector_of: RowArray) -> None:
+        self._shard_size = shard_size
+        self._vector_of = vector_of
+
+        @lru_cache(_LOADED_SHARDS)
+        def read(shard: int) -> Rows:
+            with np.load(tokens_path(folder, shard)) as arrays:
+                return Rows(arrays["values"], offsets_of(arrays["lengths"]))
+
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._vector_of)
+
+    def row(self, row: int) -> NDArray[np.uint8]:
+        """Returns the token vectors of a row, uint8 [tokens, bytes]."""
+        shard, position = divmod(int(self._vector_of[row]), self._shard_size)
+        return self._read(shard)[position]

@@ -24,6 +24,7 @@ from core.manifest import (
     FULL_TEXT,
     SCHEMA_VERSION,
     TERMS,
+    TOKENS,
     Component,
     CorpusRecord,
     FileRecord,
@@ -32,7 +33,7 @@ from core.manifest import (
 )
 from core.provenance import library_versions
 from core.records import write_jsonl
-from core.shards import ShardedVectors, has_shards, link_shards
+from core.shards import ShardedTokens, ShardedVectors, has_shards, link_shards
 from core.text import normalize_text
 from core.versions import MANIFEST, current_version, index_folder, read_manifest, with_version
 from indexer.chunking import Chunker
@@ -56,6 +57,7 @@ from stores.lexical import write_full_text
 from stores.recall import RECALL_K
 from stores.registry import check_factory, default_factory
 from stores.term_list import GIVEN, write_terms
+from stores.token_vectors import token_vector_spec, write_token_vectors
 
 FAILED = "failed.jsonl"
 
@@ -128,6 +130,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
         and same_full_text(manifest, options)
+        and token_vector_spec(manifest) == options.token_vectors
     )
     return manifest if same else None
 
@@ -295,6 +298,10 @@ def _write_version(
         )
         if options.terms:
             components[TERMS] = write_terms(folder, options.terms, reader)
+    if options.token_vectors:
+        tokens = ShardedTokens(encoded.folder, options.shard_size, vector_of)
+        rows = map(tokens.row, range(len(tokens)))
+        components[TOKENS] = write_token_vectors(folder, rows, options.token_vectors)
     choice = options.stores.get(options.store).build(
         NewVectors(
             index=options.name,
@@ -385,6 +392,8 @@ def _build_folder(options: BuildOptions, encoder: Encoder, source: Source) -> Pa
         options.batch_size,
         options.chunking and options.chunking.model_dump(),
     ]
+    if options.token_vectors:
+        facts.append(options.token_vectors.model_dump())
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return options.builds / options.name / key
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,22 @@ from indexer.staging import unique_text_rows
 
 T = TypeVar("T")
 
-# Returns for n texts: bool [n], which texts are known, and their vectors, float32
-# [known, dimension].
-VectorCache = Callable[[Sequence[str]], tuple[NDArray[np.bool_], FloatArray]]
+
+class Known(NamedTuple):
+    """What is known of n texts.
+
+    Attributes:
+        found: bool [n], which texts are known.
+        vectors: Their vectors, float32 [known, dimension].
+        token_vectors: Their token vectors, uint8 [tokens, bytes] each; empty without any.
+    """
+
+    found: NDArray[np.bool_]
+    vectors: FloatArray
+    token_vectors: Sequence[NDArray[np.uint8]] = ()
+
+
+VectorCache = Callable[[Sequence[str]], Known]
 
 
 @runtime_checkable
@@ -62,6 +75,7 @@ class Shard:
         tokens: Number of encoded tokens.
         truncated: Number of texts that exceeded the encoder's maximum length.
         failed: Reason for each row that cannot be encoded.
+        token_vectors: Token vectors of the rows that have any, uint8 [tokens, bytes].
     """
 
     number: int
@@ -72,6 +86,14 @@ class Shard:
     tokens: int = 0
     truncated: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    token_vectors: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def all_token_vectors(self) -> list[NDArray[np.uint8]] | None:
+        """Returns the token vectors of each row, none for failed ones; None if no row has any."""
+        if not self.token_vectors:
+            return None
+        nothing = next(iter(self.token_vectors.values()))[:0]
+        return [self.token_vectors.get(row, nothing) for row in range(len(self.texts))]
 
 
 # Called during encoding with the shard, and the texts and tokens encoded since the last call.
@@ -194,6 +216,7 @@ def encode_corpus(
                 truncated=shard.truncated,
                 reused=len(shard.texts) - len(shard.new),
                 failed=shard.failed,
+                token_vectors=shard.all_token_vectors(),
             )
         if writing:
             records.append(writing.result())
@@ -222,13 +245,17 @@ def _read(
         found = [reader[int(row)] for row in rows[start : start + shard_size]]
         texts = [document_text(d.title, d.text) for d in found]
         vectors = np.zeros((len(texts), dimension), dtype=np.float32)
-        known = np.zeros(len(texts), dtype=np.bool_)
+        shard = Shard(start // shard_size, [d.id for d in found], texts, vectors, [])
+        is_new = np.ones(len(texts), dtype=np.bool_)
         if vector_cache:
-            known, vectors_known = vector_cache(texts)
-            vectors[known] = vectors_known
-        new = [int(i) for i in np.flatnonzero(~known)]
-        new.sort(key=lambda i: len(texts[i]), reverse=True)
-        yield Shard(start // shard_size, [d.id for d in found], texts, vectors, new)
+            known = vector_cache(texts)
+            is_new = ~known.found
+            vectors[known.found] = known.vectors
+            known_rows = np.flatnonzero(known.found).tolist()
+            shard.token_vectors = dict(zip(known_rows, known.token_vectors, strict=False))
+        shard.new = np.flatnonzero(is_new).tolist()
+        shard.new.sort(key=lambda i: len(texts[i]), reverse=True)
+        yield shard
 
 
 @dataclass(slots=True)
@@ -323,6 +350,7 @@ class LocalExecutor:
                 shard.vectors[rows] = encoding.vectors
                 shard.tokens += int(encoding.token_counts.sum())
                 shard.truncated += int(encoding.truncated.sum())
+                shard.token_vectors |= zip(rows, encoding.token_vectors or (), strict=False)
             shard.failed |= {batch.rows[i]: reason for i, reason in found.failed.items()}
             report(shard, len(batch.rows), shard.tokens - before)
         if batch.is_last:

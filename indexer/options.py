@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
+from core.encoders import TokenVectorSpec
 from core.manifest import Chunking
 from core.terms import TermList
 from indexer.encoding import Executor
@@ -42,6 +43,7 @@ class BuildOptions:
         full_text: Whether the version has full text.
         fusion: How a hybrid search fuses vectors and full text, for the manifest.
         terms: Words of patients and their clinical terms, for searches in full text; None for none.
+        token_vectors: The token vectors that the document encoder computes; None for none.
     """
 
     corpus: str
@@ -66,3 +68,4 @@ class BuildOptions:
     full_text: bool = True
     fusion: Mapping[str, float] = field(default_factory=dict)
     terms: TermList | None = None
+    token_vectors: TokenVectorSpec | None = None

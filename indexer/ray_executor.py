@@ -98,6 +98,7 @@ class RayExecutor:
                 made, seconds = _result(ready, shard.number)
                 shard.vectors, shard.failed = made.vectors, made.failed
                 shard.tokens, shard.truncated = made.tokens, made.truncated
+                shard.token_vectors = made.token_vectors
                 self.encoder_seconds += seconds / self.actors
                 report(shard, len(shard.new), shard.tokens)
                 complete.add(shard.number)

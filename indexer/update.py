@@ -19,7 +19,7 @@ from core.errors import CareError, CorpusError, EmbeddingSpaceError
 from core.files import remove_folder, remove_temporary, sha256_file, write_text, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
-from core.manifest import FULL_TEXT, TERMS, UNKNOWN, IndexManifest, UpdateRecord
+from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest, UpdateRecord
 from core.provenance import library_versions
 from core.types import Document
 from core.versions import MANIFEST, current_version, index_folder, with_version
@@ -41,6 +41,7 @@ from indexer.versions import verify_version
 from stores.lexical import write_full_text
 from stores.registry import FAISS_ONLY, VectorStores, default_factory
 from stores.term_list import write_terms
+from stores.token_vectors import token_vector_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,15 @@ def update(
         query_encoder: Encodes the held-out queries and the canaries.
 
     Returns:
-        The result of `build`, or None if neither documents nor full text would change.
+        The result of `build`, or None if neither documents nor components would change.
 
     Raises:
         CareError: If the update fails; the active version does not change.
     """
-    other_text = not same_full_text(base, options)
-    if not changes.add and not changes.delete and not other_text:
-        message = "the update has no changes: use --add, --delete, --terms, --lexical-weight "
-        message += "or --full-text"
+    other_components = not _same_components(base, options)
+    if not changes.add and not changes.delete and not other_components:
+        message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "
+        message += "--full-text or --token-vectors"
         raise CorpusError(message, code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
     folder = index_folder(options.indexes, options.name) / base.version
@@ -132,29 +133,40 @@ def update(
             )
             raise CorpusError(message, code="unknown_id", path=path, id=id_, count=count)
         record = merged.record
-        if not record.added + record.replaced + record.deleted and not other_text:
+        if not record.added + record.replaced + record.deleted and not other_components:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
             stage=lambda target: _stage(target, options, base, merged, added),
             vector_cache=None
-            if changes.encode_all
+            if changes.encode_all or not has_token_vectors(base, options)
             else version_vectors(folder, base, options.builds, options.stores),
             base=base,
         )
         return build(options, document_encoder, query_encoder, source)
 
 
-def update_full_text(
+def has_token_vectors(base: IndexManifest, options: BuildOptions) -> bool:
+    """Returns whether a version has the token vectors that the options ask for, if any."""
+    return options.token_vectors in (None, token_vector_spec(base))
+
+
+def _same_components(base: IndexManifest, options: BuildOptions) -> bool:
+    same_tokens = token_vector_spec(base) == options.token_vectors
+    return same_tokens and same_full_text(base, options)
+
+
+def update_components(
     options: BuildOptions, base: IndexManifest, spec: EncoderSpec
 ) -> IndexManifest | None:
-    """Makes and activates a version with other full text, or another weight or term list of it.
+    """Makes and activates a version with other components, for which no text is encoded.
 
-    All other files are hard links to those of the active version, whose vectors are in FAISS files.
+    These are other full text, another weight or term list of it, or no token vectors. All other
+    files are hard links to those of the active version, whose vectors are in FAISS files.
 
     Args:
-        options: `full_text`, `fusion` and `terms` are those of the new version.
+        options: `full_text`, `fusion`, `terms` and `token_vectors` are those of the new version.
         base: Manifest of the active version.
         spec: The document encoder of the pair.
 
@@ -165,7 +177,7 @@ def update_full_text(
         CareError: If the update fails; the active version does not change.
     """
     _check_encoder(base, spec, options, Changes())
-    if same_full_text(base, options):
+    if _same_components(base, options):
         return None
     started = time.perf_counter()
     parent = index_folder(options.indexes, options.name)
@@ -174,6 +186,8 @@ def update_full_text(
         del components[FULL_TEXT]
     if not options.full_text or not same_terms(base, options):
         components.pop(TERMS, None)
+    if not options.token_vectors:
+        components.pop(TOKENS, None)
     # The key of the build of the base, whose shards are those of the new version.
     key = base.version.rpartition("-")[2]
     with (

@@ -1,4 +1,4 @@
-"""Lookup of the vectors of an index version by the digest of their text."""
+"""Lookup of the vectors and token vectors of an index version by the digest of their text."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,32 +13,39 @@ from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.shards import ShardedVectors, complete_shards
+from core.shards import ShardedTokens, ShardedVectors, complete_shards
 from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
-from indexer.encoding import VectorCache
+from indexer.encoding import Known, VectorCache
 from indexer.staging import read_staged, row_texts, unique_text_rows
 from stores.registry import VectorStores
+from stores.token_vectors import open_token_vectors
 
 # Other index types store approximations, or cannot return the vector of a row.
 _EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
 
 
-def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -> VectorCache:
+def vector_cache(
+    texts: Iterable[str],
+    take: Callable[[RowArray], FloatArray],
+    tokens: Callable[[int], NDArray[np.uint8]] | None = None,
+) -> VectorCache:
     """Returns a function that looks up vectors by text; it stores a digest and a row per text.
 
     Args:
         texts: Normalised text of each row.
         take: Returns the vectors of rows, float32 [rows, dimension].
+        tokens: Returns the token vectors of a row, uint8 [tokens, bytes], if there are any.
     """
     known_digests, rows = np.unique(np.fromiter(map(digest, texts), DIGEST), return_index=True)
 
-    def find(texts: Sequence[str]) -> tuple[NDArray[np.bool_], FloatArray]:
+    def find(texts: Sequence[str]) -> Known:
         digests = np.fromiter(map(digest, texts), DIGEST)
         at = np.searchsorted(known_digests, digests)
         at[at == len(known_digests)] = 0
         known: NDArray[np.bool_] = known_digests[at] == digests
-        return known, take(rows[at[known]])
+        found = rows[at[known]]
+        return Known(known, take(found), [tokens(row) for row in found.tolist()] if tokens else ())
 
     return find
 
@@ -46,9 +53,9 @@ def vector_cache(texts: Iterable[str], take: Callable[[RowArray], FloatArray]) -
 def version_vectors(
     folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
 ) -> VectorCache:
-    """Returns a lookup of the vectors of a version.
+    """Returns a lookup of the vectors of a version, and of its token vectors.
 
-    They are read from the index or, if its type is lossy, from the shards of its build.
+    Vectors are read from the index or, if its type is lossy, from the shards of its build.
 
     Args:
         folder: Folder of the version.
@@ -63,7 +70,9 @@ def version_vectors(
         reader = DocumentReader(folder / documents.FILE_NAME)
         filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
         vectors = stores.for_version(folder).open(folder, manifest, filter_reader)
-        cache = vector_cache(row_texts(reader, range(len(reader))), vectors.take)
+        tokens = open_token_vectors(folder, manifest)
+        texts = row_texts(reader, range(len(reader)))
+        cache = vector_cache(texts, vectors.take, tokens.row if tokens else None)
     elif found := _build_vectors(manifest, builds):
         cache = found
     else:
@@ -74,8 +83,9 @@ def version_vectors(
             code="vectors_gone",
             version=manifest.version,
         )
-    known, vectors_found = cache([canary.text for canary in manifest.canaries])
-    if not known.all() or not np.array_equal(vectors_found, canary_vectors(manifest.canaries)):
+    known = cache([canary.text for canary in manifest.canaries])
+    same = np.array_equal(known.vectors, canary_vectors(manifest.canaries))
+    if not (known.found.all() and same):
         raise IndexVersionError(
             f"the vectors of version {manifest.version} do not match its texts, because the text "
             "normalisation has changed: encode all documents again (--encode-all)",
@@ -98,5 +108,6 @@ def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:
         encoded = np.setdiff1d(np.arange(len(rows)), list(failed))
         reader = DocumentReader(folder / documents.FILE_NAME)
         vectors = ShardedVectors(folder, size, encoded)
-        return vector_cache(row_texts(reader, rows[encoded]), vectors.take)
+        tokens = ShardedTokens(folder, size, encoded).row if records[0].tokens_sha256 else None
+        return vector_cache(row_texts(reader, rows[encoded]), vectors.take, tokens)
     return None

@@ -39,6 +39,7 @@ from indexer.publication import (
 from indexer.staging import read_staged
 from stores.lexical import open_full_text
 from stores.registry import FAISS_ONLY, VectorStores
+from stores.token_vectors import open_token_vectors
 
 _BUILD = re.compile("[0-9a-f]{16}")
 _ADDED = re.compile("added-[0-9a-f]{16}")
@@ -59,6 +60,7 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     stores.for_version(folder).open(folder, manifest, filter_reader)
     open_full_text(folder, manifest, filter_reader)
+    open_token_vectors(folder, manifest)
     return manifest
 
 

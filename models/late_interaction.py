@@ -7,14 +7,14 @@ is the same, but the mean does not depend on the length of the query.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.types import FloatArray
+from core.choices import Codec as Codec
+from core.types import FloatArray, RowArray
 
-Codec = Literal["fp16", "int8", "2bit", "1bit"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 _BITS: dict[Codec, int] = {"fp16": 16, "int8": 8, "2bit": 2, "1bit": 1}
 
@@ -25,6 +25,12 @@ _INT8_SCALE = 32.0
 # (Max, 1960, table 1): values between the levels -1.510, -0.4528, 0.4528 and 1.510.
 _LEVELS = np.array([-1.510, -0.4528, 0.4528, 1.510], dtype=np.float32)
 _BOUNDS = np.array([-0.9816, 0.0, 0.9816], dtype=np.float32)
+_BYTES = np.arange(256, dtype=np.uint8)
+# The values that each byte stands for, float32 [256, dimensions of a byte].
+_VALUES: dict[Codec, FloatArray] = {
+    "2bit": _LEVELS[_BYTES[:, None] >> np.array([6, 4, 2, 0], np.uint8) & 3],
+    "1bit": np.unpackbits(_BYTES[:, None], axis=1).astype(np.float32) * 2 - 1,
+}
 
 
 def max_sim(query: FloatArray, documents: Sequence[FloatArray]) -> FloatArray:
@@ -39,9 +45,23 @@ def max_sim(query: FloatArray, documents: Sequence[FloatArray]) -> FloatArray:
     """
     if not documents:
         return np.empty(0, dtype=np.float32)
-    lengths = [len(document) for document in documents]
-    similarities = np.concatenate(documents) @ query.T
-    best = np.maximum.reduceat(similarities, np.cumsum([0, *lengths[:-1]]), axis=0)
+    lengths = np.array([len(document) for document in documents])
+    return max_sim_of_rows(query, np.concatenate(documents), lengths)
+
+
+def max_sim_of_rows(query: FloatArray, documents: FloatArray, lengths: RowArray) -> FloatArray:
+    """Returns the scores of documents as `max_sim`, given their token vectors one after another.
+
+    Args:
+        query: float32 [tokens, k], unit norm; at least one token.
+        documents: float32 [all tokens, k], unit norm.
+        lengths: int64 [documents], number of tokens of each document, at least one.
+
+    Returns:
+        float32 [documents], between -1 and 1.
+    """
+    similarities = documents @ query.T
+    best = np.maximum.reduceat(similarities, np.cumsum(lengths) - lengths, axis=0)
     scores: FloatArray = best.mean(axis=1, dtype=np.float32)
     return scores
 
@@ -120,11 +140,8 @@ def decode_tokens(encoded: NDArray[np.uint8], codec: Codec) -> FloatArray:
             vectors = encoded.view(np.float16).astype(np.float32)
         case "int8":
             vectors = encoded.view(np.int8).astype(np.float32)
-        case "2bit":
-            pairs = np.unpackbits(encoded, axis=1).reshape(len(encoded), -1, 2)
-            vectors = _LEVELS[2 * pairs[..., 0] + pairs[..., 1]]
-        case "1bit":
-            vectors = np.unpackbits(encoded, axis=1).astype(np.float32) * 2 - 1
+        case _:
+            vectors = _VALUES[codec].take(encoded, axis=0).reshape(len(encoded), -1)
     return normalized(vectors)
 
 

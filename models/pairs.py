@@ -76,6 +76,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
             document=_spec(data, "document"),
             fusion=data.get("fusion", {}),
             answerable=data.get("answerable", {}),
+            late_interaction=data.get("late_interaction"),
         )
     except KeyError as error:
         field = error.args[0]
@@ -104,6 +105,8 @@ def write_pair(pair: Pair, path: Path) -> None:
         table["fusion"] = dict(pair.fusion)
     if pair.answerable:
         table["answerable"] = {mode: judge.model_dump() for mode, judge in pair.answerable.items()}
+    if pair.late_interaction:
+        table["late_interaction"] = pair.late_interaction.model_dump()
     for spec in (pair.query, pair.document):
         fields = spec.model_dump(exclude={"role", "embedding_space"}, exclude_defaults=True)
         for key in fields.keys() & _PATHS:

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from core.encoders import EncoderSpec, Encoding, Role
+from core.encoders import EncoderSpec, Encoding, LateInteraction, Role
 from core.types import FloatArray
 from core.vectors import truncate_normalize
+from models.late_interaction import encode_tokens, pool_tokens
 
 DIMENSION = 64
 _MAX_CHARS = 200
@@ -72,3 +74,32 @@ class BigramEncoder:
                 digest = hashlib.blake2b(gram, key=self._seed, digest_size=8).digest()
                 vector[digest[0] % DIMENSION] += 1.0 if digest[1] % 2 else -1.0
         return vector
+
+
+LATE_INTERACTION = LateInteraction(
+    space="characters-1", dimension=16, pooling=2, codec="int8", weight=1.0
+)
+
+
+class TokenBigramEncoder(BigramEncoder):
+    """Also has a token vector for each character; equal characters have equal vectors."""
+
+    token_dimension = LATE_INTERACTION.dimension
+
+    def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
+        encoding = super().encode_tokens(tokens)
+        if self.spec.role == "query":
+            return encoding
+        pooled = (pool_tokens(token_vectors(t), LATE_INTERACTION.pooling) for t in tokens)
+        stored = [encode_tokens(vectors, LATE_INTERACTION.codec) for vectors in pooled]
+        return replace(encoding, token_vectors=stored)
+
+    def encode_token_vectors(self, tokens: Sequence[str]) -> tuple[Encoding, list[FloatArray]]:
+        return super().encode_tokens(tokens), [token_vectors(text) for text in tokens]
+
+
+def token_vectors(text: str) -> FloatArray:
+    """Returns a vector of unit norm for each character, float32 [characters, 16]."""
+    dimension = LATE_INTERACTION.dimension
+    rows = [np.random.default_rng(ord(c)).standard_normal(dimension) for c in text[:_MAX_CHARS]]
+    return truncate_normalize(np.array(rows, dtype=np.float32), dimension)

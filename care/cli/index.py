@@ -103,8 +103,9 @@ def update(
 ) -> None:
     """Add, replace and delete documents: makes a new version and encodes only new texts.
 
-    Store, factory, recall, backend, dtype and full text stay those of the active version unless you
-    set them. Full text and its weight can be changed alone; vectors then stay as they are.
+    Store, factory, recall, backend, dtype, full text and token vectors stay those of the active
+    version unless you set them. Full text and its weight can be changed alone; vectors then stay as
+    they are.
     """
     from care.indexing import update_index
 
@@ -134,7 +135,7 @@ def _build_lines(version: "IndexVersion") -> Iterator[str]:
 
 def _update_lines(version: "IndexVersion") -> Iterator[str]:
     if version.encoded is None:
-        changed = "full text is changed" if version.built else "nothing changes"
+        changed = "vectors are those of the version before" if version.built else "nothing changes"
         yield f"active  {version.folder}: {changed}"
         return
     corpus = version.manifest.corpus

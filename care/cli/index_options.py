@@ -214,6 +214,16 @@ class _Annotations:
             rich_help_panel=_INDEX,
         ),
     ]
+    token_vectors: Annotated[
+        bool | None,
+        Option(
+            "--token-vectors/--no-token-vectors",
+            help="Store token vectors of the documents too, with which searches can rerank their "
+            "hits, if the pair computes them (default: no).",
+            show_default=False,
+            rich_help_panel=_INDEX,
+        ),
+    ]
     milvus_uri: MilvusUri
 
 

@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from care.cli.index_options import positive
 from care.cli.options import Json, PairName
 from care.cli.output import reporter, show
 from care.extras import require
-from core.choices import DEFAULT_PAIR
+from core.choices import DEFAULT_PAIR, Codec
 
 if TYPE_CHECKING:
     from evaluation.late_interaction import Row
@@ -31,6 +32,13 @@ def export(
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the exported pair.")],
     pair: PairName = DEFAULT_PAIR,
+    weight: Annotated[
+        float, typer.Option(help="Weight of late interaction in a search.", callback=positive)
+    ] = 1.0,
+    pooling: Annotated[
+        int, typer.Option(min=1, help="Tokens of a document per vector that an index stores.")
+    ] = 2,
+    codec: Annotated[Codec, typer.Option(help="How an index stores a token vector.")] = "2bit",
     json_: Json = False,
 ) -> None:
     """Write a copy of a pair whose graphs also compute token vectors.
@@ -42,7 +50,8 @@ def export(
     from models.pairs import load_pair
     from training.export.tokens import export_tokens
 
-    exported = export_tokens(load_pair(pair), projections, out)
+    how: dict[str, Any] = {"weight": weight, "pooling": pooling, "codec": codec}
+    exported = export_tokens(load_pair(pair), projections, out, **how)
     show({"pair": exported}, [f"wrote {exported}"], as_json=json_)
 
 

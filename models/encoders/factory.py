@@ -12,9 +12,9 @@ from typing import get_args
 
 from core.choices import Backend, Dtype
 from core.cpus import available_cpus, cpu_flags
-from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair
+from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError
-from models.encoders.onnx import OnnxEncoder
+from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
 from models.encoders.tokenizer import file_tokenizer
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -53,6 +53,8 @@ class EncoderOptions:
         concurrency: Concurrent requests to the server.
         batch_size: Texts per batch, or per request to the server.
         truncate: Whether the server is asked to truncate long texts.
+        token_vectors: The token vectors that are computed beside vectors, for backend "onnx"; None
+            for none.
     """
 
     backend: str = "auto"
@@ -65,6 +67,7 @@ class EncoderOptions:
     concurrency: int = 8
     batch_size: int = 32
     truncate: bool = False
+    token_vectors: TokenVectorSpec | None = None
 
 
 def resolve_backend(spec: EncoderSpec, backend: str) -> str:
@@ -160,6 +163,8 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
             from models.encoders.openvino import OpenVinoEncoder
         dtype = resolve_dtype(backend, options.dtype)
         return OpenVinoEncoder(spec, pair.folder, options.threads or available_cpus(), dtype)
+    if backend == "onnx" and (stored := options.token_vectors):
+        return OnnxTokenEncoder(spec, pair.folder, options.threads or available_cpus(), stored)
     if backend != "vllm":
         return load_encoder(spec, pair.folder, options.threads, dtype=options.dtype)
     with _required_packages("vLLM", "pip install vllm"):

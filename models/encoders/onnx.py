@@ -9,16 +9,18 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from core.encoders import EncoderSpec, Encoding
+from core.encoders import EncoderSpec, Encoding, TokenVectorSpec
 from core.errors import PairError
 from core.files import writing_in
 from core.types import FloatArray
+from models import late_interaction
 from models.encoders import providers
 from models.encoders.providers import ON_CPU, ProviderOptions
 from models.encoders.tokenizer import (
@@ -148,6 +150,38 @@ class OnnxEncoder(TokenEncoder):
         inputs = {"input_ids": ids, "attention_mask": mask}
         found = self._session.run(outputs, inputs, self._run_options)
         return [np.asarray(values, dtype=np.float32) for values in found]
+
+
+class OnnxTokenEncoder(OnnxEncoder):
+    """A document encoder that also returns the token vectors of each text, as they are stored.
+
+    Args:
+        spec: Specification of the encoder.
+        folder: Folder to which paths in the specification are relative.
+        threads: Threads per call.
+        token_vectors: How token vectors are pooled and stored.
+
+    Raises:
+        PairError: As `OnnxEncoder`, or if the graph has no token vectors of these dimensions.
+    """
+
+    def __init__(
+        self, spec: EncoderSpec, folder: Path, threads: int, token_vectors: TokenVectorSpec
+    ) -> None:
+        super().__init__(spec, folder, threads)
+        expected, found = token_vectors.dimension, self.token_dimension
+        if found != expected:
+            reason = f"has token vectors of {found} dimensions, but {expected} in the pair's TOML "
+            reason += "file: export the pair again (care late-interaction export)"
+            raise PairError.at(folder / spec.weights, reason, "other_token_dimension")
+        self._stored = token_vectors
+
+    def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
+        """Encodes texts that `tokenize` returned, with their token vectors."""
+        encoding, found = self.encode_token_vectors(tokens)
+        pooled = (late_interaction.pool_tokens(vectors, self._stored.pooling) for vectors in found)
+        stored = [late_interaction.encode_tokens(vectors, self._stored.codec) for vectors in pooled]
+        return replace(encoding, token_vectors=stored)
 
 
 def _load_session(

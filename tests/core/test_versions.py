@@ -212,12 +212,12 @@ def test_a_manifest_of_another_schema_is_an_error(tmp_path: Path, schema: Any) -
 
 
 def test_unknown_components_are_ignored(tmp_path: Path) -> None:
-    later = {"format": 7, "files": {"tokens.bin": {"bytes": 1, "sha256": "0"}}, "shape": [3]}
-    folder = make_version(tmp_path, "1", components={"tokens": later})
+    later = {"format": 7, "files": {"later.bin": {"bytes": 1, "sha256": "0"}}, "shape": [3]}
+    folder = make_version(tmp_path, "1", components={"later": later})
     manifest = read_manifest(folder)
     verify_files(folder, manifest)
-    assert manifest.components["tokens"].format == 7
-    assert manifest.model_dump(mode="json")["components"]["tokens"]["shape"] == [3]
+    assert manifest.components["later"].format == 7
+    assert manifest.model_dump(mode="json")["components"]["later"]["shape"] == [3]
 
 
 def test_the_files_of_a_known_component_are_verified(tmp_path: Path) -> None:

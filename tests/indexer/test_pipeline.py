@@ -12,7 +12,6 @@ import pytest
 from core.encoders import Encoding
 from core.errors import CareError, ProviderError
 from core.shards import complete_shards
-from core.types import FloatArray
 from indexer import encoding
 from indexer.build import encode
 from indexer.encoding import (
@@ -85,9 +84,9 @@ def test_shards_are_read_and_written_while_the_encoder_runs(
     entered = [Event() for _ in range(3)]
     numbers = iter(range(3))
 
-    def vector_cache(texts: Sequence[str]) -> tuple[Any, FloatArray]:
+    def vector_cache(texts: Sequence[str]) -> encoding.Known:
         read[next(numbers)].set()
-        return np.zeros(len(texts), np.bool_), np.empty((0, 64), np.float32)
+        return encoding.Known(np.zeros(len(texts), np.bool_), np.empty((0, 64), np.float32))
 
     class Watching(BigramEncoder):
         def encode(self, texts: Sequence[str]) -> Encoding:

@@ -19,7 +19,7 @@ from indexer.update import (
     active_manifest,
     requested_factory,
     update,
-    update_full_text,
+    update_components,
 )
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.faiss.search import read_index
@@ -364,12 +364,12 @@ def test_full_text_changes_without_a_new_file_of_vectors(
 ) -> None:
     base = build_version(OLD, factory=factory, builds=options.builds.parent / "others")
     spec = BigramEncoder("document").spec
-    assert update_full_text(options, base, spec) is None
+    assert update_components(options, base, spec) is None
     versions = [base]
     for full_text, weight in ((True, 0.25), (False, 0.0), (True, 0.5)):
         fusion = {"lexical": weight} if weight else {}
         changed = replace(options, full_text=full_text, fusion=fusion)
-        manifest = update_full_text(changed, versions[-1], spec)
+        manifest = update_components(changed, versions[-1], spec)
         assert manifest
         assert manifest == verify_version(folder_of(options, manifest))
         assert (manifest.files, manifest.canaries) == (base.files, base.canaries)
@@ -392,17 +392,17 @@ def test_a_term_list_is_kept_replaced_and_removed(
     base = build_version(OLD)
     spec = BigramEncoder("document").spec
     first, second = (TermList({word: ("高血压",)}) for word in ("压力大", "血压高"))
-    listed = update_full_text(replace(options, terms=first), base, spec)
+    listed = update_components(replace(options, terms=first), base, spec)
     assert listed
-    assert update_full_text(replace(options, terms=first), listed, spec) is None
+    assert update_components(replace(options, terms=first), listed, spec) is None
     assert listed.components["lexical"] == base.components["lexical"]
     assert read_terms(folder_of(options, listed), listed, GIVEN) == first
     added, _ = run(replace(options, terms=first), change(NEW))
     assert read_terms(folder_of(options, added), added, GIVEN) == first
-    replaced = update_full_text(replace(options, terms=second), added, spec)
+    replaced = update_components(replace(options, terms=second), added, spec)
     assert replaced
     assert read_terms(folder_of(options, replaced), replaced, GIVEN) == second
-    removed = update_full_text(options, replaced, spec)
+    removed = update_components(options, replaced, spec)
     assert removed
     assert removed.components.keys() == {"lexical"}
     assert not (folder_of(options, removed) / "terms").exists()
@@ -416,9 +416,9 @@ def test_full_text_of_a_version_that_is_no_longer_active(
     before = state(options.indexes)
     changed = replace(options, full_text=False)
     with raises(IndexVersionError, "base_not_active"):
-        update_full_text(changed, base, BigramEncoder("document").spec)
+        update_components(changed, base, BigramEncoder("document").spec)
     with raises(EmbeddingSpaceError, "other_encoder"):
-        update_full_text(changed, base, BigramEncoder("document", "other").spec)
+        update_components(changed, base, BigramEncoder("document", "other").spec)
     assert state(options.indexes) == before
 
 

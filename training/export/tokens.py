@@ -11,10 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from core.choices import Codec
 from core.cpus import available_cpus
-from core.encoders import EncoderSpec, Pair, Role
+from core.encoders import EncoderSpec, LateInteraction, Pair, Role
 from core.errors import CareError, PairError
-from core.files import new_folder
+from core.files import new_folder, sha256_file
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT, TOKEN_OUTPUT, OnnxEncoder
 from models.pairs import PAIR, write_pair
@@ -23,6 +24,8 @@ from training.export.onnx import TOKENIZER, describe, save
 
 # Texts whose sentence vectors are compared with those of the original graph.
 _COMPARED = 16
+# Digits of the checksum of projections that name the space of their token vectors.
+_DIGITS = 12
 
 _NORMALIZATIONS = {
     "LayerNormalization",
@@ -122,13 +125,24 @@ def read_projections(path: Path) -> dict[Role, FloatArray]:
     return {role: tensors[role].astype(np.float32) for role in roles}
 
 
-def export_tokens(pair: Pair, projections: Path, out: Path) -> Path:
+def export_tokens(
+    pair: Pair,
+    projections: Path,
+    out: Path,
+    *,
+    weight: float = 1.0,
+    pooling: int = 2,
+    codec: Codec = "2bit",
+) -> Path:
     """Writes a copy of a pair whose graphs also have token vectors.
 
     Args:
         pair: A pair of two ONNX graphs.
         projections: The file that a stage of kind `late_interaction` wrote.
         out: New folder, or one of an earlier call, which is replaced.
+        weight: Weight of late interaction in a search with the pair.
+        pooling: Tokens of a document per vector that an index stores.
+        codec: How an index stores a vector.
 
     Returns:
         The TOML file of the written pair. Its embedding space is the same: it can be used with
@@ -144,7 +158,15 @@ def export_tokens(pair: Pair, projections: Path, out: Path) -> Path:
             _export_side(spec, pair.folder, matrices[spec.role], folder)
             for spec in (pair.query, pair.document)
         )
-        write_pair(pair.model_copy(update={"query": query, "document": document}), folder / PAIR)
+        late_interaction = LateInteraction(
+            space=f"{pair.embedding_space}-tokens-{sha256_file(projections)[:_DIGITS]}",
+            dimension=matrices["query"].shape[1],
+            weight=weight,
+            pooling=pooling,
+            codec=codec,
+        )
+        sides = {"query": query, "document": document, "late_interaction": late_interaction}
+        write_pair(pair.model_copy(update=sides), folder / PAIR)
     return out / PAIR
 
 
