@@ -9,19 +9,23 @@ from pydantic import ValidationError
 
 from care.options import setting, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
-from core.encoders import Encoder, Pair
+from core.encoders import Encoder, Pair, TokenVectorEncoder
 from core.errors import CareError, QueryError
-from core.types import Document, Filter, Hit, Mode, Query
+from core.types import Document, Filter, FloatArray, Hit, Mode, Query
 from core.versions import current_version, index_folder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
-from service.query import checked_query
+from service.query import QueryLimits, checked_query
 from service.schemas import SearchRequest
 from service.search import LoadedIndex, check_space, load_index
 from service.settings import Settings
 
-_MAX_CHARS: int = Settings.model_fields["max_query_chars"].default
-_MAX_TOP_K: int = Settings.model_fields["max_top_k"].default
+_LIMITS = QueryLimits(
+    *(
+        Settings.model_fields[name].default
+        for name in ("max_query_chars", "max_top_k", "max_rerank", "rerank_hits")
+    )
+)
 _BATCH = 32
 
 
@@ -79,7 +83,7 @@ def load_with_encoder(
     check_space(manifest, pair.query)
     encoder = query_encoder(pair, EncoderOptions(threads=threads))
     store = stores.get(manifest.store)
-    return load_index(root, name, encoder, store, judges=pair.answerable), encoder
+    return load_index(root, name, encoder, store, pair=pair), encoder
 
 
 class SearchHits(list[Hit]):
@@ -87,6 +91,7 @@ class SearchHits(list[Hit]):
 
     Attributes:
         mode: The mode of the search.
+        reranked: Whether the hits were ranked again.
         answerable: Whether the index seems to answer the query, from 0 to 1; None if the pair has
             no calibration for the mode, or no document matches the filter.
         threshold: The score below which nothing in the index seems to answer; None without a
@@ -99,9 +104,12 @@ class SearchHits(list[Hit]):
         mode: Mode | None,
         answerable: float | None,
         threshold: float | None,
+        *,
+        reranked: bool,
     ) -> None:
         super().__init__(hits)
         self.mode = mode
+        self.reranked = reranked
         self.answerable = answerable
         self.threshold = threshold
 
@@ -161,6 +169,7 @@ class SearchIndex:
         explain: bool = False,
         evidence: bool = False,
         limit_per: Mapping[str, str | int] | None = None,
+        rerank: bool | int = False,
     ) -> SearchHits:
         """Returns the documents nearest to a query, as `POST /search` does, best first.
 
@@ -180,6 +189,8 @@ class SearchIndex:
             limit_per: At most `hits` hits of each value of a metadata field, or of each document of
                 an index of chunks: `{"field": "department", "hits": 2}`, `{"field": "_document",
                 "hits": 3}`.
+            rerank: Whether the first 50 hits are ranked again by late interaction, or how many are,
+                at most 200. Pair and index must have token vectors.
 
         Raises:
             QueryError: If the query is empty or too long, a number is out of range, or the filter
@@ -187,6 +198,7 @@ class SearchIndex:
         """
         how: dict[str, Any] = {"filter": filter, "min_score": min_score, "collapse": collapse}
         how |= {"mode": mode, "explain": explain, "evidence": evidence, "limit_per": limit_per}
+        how["rerank"] = rerank
         return self.search_many([query], top_k, **how)[0]
 
     def search_many(
@@ -201,6 +213,7 @@ class SearchIndex:
         explain: bool = False,
         evidence: bool = False,
         limit_per: Mapping[str, str | int] | None = None,
+        rerank: bool | int = False,
     ) -> list[SearchHits]:
         """Returns the hits of each query, in the order of the queries.
 
@@ -209,21 +222,29 @@ class SearchIndex:
         index = self._open
         shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
         shared |= {"min_score": min_score, "collapse": collapse, "mode": mode, "explain": explain}
-        shared |= {"evidence": evidence, "limit_per": limit_per}
+        shared |= {"evidence": evidence, "limit_per": limit_per, "rerank": rerank}
         checked = [
-            checked_query(index, _query({"query": query, **shared}), _MAX_CHARS, _MAX_TOP_K)
-            for query in queries
+            checked_query(index, _query({"query": query, **shared}), _LIMITS) for query in queries
         ]
         thresholds = index.answerable_thresholds
         hits = []
         for start in range(0, len(checked), _BATCH):
             batch = checked[start : start + _BATCH]
-            vectors = self._encoder.encode([query.text for query in batch]).vectors
-            for one, vector in zip(batch, vectors, strict=True):
-                result = index.search(one, vector)
+            vectors, tokens = self._encode(batch)
+            for one, vector, states in zip(batch, vectors, tokens, strict=True):
+                result = index.search(one, vector, tokens=states)
                 judged = result.kept.answerable, thresholds.get(one.mode) if one.mode else None
-                hits.append(SearchHits(result.hits, one.mode, *judged))
+                reranked = bool(one.rerank) and "rerank" not in result.failed
+                hits.append(SearchHits(result.hits, one.mode, *judged, reranked=reranked))
         return hits
+
+    def _encode(self, batch: Sequence[Query]) -> tuple[FloatArray, Sequence[FloatArray | None]]:
+        """Returns the vectors of queries and, where hits are ranked again, their token vectors."""
+        texts = [query.text for query in batch]
+        if batch[0].rerank and isinstance(self._encoder, TokenVectorEncoder):
+            encoding, tokens = self._encoder.encode_token_vectors(self._encoder.tokenize(texts))
+            return encoding.vectors, tokens
+        return self._encoder.encode(texts).vectors, [None] * len(texts)
 
     def documents(self) -> Iterator[Document]:
         """Yields the documents or, if they are split, the chunks, in the order of the corpus."""

@@ -212,6 +212,23 @@ class QueryEncoder(Encoder, Protocol):
 
 
 @runtime_checkable
+class TokenVectorEncoder(QueryEncoder, Protocol):
+    """An encoder that can also compute token vectors, for late interaction."""
+
+    @property
+    def token_dimension(self) -> int:
+        """Dimensions of the token vectors, 0 if the model has none."""
+        ...
+
+    def encode_token_vectors(self, tokens: Sequence[Any]) -> tuple[Encoding, list[FloatArray]]:
+        """Encodes items as `encode_tokens`, and returns the token vectors of the same pass.
+
+        The latter are for each text float32 [tokens, `token_dimension`] of unit norm.
+        """
+        ...
+
+
+@runtime_checkable
 class OffsetTokenizer(Protocol):
     """A tokenizer that returns the positions of an encoder's tokens in a text."""
 

@@ -74,6 +74,7 @@ class Query:
         explain: Whether hits say what each channel contributes to their scores.
         evidence: Whether hits have their best sentence.
         limit_per: The limit of hits per document or metadata value, if any.
+        rerank: How many of the first hits are ranked again; 0 for none, None for the default.
     """
 
     text: str
@@ -85,6 +86,7 @@ class Query:
     explain: bool = False
     evidence: bool = False
     limit_per: HitLimit | None = None
+    rerank: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

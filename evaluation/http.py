@@ -22,7 +22,14 @@ class ChannelHit(NamedTuple):
     lexical: float
 
 
-def search_run(url: str, queries: Mapping[str, str], top_k: int, mode: Mode | None = None) -> Run:
+def search_run(
+    url: str,
+    queries: Mapping[str, str],
+    top_k: int,
+    mode: Mode | None = None,
+    *,
+    rerank: bool = False,
+) -> Run:
     """Searches all queries in batches and returns scores by document id, by query id.
 
     In an index of chunks, the score of a document is that of its best chunk.
@@ -32,12 +39,13 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int, mode: Mode | No
         queries: Texts by id.
         top_k: Number of hits of each query.
         mode: Mode of the search; None for the default of the index.
+        rerank: Whether the hits are ranked again.
 
     Raises:
         CareError: If a response has a status other than 200; with a mode, also if one channel of a
             search failed.
     """
-    fields: dict[str, Any] = {"top_k": top_k, "collapse": True}
+    fields: dict[str, Any] = {"top_k": top_k, "collapse": True, "rerank": rerank}
     if mode:
         fields["mode"] = mode
     return {
@@ -69,19 +77,19 @@ def search_channels(
 
 
 def search_times(
-    url: str, queries: Sequence[str], modes: Sequence[Mode]
-) -> dict[Mode, list[float]]:
-    """Returns the response times of single requests by one client, by mode [s].
+    url: str, queries: Sequence[str], systems: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[float]]:
+    """Returns the response times of single requests by one client, by system [s].
 
-    The modes take turns: each query is searched in all modes before the next one. A response with a
-    status other than 200 is a CareError.
+    A system is given by the fields of its requests. Systems take turns: each query is searched by
+    all of them before the next one. A response with a status other than 200 is a CareError.
     """
-    times: dict[Mode, list[float]] = {mode: [] for mode in modes}
+    times: dict[str, list[float]] = {name: [] for name in systems}
     with httpx2.Client(base_url=url, timeout=120.0) as client:
         for query in tqdm(queries, desc="response times", unit=" queries"):
-            for mode, taken in times.items():
+            for name, taken in times.items():
                 started = time.perf_counter()
-                response = client.post("/search", json={"query": query, "mode": mode})
+                response = client.post("/search", json={"query": query, **systems[name]})
                 taken.append(time.perf_counter() - started)
                 _content(response)
     return times

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -29,11 +29,19 @@ from evaluation.weights import WeightScore, best_weight, compare_weights
 from models.pairs import load_pair
 
 TOP_K = 100
+# Hits that are ranked again: the default of the service.
+RERANKED = 50
 # Queries that response times are measured with, at most.
 _TIMED = 300
 # The service sees no other version, searches each query, and waits for slow channels: an answer of
 # one channel is no score of both.
-_SETTINGS = {"WATCH_SECONDS": "0", "CACHE_ENTRIES": "0", "CHANNEL_TIMEOUT_MS": "60000"}
+_SETTINGS = {
+    "WATCH_SECONDS": "0",
+    "CACHE_ENTRIES": "0",
+    "CHANNEL_TIMEOUT_MS": "60000",
+    "RERANK_TIMEOUT_MS": "60000",
+    "RERANK_HITS": str(RERANKED),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +92,12 @@ class IndexEvaluation:
         documents: Number of documents in the index.
         queries: Number of judged queries.
         mode: The default mode of the index.
-        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes and
-            BM25.
+        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes, the
+            default mode with its first hits ranked again if something does that, and BM25.
         differences: Difference of nDCG@10 to mode dense, of each other system.
-        speeds: Response times of each mode.
+        rerank_gain: Difference of nDCG@10 to the default mode, of this mode with its first hits
+            ranked again; None if nothing does that.
+        speeds: Response times of each system but BM25.
         timed: Number of queries that these were measured with.
         coverage: How many of the judged documents the index holds.
         min_score: A suggestion for mode `mode`.
@@ -106,7 +116,8 @@ class IndexEvaluation:
     mode: Mode
     scores: dict[str, dict[str, float]]
     differences: dict[str, Difference]
-    speeds: dict[Mode, Speed]
+    rerank_gain: Difference | None
+    speeds: dict[str, Speed]
     timed: int
     coverage: JudgementCoverage
     min_score: MinScoreSuggestion | None
@@ -126,7 +137,8 @@ class IndexEvaluation:
             "mode": self.mode,
             "scores": self.scores,
             "differences": {name: asdict(found) for name, found in self.differences.items()},
-            "speeds": {mode: asdict(speed) for mode, speed in self.speeds.items()},
+            "rerank_gain": asdict(self.rerank_gain) if self.rerank_gain else None,
+            "speeds": {name: asdict(speed) for name, speed in self.speeds.items()},
             "timed_queries": self.timed,
             "coverage": asdict(self.coverage),
             "min_score": asdict(self.min_score) if self.min_score else None,
@@ -154,6 +166,7 @@ def evaluate_index(
     queries: Path,
     qrels: Path,
     weights: Sequence[float] = (),
+    rerank: Mapping[str, str] | None = None,
 ) -> IndexEvaluation:
     """Starts the service on the active version of an index and scores its modes, and BM25.
 
@@ -168,6 +181,8 @@ def evaluate_index(
         queries: JSONL with `_id` and `text`.
         qrels: TSV with query-id, corpus-id and score.
         weights: Weights of full text to compare; they need an index with full text.
+        rerank: Settings of the server that ranks hits again, such as `RERANK_URL`; without it
+            late interaction does, if pair and index have token vectors.
 
     Raises:
         CareError: If the index does not exist or is damaged, or the service does not start.
@@ -182,7 +197,7 @@ def evaluate_index(
         raise CareError(message, code="mode_not_available")
     chunks = DocumentReader(folder / documents.FILE_NAME)
     timed = list(judged.values())[:: math.ceil(len(judged) / _TIMED)]
-    with running_service(indexes, index, pair, **_SETTINGS) as server:
+    with running_service(indexes, index, pair, **_SETTINGS, **(rerank or {})) as server:
         served = served_index(server.url)
         if served["version"] != manifest.version:
             message = (
@@ -198,9 +213,15 @@ def evaluate_index(
             started = time.perf_counter()
             runs[mode] = search_run(server.url, judged, TOP_K, mode)
             seconds[mode] = time.perf_counter() - started
-        speeds = {
-            mode: Speed.of(times) for mode, times in search_times(server.url, timed, modes).items()
-        }
+        systems: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in modes}
+        reranked = ""
+        if reranker := served["reranker"]:
+            reranked = f"{default} + {reranker.replace('_', ' ')}"
+            first = search_run(server.url, judged, RERANKED, default, rerank=True)
+            runs[reranked] = {id_: _reranked(runs[default][id_], first[id_]) for id_ in first}
+            systems[reranked] = {"mode": default, "rerank": True}
+        times = search_times(server.url, timed, systems)
+        speeds = {name: Speed.of(taken) for name, taken in times.items()}
         found = search_channels(server.url, judged, WEIGHTS_DEPTH) if weights else {}
     for analyzer, label in LABELS.items():
         runs[label] = bm25_run(chunks, judged, TOP_K, analyzer)
@@ -221,6 +242,7 @@ def evaluate_index(
             for name, values in ndcg.items()
             if name != "dense"
         },
+        rerank_gain=paired_difference(ndcg[reranked], ndcg[default]) if reranked else None,
         speeds=speeds,
         timed=len(timed),
         coverage=judgement_coverage(judgements, chunks),
@@ -241,8 +263,15 @@ def evaluate_index(
     )
 
 
+def _reranked(hits: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
+    """Returns hits, scores by document, with `first` ranked again before all others."""
+    order = [id_ for id_, _ in sorted(first.items(), key=lambda hit: -hit[1])]
+    order += [id_ for id_, _ in sorted(hits.items(), key=lambda hit: -hit[1]) if id_ not in first]
+    return {id_: -float(rank) for rank, id_ in enumerate(order)}
+
+
 def bytes_per_passage(manifest: IndexManifest) -> dict[str, float]:
-    """Returns the size of vectors and full text of a version, divided by its rows."""
+    """Returns the size of vectors and components of a version, divided by its rows."""
     records = {name: list(part.files.values()) for name, part in manifest.components.items()}
     if vectors := manifest.files.get(VECTORS_FILE):
         records = {"vectors": [vectors], **records}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from core.types import FloatArray, Mode
+from core.types import FloatArray, Query
 from service.fusion import Channel
 from service.hits import QueryResult
 from service.metrics import Timings
@@ -93,8 +93,8 @@ def search_json(
     hits: Iterable[bytes],
     index: LoadedIndex,
     timings: Timings,
+    query: Query,
     *,
-    mode: Mode | None,
     cached: bool,
     overflow: bool = False,
     failed: Sequence[Channel] = (),
@@ -103,16 +103,19 @@ def search_json(
     """Yields a `SearchResponse`, given its hits as JSON, separated by commas."""
     yield b'{"hits":['
     yield from hits
-    facts = index.reference, to_json(timings), to_json(mode), to_json(cached), to_json(overflow)
-    yield b'],"index":%b,"timings_ms":%b,"mode":%b,"cached":%b,"overflow":%b,' % facts
-    yield b'"failed_channels":%b,"answerable":%b}' % (to_json(failed), to_json(answerable))
+    how = to_json(query.mode), to_json(cached), to_json(overflow)
+    yield b'],"index":%b,"timings_ms":%b,' % (index.reference, to_json(timings))
+    yield b'"mode":%b,"cached":%b,"overflow":%b,' % how
+    reranked = bool(query.rerank) and "rerank" not in failed
+    found = to_json(failed), to_json(reranked), to_json(answerable)
+    yield b'"failed_channels":%b,"reranked":%b,"answerable":%b}' % found
 
 
 def batch_json(
     index: LoadedIndex,
     results: list[tuple[QueryResult, Timings]],
     included: Sequence[Sequence[str]],
-    modes: Sequence[Mode | None],
+    queries: Sequence[Query],
 ) -> Iterator[bytes]:
     """Yields a `BatchResponse`.
 
@@ -120,15 +123,15 @@ def batch_json(
         index: The index version that was searched.
         results: The results; each is removed once its JSON is made.
         included: The optional fields of the hits of each result.
-        modes: The mode of each query.
+        queries: The query of each result.
     """
     separator = b'{"results":['
     results.reverse()
-    for include, mode in zip(included, modes, strict=True):
+    for include, query in zip(included, queries, strict=True):
         result, timings = results.pop()
         yield separator
         hits = result.hits.json(include)
-        yield from search_json(hits, index, timings, mode=mode, **result.facts)
+        yield from search_json(hits, index, timings, query, **result.facts)
         separator = b","
     yield b"]}"
 

@@ -16,7 +16,7 @@ from starlette.types import Lifespan
 
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
-from core.errors import IndexVersionError, PairError
+from core.errors import IndexVersionError, PairError, ProviderError
 from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
@@ -46,6 +46,7 @@ ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache, RedisGuard
+    from service.rerank_server import RerankServer
 
 
 def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncoder:
@@ -101,6 +102,7 @@ def create_app(
     pair = load_pair(settings.pair, settings.pairs)
     tracer = make_tracer()
     guard, redis = _redis(settings, metrics)
+    reranker = _reranker(settings, metrics)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address, settings.faiss_device).get(settings.store)
@@ -119,7 +121,8 @@ def create_app(
     if settings.overflow_pair and not overflow:
         overflow = load_query_encoder(settings, settings.overflow_pair)
     secret = _plain(settings.cache_secret) or secrets.token_hex(32)
-    query_keys = QueryKeys(secret, encoder.spec, pair.answerable)
+    server = [_plain(settings.rerank_url), settings.rerank_model]
+    query_keys = QueryKeys(secret, encoder.spec, pair, server)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
     answers = AnswerBudget(settings.max_answer_bytes)
@@ -138,6 +141,8 @@ def create_app(
         await engine.close()
         if guard:
             await guard.close()
+        if reranker:
+            await reranker.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
 
@@ -165,7 +170,7 @@ def create_app(
         }
     )
     # It starts threads, which would keep the process alive if a later step failed.
-    engine = Engine(settings, store, pair, encoder, overflow, metrics, query_keys, redis)
+    engine = Engine(settings, store, pair, encoder, overflow, metrics, query_keys, redis, reranker)
     app.state.service = State(settings, pair.name, metrics, engine, keys, limiter, answers)
     return app
 
@@ -210,3 +215,18 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     guard = RedisGuard(url, timeout, breaker, writes, count)
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)
+
+
+def _reranker(settings: Settings, metrics: Metrics) -> "RerankServer | None":
+    if settings.rerank_url is None:
+        return None
+    try:
+        from service.rerank_server import RerankServer
+    except ModuleNotFoundError as error:
+        message = f"CARE_RERANK_URL needs {error.name}: pip install 'care-retrieval[rerank]'"
+        raise ProviderError(message, code="missing_package", package=error.name) from error
+    breaker = Breaker()
+    metrics.rerank_breaker.set_function(lambda: breaker.state)
+    url, key = _plain(settings.rerank_url), _plain(settings.rerank_key)
+    timeout = settings.rerank_timeout_ms / 1000
+    return RerankServer(url, settings.rerank_model, key, timeout, breaker)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any
 
-from core.encoders import QueryEncoder
+from core.encoders import QueryEncoder, TokenVectorEncoder
 from core.types import FloatArray
 from models.encoders.providers import MAX_ROWS
 from service.metrics import Metrics
@@ -23,6 +23,8 @@ class Job:
         text: The text, normalized by `core.text`.
         abandoned: Whether no request waits for it any more; it is then not encoded.
         tokenized: Its tokens, once tokenized.
+        with_tokens: Whether its token vectors are wanted too.
+        token_vectors: Its token vectors, float32 [tokens, dimension], if the encoder computes them.
         queued: When it was submitted, on the clock of `time.perf_counter` [s].
         queue: Time in the queue [s].
         tokenize: Time to tokenize its batch [s].
@@ -32,6 +34,8 @@ class Job:
     text: str
     abandoned: bool = False
     tokenized: Any = None
+    with_tokens: bool = False
+    token_vectors: FloatArray | None = None
     queued: float = field(default_factory=time.perf_counter)
     queue: float = 0.0
     tokenize: float = 0.0
@@ -64,6 +68,9 @@ class Batcher:
         niceness: int = 0,
     ) -> None:
         self._encoder = encoder
+        self._token_encoder: TokenVectorEncoder | None = None
+        if isinstance(encoder, TokenVectorEncoder) and encoder.token_dimension:
+            self._token_encoder = encoder
         self._niceness = niceness
         self._budget = budget
         self._padding = padding
@@ -178,7 +185,13 @@ class Batcher:
 
     def _encode(self, batch: Sequence[Job]) -> FloatArray:
         started = time.perf_counter()
-        encoding = self._encoder.encode_tokens([job.tokenized for job in batch])
+        tokens = [job.tokenized for job in batch]
+        if self._token_encoder and any(job.with_tokens for job in batch):
+            encoding, found = self._token_encoder.encode_token_vectors(tokens)
+            for job, vectors in zip(batch, found, strict=True):
+                job.token_vectors = vectors
+        else:
+            encoding = self._encoder.encode_tokens(tokens)
         spent = time.perf_counter() - started
         for job in batch:
             job.queue, job.encode = started - job.queued - job.tokenize, spent

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from core.encoders import EncoderSpec
+from core.encoders import EncoderSpec, Pair
 from core.types import Query
-from service.answerable import Judges
 from service.hits import Kept
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
@@ -20,16 +19,26 @@ class QueryKeys:
     """Computes cache keys: keyed hashes, which reveal nothing without the secret.
 
     A key depends on everything that the result depends on: the query, the embedding space, the
-    weights of the query encoder, what judges whether a query is answered, and the files of the
-    index version. Entries of another model or index version are therefore never found.
+    weights of the query encoder, what judges whether a query is answered, what ranks hits again,
+    and the files of the index version. Entries of another model or index version are therefore
+    never found.
+
+    Args:
+        secret: Secret of the service.
+        spec: Specification of the query encoder.
+        pair: The pair.
+        reranker: Address and model of the server that ranks hits again.
     """
 
-    def __init__(self, secret: str, spec: EncoderSpec, judges: Judges) -> None:
+    def __init__(
+        self, secret: str, spec: EncoderSpec, pair: Pair, reranker: Sequence[str] = ()
+    ) -> None:
         key = hashlib.sha256(secret.encode()).digest()
         self._encode = json.JSONEncoder(sort_keys=True).encode
-        of_judges = {mode: judge.model_dump() for mode, judge in judges.items()}
-        pair = [spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256, of_judges]
-        self._hash = hashlib.blake2b(self._encode(pair).encode(), key=key, digest_size=32)
+        model = spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256
+        of_pair = pair.model_dump(mode="json", include={"answerable", "late_interaction"})
+        facts = self._encode([*model, of_pair, *reranker])
+        self._hash = hashlib.blake2b(facts.encode(), key=key, digest_size=32)
 
     def key(self, query: Query, index: str) -> bytes:
         """Returns the key [32 bytes] of a query to the index version with this identity."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from core.breaker import UnavailableError
 from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
@@ -20,14 +21,16 @@ from service.hits import QueryResult
 from service.metrics import Metrics, Timings
 from service.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
 from service.problems import RequestError
-from service.query import checked_query
-from service.search import LoadedIndex
+from service.query import QueryLimits, checked_query
+from service.rerank import RerankerName, not_reranked, reranked_by_server
+from service.search import Candidates, LoadedIndex
 from service.served_index import ServedIndex
 from service.settings import Settings
 from stores.base import VectorStore
 
 if TYPE_CHECKING:
     from service.redis_tier import RedisCache
+    from service.rerank_server import RerankServer
 
 _T = TypeVar("_T")
 
@@ -71,6 +74,7 @@ class Engine:
         metrics: The metrics of the application.
         keys: Computes the keys of both caches.
         redis: The cache in Redis, if configured.
+        reranker: The server that reranks, if configured.
 
     Raises:
         IndexVersionError: If no version can be served.
@@ -86,8 +90,17 @@ class Engine:
         metrics: Metrics,
         keys: QueryKeys,
         redis: "RedisCache | None",
+        reranker: "RerankServer | None" = None,
     ) -> None:
         self._settings = settings
+        self._reranker = reranker
+        self._limits = QueryLimits(
+            settings.max_query_chars,
+            settings.max_top_k,
+            settings.max_rerank,
+            settings.rerank_hits,
+            server=reranker is not None,
+        )
         self._pair = pair.name
         self._metrics = metrics
         self._keys = keys
@@ -105,7 +118,7 @@ class Engine:
             encoder,
             others,
             store,
-            pair.answerable,
+            pair,
             metrics,
             self._on_change,
         )
@@ -116,6 +129,13 @@ class Engine:
     def index(self) -> LoadedIndex:
         """The index version that is served."""
         return self.served.index
+
+    @property
+    def reranker(self) -> RerankerName | None:
+        """What ranks hits again, if anything."""
+        if self._reranker:
+            return "server"
+        return "late_interaction" if self.index.late else None
 
     async def checked(self, queries: Sequence[Query], *, batch: bool) -> CheckedQueries:
         """Checks the queries of a request for the served index version.
@@ -315,19 +335,44 @@ class Engine:
             self._metrics.unanswered.inc()
 
     def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
-        finish = partial(index.search, query, timeout=self._settings.channel_timeout_ms / 1000)
-        nearest = index.nearest(query)
-        flight = Flight(text=query.text, finish=finish, nearest=nearest, key=key, may_overflow=True)
+        reranker = self._reranker if query.rerank else None
+        timeout = self._settings.channel_timeout_ms / 1000
+        flight = Flight(
+            text=query.text,
+            finish=partial(index.candidates if reranker else index.search, query, timeout=timeout),
+            then=partial(self._rerank, reranker, index, query) if reranker else None,
+            nearest=index.nearest(query),
+            key=key,
+            may_overflow=True,
+            with_tokens=bool(query.rerank) and not reranker,
+        )
         if query.mode == "lexical":
-            flight.encode = False
+            flight.encode = flight.with_tokens
         elif query.mode == "hybrid":
             flight.beside = partial(index.search_text, query)
         return flight
 
-    def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
-        settings = self._settings
+    async def _rerank(
+        self, reranker: "RerankServer", index: LoadedIndex, query: Query, candidates: Candidates
+    ) -> QueryResult:
+        """Lets the server rank candidates; if it fails, they stay as they are."""
+        started = time.perf_counter()
+        found = candidates.found
         try:
-            return checked_query(index, query, settings.max_query_chars, settings.max_top_k)
+            texts = await self._pipeline.run(index.texts, found.rows)
+            scores = await reranker.scores(query.text, texts) if texts else found.scores
+            found = reranked_by_server(found, scores)
+        except UnavailableError:
+            found = not_reranked(found)
+        spent = time.perf_counter() - started
+        if "rerank" not in found.failed:
+            found = replace(found, seconds={**found.seconds, "rerank": spent})
+        candidates = replace(candidates, found=found, seconds=candidates.seconds + spent)
+        return await self._pipeline.run(index.result, query, candidates)
+
+    def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
+        try:
+            return checked_query(index, query, self._limits)
         except QueryError as error:
             limit = error.fields.get("limit")
             field = place + error.field

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,8 +27,11 @@ class Flight(Job):
 
     Attributes:
         finish: Computes the result from the vector of the text, in a search thread; calls the
-            check between its steps. It also gets the future of `beside`, and what was found by
-            `nearest`, or None.
+            check between its steps. It also gets the future of `beside`, what was found by
+            `nearest`, or None, and with `with_tokens` the argument `tokens`: the token vectors of
+            the text, or None.
+        then: What is done with this result on the event loop, if anything: its result takes the
+            place of the one of `finish`.
         nearest: Where to find rows for several flights of a batch at once, and how many.
         beside: What runs in a search thread at the same time as the encoder, if anything; calls the
             check between its steps. If encoding fails, `finish` gets the exception as the vector.
@@ -42,7 +45,8 @@ class Flight(Job):
         beside_future: The future of `beside`.
     """
 
-    finish: Callable[[Any, Check, "Future[Any] | None", Timed | None], Any]
+    finish: Callable[..., Any]
+    then: Callable[[Any], Awaitable[Any]] | None = None
     nearest: tuple[Vectors, int] | None = None
     beside: Callable[[Check], Any] | None = None
     encode: bool = True
@@ -76,7 +80,8 @@ def result_of(flight: Flight, vector: Any, found: Timed | None) -> Any:
     """
     if isinstance(vector, Exception) and not flight.beside:
         return vector
-    return flight.finish(vector, flight.check, flight.beside_future, found)
+    tokens = {"tokens": flight.token_vectors} if flight.with_tokens else {}
+    return flight.finish(vector, flight.check, flight.beside_future, found, **tokens)
 
 
 def search_together(

@@ -10,7 +10,8 @@ import numpy as np
 from core.types import FloatArray, RowArray
 from stores.base import ScoredRows
 
-Channel = Literal["dense", "lexical"]
+# What contributes to the score of a hit: the channels of a search, and what ranks its hits again.
+Channel = Literal["dense", "lexical", "rerank"]
 
 # Candidates of each channel; more if more hits are wanted. Similarities of neighbours differ by
 # less than a lexical score adds, so a row beyond 50 neighbours is a hit only if it is among the
@@ -30,8 +31,8 @@ class Found:
     Attributes:
         scores: float32 [n], descending.
         rows: int64 [n].
-        failed: Channels that failed or were late.
-        seconds: Time of each channel that answered [s].
+        failed: Channels of a hybrid search, and reranking, that failed or were late.
+        seconds: Time of each channel of a hybrid search that answered, and of reranking [s].
         channels: The scored rows of each channel, best first, and its weight; for explanations.
         bound: No row that is not found has a higher score.
     """

@@ -97,11 +97,13 @@ class Metrics:
             "Queries whose answerable score is below the threshold of the pair.",
         )
         self.channel_seconds = seconds(
-            "care_channel_seconds", "Time that a channel of a hybrid search takes.", ["channel"]
+            "care_channel_seconds",
+            "Time that a channel of a hybrid search, or reranking, takes.",
+            ["channel"],
         )
         self.channel_failures = counter(
             "care_channel_failures_total",
-            "Hybrid searches that a channel failed for or was late for.",
+            "Hybrid searches that a channel failed for or was late for, and hits not reranked.",
             ["channel"],
         )
         self.batch_queries = histogram(
@@ -117,6 +119,10 @@ class Metrics:
         self.redis_write_breaker = gauge(
             "care_redis_write_breaker_state",
             "State of the circuit breaker of writes to Redis: 0 closed, 1 half open, 2 open.",
+        )
+        self.rerank_breaker = gauge(
+            "care_rerank_breaker_state",
+            "State of the circuit breaker of CARE_RERANK_URL: 0 closed, 1 half open, 2 open.",
         )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
         gauge(
@@ -197,7 +203,7 @@ class Metrics:
             self._stages[stage].observe(getattr(timings, stage) / 1000)
 
     def observe_channels(self, seconds: Mapping[Channel, float], failed: Sequence[Channel]) -> None:
-        """Observes the time [s] of each channel of a hybrid search, and counts failures."""
+        """Observes the time [s] of each channel and of reranking, and counts failures."""
         for channel, spent in seconds.items():
             self._channels[channel].observe(spent)
         for channel in failed:

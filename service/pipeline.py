@@ -65,7 +65,7 @@ class Pipeline:
         self._metrics = metrics
         self._keep = keep
         self._open: dict[bytes, Flight] = {}
-        self._lookups: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._tokens = 0
         self._overflow_tokens = 0
@@ -126,7 +126,7 @@ class Pipeline:
             self._metrics.looked_up("in_flight", len(flights) - len(started), len(started))
         try:
             if lookup and started:
-                spawn(self._look_up(lookup, started), self._lookups)
+                spawn(self._look_up(lookup, started), self._tasks)
             else:
                 self._submit(started, urgent=urgent)
             waited = {*(flight.result for flight in flights), *others}
@@ -176,7 +176,7 @@ class Pipeline:
 
     async def close(self) -> None:
         """Waits for flights in the queue and stops the threads."""
-        for task in self._lookups:
+        for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self.stop)
 
@@ -215,6 +215,7 @@ class Pipeline:
         if not urgent and self._overflow and self._overflows(flights, sum(tokens)):
             for flight, admitted in zip(flights, tokens, strict=True):
                 flight.overflow, flight.admitted = True, admitted
+                flight.with_tokens = False  # those of this encoder are of another space
             self._overflow_tokens += sum(tokens)
             self._metrics.overflow.inc(len(flights))
             self._start(flights, self._overflow)
@@ -259,6 +260,12 @@ class Pipeline:
             and self._is_full(tokens, limit)
             and all(flight.may_overflow for flight in flights)
         )
+
+    async def _continue(self, flight: Flight, work: Awaitable[Any]) -> None:
+        try:
+            self._resolve(flight, await work)
+        except Exception as error:  # of any kind: each waiting request must get it
+            self._resolve(flight, error)
 
     def _resolve(self, flight: Flight, result: Any) -> None:
         """Sets the result of a flight, or its exception; later calls are ignored."""
@@ -316,7 +323,10 @@ class Pipeline:
     def _deliver(self, finished: Sequence[tuple[Flight, Any]]) -> None:
         def resolve() -> None:
             for flight, result in finished:
-                self._resolve(flight, result)
+                if flight.then and not isinstance(result, Exception):
+                    spawn(self._continue(flight, flight.then(result)), self._tasks)
+                else:
+                    self._resolve(flight, result)
 
         finished[0][0].result.get_loop().call_soon_threadsafe(resolve)
 

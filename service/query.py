@@ -1,22 +1,44 @@
 """Checks of a query against an index, the same over HTTP and in Python."""
 
+from dataclasses import dataclass
+
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import DOCUMENT, Filter, HitLimit, Query
 from service.search import LoadedIndex
 
 
-def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: int) -> Query:
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """Limits of a query, and what reranks beside late interaction.
+
+    Attributes:
+        chars: Longest text [characters].
+        top_k: Largest `top_k`.
+        rerank: Largest number of hits that are ranked again.
+        rerank_default: How many are if the query does not say.
+        server: Whether a server ranks them.
+    """
+
+    chars: int
+    top_k: int
+    rerank: int
+    rerank_default: int
+    server: bool = False
+
+
+def checked_query(index: LoadedIndex, query: Query, limits: QueryLimits) -> Query:
     """Returns the query as it is searched: under the text rules, within the index's size.
 
     Raises:
         QueryError: If the text is empty or too long, `top_k` is too large, the filter is not
-            valid for the index, or it has no field of the name in `limit_per`.
+            valid for the index, it has no field of the name in `limit_per`, or hits cannot be
+            ranked again, or not as many.
     """
-    text = check_text(query.text, max_chars)
-    if query.top_k > max_top_k:
-        message = f"is {query.top_k}; the limit is {max_top_k}"
-        raise QueryError("top_k", message, code="top_k_too_large", limit=max_top_k)
+    text = check_text(query.text, limits.chars)
+    if query.top_k > limits.top_k:
+        message = f"is {query.top_k}; the limit is {limits.top_k}"
+        raise QueryError("top_k", message, code="top_k_too_large", limit=limits.top_k)
     filter_: Filter = {}
     if query.filter != {}:
         conditions = index.filters.check(query.filter)
@@ -33,7 +55,25 @@ def checked_query(index: LoadedIndex, query: Query, max_chars: int, max_top_k: i
         )
         raise QueryError("mode", message, code="mode_not_available")
     how = filter_, query.min_score, collapse, mode, query.explain, query.evidence
-    return Query(text, top_k, *how, _checked_limit(index, query.limit_per, top_k))
+    limit = _checked_limit(index, query.limit_per, top_k)
+    return Query(text, top_k, *how, limit, _checked_rerank(index, query, limits, top_k))
+
+
+def _checked_rerank(index: LoadedIndex, query: Query, limits: QueryLimits, top_k: int) -> int:
+    """Returns how many hits are ranked again: all hits are, so that their scores compare."""
+    if query.rerank == 0:
+        return 0
+    if not limits.server and index.late is None:
+        message = (
+            f"needs token vectors that index '{index.manifest.name}' and the pair have in common "
+            "(care index --token-vectors), or a server (CARE_RERANK_URL)"
+        )
+        raise QueryError("rerank", message, code="rerank_not_available")
+    wanted = max(limits.rerank_default if query.rerank is None else query.rerank, top_k)
+    if wanted > limits.rerank:
+        message = f"would rank {wanted} hits again; the limit is {limits.rerank}"
+        raise QueryError("rerank", message, code="rerank_too_large", limit=limits.rerank)
+    return min(wanted, index.manifest.count)
 
 
 def _checked_limit(index: LoadedIndex, limit: HitLimit | None, top_k: int) -> HitLimit | None:

@@ -121,9 +121,8 @@ async def _search(
     if not batch and (known := engine.recall(checked, include)):
         hits, answerable, timings = known
         request.scope["state"]["timings"] = timings
-        mode = checked.queries[0].mode
-        facts: dict[str, Any] = {"mode": mode, "cached": True, "answerable": answerable}
-        return b"".join(search_json([hits], index, timings, **facts))
+        facts: dict[str, Any] = {"cached": True, "answerable": answerable}
+        return b"".join(search_json([hits], index, timings, checked.queries[0], **facts))
     # A hit's evidence is at most as long as its text.
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
@@ -131,8 +130,7 @@ async def _search(
     request.scope["state"]["timings"] = _slowest(results)
     short = are_short(result for result, _ in results)
     if batch:
-        modes = [query.mode for query in checked.queries]
-        pieces = batch_json(index, results, included, modes)
+        pieces = batch_json(index, results, included, checked.queries)
     else:
         ((result, timings),) = results
         hits_json: Iterable[bytes] = result.hits.json(include)
@@ -140,8 +138,7 @@ async def _search(
             hits_json = [hits := b"".join(hits_json)]
             if not result.overflow and not result.failed:
                 engine.remember(checked, include, hits)
-        mode = checked.queries[0].mode
-        pieces = search_json(hits_json, index, timings, mode=mode, **result.facts)
+        pieces = search_json(hits_json, index, timings, checked.queries[0], **result.facts)
     return b"".join(pieces) if short else _sent(request, pieces, size)
 
 
@@ -173,6 +170,7 @@ def _index_response(loaded: LoadedIndex, state: State) -> bytes:
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
         modes=list(loaded.modes),
+        reranker=state.engine.reranker,
         answerable_thresholds=loaded.answerable_thresholds,
         filter_field_count=len(loaded.filters.fields),
     )

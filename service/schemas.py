@@ -24,6 +24,7 @@ from core.types import HitLimit, Mode, Query
 from service.filter_schema import FilterField, FilterItem
 from service.fusion import Channel
 from service.metrics import Timings
+from service.rerank import RerankerName
 
 Include = Literal["text", "metadata"]
 
@@ -60,6 +61,13 @@ class LimitPer(_Request):
     hits: int = Field(ge=1, description="Most hits of each document or value.")
 
 
+def _check_rerank(value: object) -> object:
+    """Reports one error of the field, where a union reports one for each of its types."""
+    if isinstance(value, bool) or (isinstance(value, int) and value >= 1):
+        return value
+    raise PydanticCustomError("rerank", "is neither true, false nor a number of hits, 1 or more")
+
+
 class SearchRequest(_Request):
     """One query."""
 
@@ -70,8 +78,8 @@ class SearchRequest(_Request):
     filter: FilterField = Field(default_factory=dict)
     min_score: float | None = Field(
         None,
-        ge=-1,
-        le=2,
+        ge=-100,
+        le=100,
         description="Lowest score of a hit, in the scale of the mode. Scores up to 0.000001 below "
         "it pass, because a score varies by about 0.0000001 with the batch of its query.",
     )
@@ -94,7 +102,7 @@ class SearchRequest(_Request):
     explain: bool = Field(
         False,
         description="Whether each hit says what rank, score and weight it has in each channel of "
-        "a hybrid search. Such searches are not cached.",
+        "a hybrid search, and in reranking. Such searches are not cached.",
     )
     evidence: bool = Field(
         False, description="Whether each hit has the sentence that shares most with the query."
@@ -106,11 +114,19 @@ class SearchRequest(_Request):
         "value is not limited.",
     )
 
+    rerank: Annotated[bool | int, BeforeValidator(_check_rerank)] = Field(
+        False,
+        description="Whether the first hits are ranked again by late interaction or a server "
+        "(`reranker` of GET /index): true for CARE_RERANK_HITS of them, or their number, at most "
+        "CARE_MAX_RERANK and at least `top_k`. `min_score` is compared with the new scores.",
+    )
+
     def as_query(self) -> Query:
         """Returns the query of the request."""
         limit = HitLimit(self.limit_per.field, self.limit_per.hits) if self.limit_per else None
         how = self.min_score, self.collapse, self.mode, self.explain, self.evidence, limit
-        return Query(self.query, self.top_k, self.filter, *how)
+        rerank = None if self.rerank is True else int(self.rerank)
+        return Query(self.query, self.top_k, self.filter, *how, rerank)
 
 
 def _check_queries(queries: object, info: ValidationInfo) -> object:
@@ -157,7 +173,8 @@ class HitResponse(BaseModel):
     score: float = Field(
         description="In mode dense the cosine similarity of query and document, in mode lexical "
         "the share of the highest BM25 score that a document could have (0 to 1), in mode hybrid "
-        "the cosine similarity plus the weighted lexical score, or weighted reciprocal ranks."
+        "the cosine similarity plus the weighted lexical score, or weighted reciprocal ranks. "
+        "Late interaction adds its weighted score; the score of a server takes its place."
     )
     rank: int = Field(description="Position in the hits, from 1.")
     title: str
@@ -169,7 +186,9 @@ class HitResponse(BaseModel):
     chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
     chunks: int | None = Field(None, description="Number of chunks of the document.")
     explain: dict[Channel, Contribution] | None = Field(
-        None, description="What each channel of a hybrid search contributes, if asked for."
+        None,
+        description="What each channel of a hybrid search, and reranking, contribute, if asked "
+        "for. The score of a server is the whole score.",
     )
     evidence: EvidenceResponse | None = Field(
         None,
@@ -198,8 +217,9 @@ class SearchResponse(BaseModel):
     )
     failed_channels: list[Channel] = Field(
         description="Channels of a hybrid search that failed or were late; the hits are those of "
-        "the other one."
+        "the other one. With rerank, the hits could not be ranked again."
     )
+    reranked: bool = Field(description="Whether the hits were ranked again.")
     answerable: float | None = Field(
         description="Whether the index seems to answer the query, from 0 to 1: below the threshold "
         "that GET /index has for the mode, the hits are likely to be about something else. Null if "
@@ -320,6 +340,9 @@ class IndexResponse(IndexReference):
     recall: RecallReport
     modes: list[Mode] = Field(description="Modes of search; the first one is the default.")
     fusion: dict[str, float] = Field(description="Weights of a hybrid search.")
+    reranker: RerankerName | None = Field(
+        description="What ranks the hits of a query with `rerank` again; null if nothing does."
+    )
     answerable_thresholds: dict[Mode, float] = Field(
         description="By mode, the `answerable` score below which nothing in the index seems to "
         "answer a query. Empty if the pair has no calibration for an index of this size."

@@ -9,8 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
@@ -19,10 +18,11 @@ from core import documents, filters
 from core.breaker import UnavailableError
 from core.canaries import check_canaries
 from core.documents import DocumentReader
-from core.encoders import Encoder, EncoderSpec
+from core.encoders import Encoder, EncoderSpec, Pair
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
+from core.text import document_text
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
 from core.versions import index_folder, read_manifest, verify_files, with_version
 from service.answerable import Features, Judges, answerable, measure, suitable
@@ -39,10 +39,12 @@ from service.fusion import (
 from service.hits import Hits, Kept, QueryResult
 from service.limits import HitLimits, first_depth, is_limited, search_limited
 from service.logs import describe
+from service.rerank import LateReranker, not_reranked
 from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
 from stores.lexical import LexicalIndex, open_full_text
+from stores.token_vectors import TokenVectors, open_token_vectors
 
 _LOG = logging.getLogger("care.service")
 
@@ -54,6 +56,21 @@ _SAME_SCORE = 1e-6
 
 # Scored rows, and the time to find them [s].
 Timed = tuple[ScoredRows, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What the search for a query has found, before `min_score` and `top_k` are applied.
+
+    Attributes:
+        found: The rows, best first: of a query with `rerank` as many as are ranked again.
+        answerable: The score that says whether the index answers the query, if there is one.
+        seconds: Time to find them [s].
+    """
+
+    found: Found
+    answerable: float | None
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,7 @@ class LoadedIndex:
             in number and size.
         judges: What judges whether the index answers a query, by mode: those of the pair that
             were fitted on an index of about this size.
+        late: What reranks by late interaction, if version and pair have token vectors of one space.
     """
 
     identity: str
@@ -81,6 +99,7 @@ class LoadedIndex:
     full_text: LexicalIndex | None
     filter_values: Mapping[str, Sequence[FilterValue]]
     judges: Judges
+    late: LateReranker | None
 
     @property
     def document_bytes(self) -> int:
@@ -107,7 +126,7 @@ class LoadedIndex:
         if query.filter or is_limited(query) or query.mode == "lexical":
             return None
         least = DENSE_CANDIDATES if query.mode == "hybrid" else 1
-        return self.vectors, self._candidates(query.top_k, least)
+        return self.vectors, self._candidates(_sought(query).top_k, least)
 
     def search(
         self,
@@ -117,8 +136,9 @@ class LoadedIndex:
         text: "Future[Timed] | None" = None,
         near: Timed | None = None,
         timeout: float | None = None,
+        tokens: FloatArray | None = None,
     ) -> QueryResult:
-        """Returns the hits of a query.
+        """Returns the hits of a query; with `rerank` they are ranked again by late interaction.
 
         Args:
             query: The query, checked by `service/query.py`.
@@ -128,13 +148,38 @@ class LoadedIndex:
             text: In mode hybrid the result of `search_text`, if it runs elsewhere.
             near: What a search as by `nearest` has found, if there was one.
             timeout: How long to wait for `text` [s].
+            tokens: The token vectors of the query, float32 [tokens, dimension] of unit norm.
+                Without them the hits are marked as not reranked.
 
         Raises:
             UnavailableError: If the store cannot be reached, and no other channel answers.
         """
+        candidates = self.candidates(query, vector, check, text, near, timeout)
+        if query.rerank:
+            started = time.perf_counter()
+            if self.late and tokens is not None:
+                found = self.late.rerank(candidates.found, tokens)
+                spent = time.perf_counter() - started
+                found = replace(found, seconds={**found.seconds, "rerank": spent})
+                candidates = replace(candidates, found=found, seconds=candidates.seconds + spent)
+            else:
+                candidates = replace(candidates, found=not_reranked(candidates.found))
+        return self.result(query, candidates, check)
+
+    def candidates(
+        self,
+        query: Query,
+        vector: FloatArray | Exception | None,
+        check: Check = no_check,
+        text: "Future[Timed] | None" = None,
+        near: Timed | None = None,
+        timeout: float | None = None,
+    ) -> Candidates:
+        """Returns what is found for a query; arguments and errors as in `search`."""
         started = time.perf_counter()
         searches: list[Found] = []
-        lowest = None if query.min_score is None else query.min_score - _SAME_SCORE
+        query = _sought(query)
+        lowest = _lowest_accepted(query)
 
         def find(query: Query, depth: int) -> Found:
             nonlocal vector, text, timeout
@@ -153,17 +198,28 @@ class LoadedIndex:
             found = search_limited(find, query, limits, count, lowest, narrow=narrow)
         else:
             found = find(query, first_depth(query, count))
+        best = slice(query.top_k)
+        found = replace(found, scores=found.scores[best], rows=found.rows[best])
+        seconds = time.perf_counter() - started + (near[1] if near else 0.0)
+        # Later searches may leave out what the first one has found.
+        return Candidates(found, self._answerable(query, searches[0]), seconds)
+
+    def result(self, query: Query, candidates: Candidates, check: Check = no_check) -> QueryResult:
+        """Returns the hits of a query among candidates in their final order."""
+        found, lowest = candidates.found, _lowest_accepted(query)
         scores, rows = found.scores, found.rows
         if lowest is not None:
             good = scores >= lowest
             scores, rows = scores[good], rows[good]
-        best_rows = scores[: query.top_k], rows[: query.top_k]
+        kept = Kept((scores[: query.top_k], rows[: query.top_k]), candidates.answerable)
         explain = found.explain if query.explain else None
-        seconds = time.perf_counter() - started + (near[1] if near else 0.0)
-        # Later searches may leave out what the first one has found.
-        kept = Kept(best_rows, self._answerable(query, searches[0]))
-        result = self._read(query, kept, seconds, explain, check)
+        result = self._read(query, kept, candidates.seconds, explain, check)
         return replace(result, failed=found.failed, channel_seconds=found.seconds)
+
+    def texts(self, rows: RowArray) -> list[str]:
+        """Returns the text of each row, with its title, as encoders read it."""
+        read = map(self.documents.__getitem__, rows.tolist())
+        return [document_text(document.title, document.text) for document in read]
 
     def features(self, query: Query, found: Found) -> Features:
         """Returns the features of a query, given what it has found in mode dense or hybrid."""
@@ -187,7 +243,7 @@ class LoadedIndex:
         if self.full_text is None:
             return NOTHING, 0.0
         alone = query.mode == "lexical"
-        depth = depth or first_depth(query, self.manifest.count)
+        depth = depth or first_depth(_sought(query), self.manifest.count)
         k = self._candidates(depth, LEXICAL_CANDIDATES)
         found = self.full_text.search(query.text, k, query.filter, check, characters=alone)
         return found, time.perf_counter() - started
@@ -255,7 +311,8 @@ class LoadedIndex:
                 weight = found.channels["lexical"][1]
                 bound = _lowest(nearest) + weight * max(0.0, _lowest(lexical))
                 found = replace(found, bound=bound)
-        failed = tuple(channel for channel in get_args(Channel) if channel not in seconds)
+        both: tuple[Channel, ...] = ("dense", "lexical")
+        failed = tuple(channel for channel in both if channel not in seconds)
         return replace(found, failed=failed, seconds=seconds)
 
     def _dense_candidates(
@@ -300,6 +357,15 @@ class LoadedIndex:
         return QueryResult(kept, hits, search, fetch, cached)
 
 
+def _sought(query: Query) -> Query:
+    """Returns the query that finds the candidates: with `rerank` more of them, of any score."""
+    return replace(query, top_k=query.rerank, min_score=None) if query.rerank else query
+
+
+def _lowest_accepted(query: Query) -> float | None:
+    return None if query.min_score is None else query.min_score - _SAME_SCORE
+
+
 def _lowest(found: ScoredRows) -> float:
     return float(found[0][-1]) if len(found[0]) else -math.inf
 
@@ -318,11 +384,12 @@ def load_index(
     encoder: Encoder,
     store: VectorStore | None = None,
     others: Sequence[Encoder] = (),
-    judges: Judges = MappingProxyType({}),
+    pair: Pair | None = None,
 ) -> LoadedIndex:
     """Opens the active version of an index and checks its files, counts and canaries.
 
-    The canaries are checked with each encoder. `judges` are those of the pair.
+    The canaries are checked with each encoder. `pair` has the calibration of the answerable score
+    and the weight of late interaction.
 
     If another version becomes active and the first one is pruned meanwhile, the new one is opened.
 
@@ -334,7 +401,7 @@ def load_index(
     return with_version(
         lambda: store.active_version(root, name),
         lambda version: open_version(
-            index_folder(root, name) / version, encoder, store, others, judges
+            index_folder(root, name) / version, encoder, store, others, pair
         ),
     )
 
@@ -344,7 +411,7 @@ def open_version(
     encoder: Encoder,
     store: VectorStore,
     others: Sequence[Encoder] = (),
-    judges: Judges = MappingProxyType({}),
+    pair: Pair | None = None,
 ) -> LoadedIndex:
     """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
 
@@ -371,14 +438,21 @@ def open_version(
     filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     vectors = store.open(folder, manifest, filter_reader)
     full_text = open_full_text(folder, manifest, filter_reader)
+    late = _late_reranker(open_token_vectors(folder, manifest), pair)
     sums = sorted((name, record.sha256) for name, record in manifest.all_files.items())
     identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
     listed = filter_reader.frequent_values()
     reference = to_json({"name": manifest.name, "version": manifest.version})
     opened = reader, filter_reader, vectors, full_text
-    return LoadedIndex(
-        identity, reference, files, manifest, *opened, listed, suitable(judges, manifest.count)
-    )
+    judges = suitable(pair.answerable, manifest.count) if pair else {}
+    return LoadedIndex(identity, reference, files, manifest, *opened, listed, judges, late)
+
+
+def _late_reranker(tokens: TokenVectors | None, pair: Pair | None) -> LateReranker | None:
+    how = pair.late_interaction if pair else None
+    if tokens is None or how is None or how.space != tokens.spec.space:
+        return None
+    return LateReranker(tokens, how.weight)
 
 
 def check_space(

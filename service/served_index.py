@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from core.encoders import Encoder
+from core.encoders import Encoder, Pair
 from core.errors import CareError, IndexVersionError
 from core.versions import index_folder, list_versions, read_manifest
-from service.answerable import Judges
 from service.logs import describe
 from service.metrics import Metrics
 from service.search import LoadedIndex, load_index, open_version
@@ -38,6 +37,7 @@ DAMAGE = frozenset(
         "unreadable_filters",
         "unreadable_full_text",
         "unreadable_terms",
+        "unreadable_token_vectors",
         "unreadable_vectors",
         "wrong_checksum",
         "wrong_document_count",
@@ -75,7 +75,7 @@ class ServedIndex:
         encoder: The query encoder.
         others: Further query encoders, which each version must suit as well.
         store: The store of the vectors.
-        judges: What judges whether the index answers a query, by mode.
+        pair: The pair: its calibration of the answerable score, and its token vectors.
         metrics: Shows the served version and counts reloads.
         on_change: Called in the event loop after another version is served.
 
@@ -90,16 +90,14 @@ class ServedIndex:
         encoder: Encoder,
         others: Sequence[Encoder],
         store: VectorStore,
-        judges: Judges,
+        pair: Pair,
         metrics: Metrics,
         on_change: Callable[[LoadedIndex], None],
     ) -> None:
         self._folder = index_folder(root, name)
         self._active = partial(store.active_version, root, name)
-        self._load_active = partial(load_index, root, name, encoder, store, others, judges)
-        self._open = partial(
-            open_version, encoder=encoder, store=store, others=others, judges=judges
-        )
+        self._load_active = partial(load_index, root, name, encoder, store, others, pair)
+        self._open = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
         self._older = partial(versions_before, root, name)
         self._metrics = metrics
         self._on_change = on_change

@@ -98,6 +98,20 @@ class Settings(BaseSettings):
     [ms]; after it the vectors alone answer."""
     max_top_k: AtLeast1 = 1000
     """Largest top_k."""
+    rerank_url: SecretStr | None = None
+    """Address of a server with `/v1/rerank` (the form of Cohere and Jina), such as
+    http://host:8080/v1, which ranks the hits of queries with `rerank` in place of late interaction.
+    Queries and passages are sent to it. Needs the extra rerank."""
+    rerank_model: str = ""
+    """The server's name of its model, if it asks for one."""
+    rerank_key: SecretStr | None = None
+    """Key of the server, sent as a bearer token."""
+    rerank_timeout_ms: AtLeast1 = 1000
+    """Time-out of one call of the server [ms]; after it the hits stay as they are, marked."""
+    rerank_hits: AtLeast1 = 50
+    """Number of hits that a query with `"rerank": true` ranks again."""
+    max_rerank: AtLeast1 = 200
+    """Most hits that one query ranks again."""
     max_batch: AtLeast1 = 64
     """Most queries in one request to /search/batch."""
     max_embeddings: AtLeast1 = 2048
@@ -212,6 +226,8 @@ class Settings(BaseSettings):
             raise ValueError("CARE_STORE=milvus requires CARE_MILVUS_URI")
         if self.api_keys and self.api_keys_file:
             raise ValueError("set either CARE_API_KEYS or CARE_API_KEYS_FILE, not both")
+        if self.rerank_hits > self.max_rerank:
+            raise ValueError("CARE_RERANK_HITS exceeds CARE_MAX_RERANK")
         if self.redis_url and not self.cache_secret:
             message = "set it to a long random text, the same for all replicas"
             raise ValueError(f"CARE_REDIS_URL requires CARE_CACHE_SECRET: {message}")

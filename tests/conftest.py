@@ -11,9 +11,10 @@ from fastapi.testclient import TestClient
 from core.encoders import EncoderSpec
 from core.manifest import IndexManifest
 from indexer.build import BuildOptions, build
+from models.pairs import write_pair
 from service.app import create_app
 from service.settings import Settings
-from tests.encoders import BigramEncoder, make_spec
+from tests.encoders import BigramEncoder, make_pair
 
 # The key "secret" with the role admin.
 ADMIN_KEY = f"ops:admin:{hashlib.sha256(b'secret').hexdigest()}"
@@ -112,12 +113,8 @@ def indexes(tmp_path: Path) -> Path:
 @pytest.fixture
 def pair_file(tmp_path: Path) -> Path:
     """A pair of test encoders, as a file that a command can name."""
-    lines = ['name = "bigrams"', 'description = "d"', 'embedding_space = "bigrams-1"']
-    for role in ("query", "document"):
-        facts = make_spec(role).model_dump(exclude={"role", "embedding_space"})
-        lines += [f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in facts.items())]
     path = tmp_path / "bigrams.toml"
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_pair(make_pair(folder=tmp_path), path)
     return path
 
 

@@ -3,10 +3,12 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
-from core.encoders import EncoderSpec, Encoding, LateInteraction, Role
+from core.encoders import EncoderSpec, Encoding, LateInteraction, Pair, Role
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 from models.late_interaction import encode_tokens, pool_tokens
@@ -32,6 +34,12 @@ def make_spec(role: Role = "query", space: str = "bigrams-1") -> EncoderSpec:
         prompt="",
         embedding_space=space,
     )
+
+
+def make_pair(**changes: Any) -> Pair:
+    """Returns a pair of test encoders, whose weights are no files."""
+    facts = {"name": "bigrams", "description": "d", "folder": Path()}
+    return Pair(**facts | {role: make_spec(role) for role in get_args(Role)} | changes)
 
 
 class BigramEncoder:

@@ -1,6 +1,7 @@
-"""`care evaluate`: the modes of an index beside BM25, a `min_score`, the weight of full text."""
+"""`care evaluate`: the modes of an index beside BM25, reranking, weights, a `min_score`."""
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +46,17 @@ def evaluate(
             callback=_numbers,
         ),
     ] = None,
+    rerank_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server with /v1/rerank that ranks the hits again, in place of late interaction; "
+            "its key is read from CARE_RERANK_KEY.",
+        ),
+    ] = None,
+    rerank_model: Annotated[
+        str, typer.Option(metavar="NAME", help="The server's name of its model.")
+    ] = "",
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
     ] = None,
@@ -63,6 +75,12 @@ def evaluate(
     from core.records import write_json
     from evaluation.index_evaluation import evaluate_index
 
+    rerank = {}
+    if rerank_url:
+        key = os.environ.get("CARE_RERANK_KEY", "")
+        given = {"RERANK_URL": rerank_url, "RERANK_MODEL": rerank_model, "RERANK_KEY": key}
+        rerank = {name: value for name, value in given.items() if value}
+
     result = evaluate_index(
         indexes,
         index,
@@ -70,6 +88,7 @@ def evaluate(
         queries,
         qrels,
         [float(part) for part in (weights or "").split(",") if part],
+        rerank,
     )
     if result.warning:
         note(f"warning: {result.warning}")
@@ -93,9 +112,11 @@ def _lines(result: "IndexEvaluation") -> Iterator[str]:
     for system, values in result.scores.items():
         line = f"{system:{width}}  " + "  ".join(f"{values[name]:>10.4f}" for name in MEASURES)
         line += f"  {_interval(result.differences.get(system)):>25}"
-        if speed := next((speed for mode, speed in result.speeds.items() if mode == system), None):
+        if speed := result.speeds.get(system):
             line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"
         yield line
+    if result.rerank_gain:
+        yield f"nDCG@10 by ranking again, to mode {result.mode}: {_interval(result.rerank_gain)}"
     yield f"BM25: {ENGINE}"
     yield (
         f"speed: {result.timed:,} queries, one request at a time; in batches of 32 "

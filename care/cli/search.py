@@ -70,6 +70,15 @@ def search(
             show_default=False,
         ),
     ] = None,
+    rerank: Annotated[
+        int,
+        Option(
+            metavar="HITS",
+            min=0,
+            help="Rank this many of the first hits again by late interaction, if pair and index "
+            "have token vectors; 0 for none.",
+        ),
+    ] = 0,
     pair: PairName = DEFAULT_PAIR,
     indexes: Indexes = DEFAULT_INDEXES,
     milvus_uri: MilvusUri = None,
@@ -82,7 +91,7 @@ def search(
     with open_index(index, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as opened:
         started = time.perf_counter()
         how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
-        how |= {"evidence": evidence, "limit_per": limit}
+        how |= {"evidence": evidence, "limit_per": limit, "rerank": rerank or False}
         hits = opened.search(query, top_k, filter=accepted, mode=mode, **how)
         seconds = time.perf_counter() - started
         response = _response(opened, hits, seconds, evidence=evidence)
@@ -153,6 +162,7 @@ def _response(
         "cached": False,
         "overflow": False,
         "failed_channels": [],
+        "reranked": hits.reranked,
         "answerable": hits.answerable,
     }
 

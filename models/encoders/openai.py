@@ -5,7 +5,6 @@ Requires the extra `openai`.
 
 import asyncio
 import base64
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,6 +20,7 @@ from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
+from models.servers import authorization, route_url
 
 _CONNECT_SECONDS = 10.0
 # Largest response: one number of a vector as decimal digits, and everything else.
@@ -80,8 +80,16 @@ class OpenAIEncoder:
         load_tokenizer: Callable[[], OffsetTokenizer] | None = None,
     ) -> None:
         self.spec = spec
-        self.url = _embeddings_url(base_url)
-        self._headers = _authorization(api_key)
+        url, headers = route_url(base_url, "embeddings"), authorization(api_key or "")
+        if url is None:
+            # Not quoted, because it can contain a password.
+            message = "the address of the embedding server is invalid: use http://host:port/v1"
+            raise EmbeddingServerError(message, code="bad_base_url")
+        if headers is None:
+            message = "the API key of the embedding server contains spaces or is not ASCII"
+            raise EmbeddingServerError(message, code="bad_api_key")
+        self.url = url
+        self._headers = headers
         self._body: dict[str, Any] = {"model": model or spec.model, "encoding_format": "base64"}
         if truncate:
             self._body["truncate_prompt_tokens"] = spec.max_length
@@ -279,29 +287,6 @@ class _Response(BaseModel):
 
 class _RejectedError(Exception):
     """The server rejects a request permanently; the argument is the status."""
-
-
-def _embeddings_url(base_url: str) -> str:
-    try:
-        url = httpx2.URL(base_url)
-    except httpx2.InvalidURL:
-        url = httpx2.URL()
-    plain = not (url.userinfo or url.query or url.fragment)
-    if url.scheme not in ("http", "https") or not url.host or not plain:
-        # Not quoted, because it can contain a password.
-        message = "the address of the embedding server is invalid: use http://host:port/v1"
-        raise EmbeddingServerError(message, code="bad_base_url")
-    root = str(url).rstrip("/")
-    return f"{root}/embeddings" if re.search(r"/v\d+$", root) else f"{root}/v1/embeddings"
-
-
-def _authorization(api_key: str | None) -> dict[str, str]:
-    if not api_key:
-        return {}
-    if not re.fullmatch(r"[!-~]+", api_key):
-        message = "the API key of the embedding server contains spaces or is not ASCII"
-        raise EmbeddingServerError(message, code="bad_api_key")
-    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _vector(embedding: str | list[float]) -> FloatArray:

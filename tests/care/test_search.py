@@ -109,7 +109,7 @@ def test_many_queries_are_searched_in_order(index: care.SearchIndex) -> None:
         ({"query": 3}, "string_type", "query"),
         ({"query": "骨折", "top_k": 0}, "greater_than_equal", "top_k"),
         ({"query": "骨折", "top_k": 1001}, "top_k_too_large", "top_k"),
-        ({"query": "骨折", "min_score": 2.5}, "less_than_equal", "min_score"),
+        ({"query": "骨折", "min_score": 100.5}, "less_than_equal", "min_score"),
         ({"query": "骨折", "filter": {"unknown": ["a"]}}, "unknown_filter_field", "filter.unknown"),
         ({"query": "骨折", "filter": {"rare": []}}, "invalid_filter", "filter.rare"),
         ({"query": "骨折", "filter": {"rare": {"gt": 1}}}, "filter_not_numeric", "filter.rare"),

@@ -60,8 +60,9 @@ def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_request_is_timed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = search_times("http://test", ["高血压", "咳嗽"], ["dense", "lexical"])
-    assert {mode: len(taken) for mode, taken in times.items()} == {"dense": 2, "lexical": 2}
+    systems = {"by words": {"mode": "lexical"}, "first": {"mode": "dense", "top_k": 1}}
+    times = search_times("http://test", ["高血压", "咳嗽"], systems)
+    assert {name: len(taken) for name, taken in times.items()} == {"by words": 2, "first": 2}
     assert min(min(taken) for taken in times.values()) > 0
     monkeypatch.setattr(http.httpx2, "get", lambda url, **_: client.get(url))
     assert served_index("http://test")["modes"][0] == "dense"

@@ -10,10 +10,11 @@ from core.types import Query
 from service.cache import MemoryCache, QueryKeys
 from service.hits import Kept
 from tests.conftest import Builder, make_records
-from tests.encoders import BigramEncoder, make_spec
+from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
 from tests.service.conftest import ADMIN, Serve
 
 QUERY = {"query": "高血压患者的护理", "top_k": 5}
+PAIR = make_pair()
 
 
 def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
@@ -186,14 +187,14 @@ QUERIES = [
 
 
 def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
-    keys = QueryKeys("secret", make_spec(), {})
+    keys = QueryKeys("secret", make_spec(), PAIR)
     all_keys = {keys.key(query, index) for query in QUERIES for index in ("1", "2")}
     assert len(all_keys) == 2 * len(QUERIES)
     assert {len(key) for key in all_keys} == {32}
 
 
 def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
-    keys = QueryKeys("secret", make_spec(), {})
+    keys = QueryKeys("secret", make_spec(), PAIR)
     one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
     assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
 
@@ -205,25 +206,26 @@ def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
 def test_another_encoder_has_different_keys(changes: dict[str, str]) -> None:
     spec = make_spec()
     other = spec.model_copy(update=changes)
-    assert QueryKeys("secret", spec, {}).key(QUERIES[0], "1") != (
-        QueryKeys("secret", other, {}).key(QUERIES[0], "1")
+    assert QueryKeys("secret", spec, PAIR).key(QUERIES[0], "1") != (
+        QueryKeys("secret", other, PAIR).key(QUERIES[0], "1")
     )
 
 
 def test_keys_depend_on_the_secret() -> None:
     spec = make_spec()
-    assert QueryKeys("a", spec, {}).key(QUERIES[0], "1") != QueryKeys("b", spec, {}).key(
+    assert QueryKeys("a", spec, PAIR).key(QUERIES[0], "1") != QueryKeys("b", spec, PAIR).key(
         QUERIES[0], "1"
     )
 
 
-def test_keys_depend_on_what_judges_whether_a_query_is_answered() -> None:
-    spec = make_spec()
-    keys = [
-        QueryKeys("secret", spec, judges).key(QUERIES[0], "1")
-        for judges in ({}, *({"dense": judge(threshold)} for threshold in (0.2, 0.3)))
-    ]
-    assert len(set(keys)) == 3
+def test_keys_depend_on_what_judges_and_reranks() -> None:
+    changes: list[dict[str, Any]] = [{"answerable": {"dense": judge(t)}} for t in (0.2, 0.3)]
+    heavier = LATE_INTERACTION.model_copy(update={"weight": 2.0})
+    changes += [{"late_interaction": how} for how in (LATE_INTERACTION, heavier)]
+    pairs = [PAIR, *(PAIR.model_copy(update=change) for change in changes)]
+    keys = [QueryKeys("secret", make_spec(), pair) for pair in pairs]
+    keys += [QueryKeys("secret", make_spec(), PAIR, ["http://host", name]) for name in "ab"]
+    assert len({each.key(QUERIES[0], "1") for each in keys}) == len(keys)
 
 
 def judge(threshold: float) -> Answerability:

@@ -177,6 +177,7 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
         "search_parameters": {},
         "recall": manifest.recall.model_dump(mode="json"),
         "modes": ["dense", "hybrid", "lexical"],
+        "reranker": None,
         "fusion": {},
         "answerable_thresholds": {},
         "filters": {

@@ -41,6 +41,12 @@ VALUES = [
     ("BATCH_PADDING", "2", 2),
     ("QUEUE_TOKENS", "10", 10),
     ("OVERFLOW_PAIR", "care-mini-lookup", "care-mini-lookup"),
+    ("RERANK_URL", "http://r:8080", SecretStr("http://r:8080")),
+    ("RERANK_MODEL", "ranker", "ranker"),
+    ("RERANK_KEY", "key", SecretStr("key")),
+    ("RERANK_TIMEOUT_MS", "19", 19),
+    ("RERANK_HITS", "20", 20),
+    ("MAX_RERANK", "60", 60),
     ("TIMEOUT_MS", "11", 11),
     ("MAX_REQUESTS", "12", 12),
     ("REDIS_TIMEOUT_MS", "13", 13),
@@ -99,6 +105,7 @@ def test_secrets_are_not_shown(name: str) -> None:
             ("CARE_API_KEYS", "CARE_API_KEYS_FILE"),
         ),
         ({"CARE_PORT": "http"}, ("CARE_PORT",)),
+        ({"CARE_RERANK_HITS": "201"}, ("CARE_RERANK_HITS", "CARE_MAX_RERANK")),
     ],
 )
 def test_an_error_names_the_variable_and_does_not_quote_its_value(

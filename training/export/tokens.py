@@ -153,7 +153,8 @@ def export_tokens(
         CareError: If the sentence vectors of a written graph differ.
     """
     matrices = read_projections(projections)
-    with new_folder(out, replace=True) as folder:
+    # Absolute, as paths in a spec are relative to the folder of its pair.
+    with new_folder(out.resolve(), replace=True) as folder:
         query, document = (
             _export_side(spec, pair.folder, matrices[spec.role], folder)
             for spec in (pair.query, pair.document)

@@ -44,6 +44,7 @@ class SearchOptions(TypedDict, total=False):
         explain: Whether hits have `explain`.
         evidence: Whether hits have `evidence`, the sentence that shares most with the query.
         limit_per: Limits the hits of each document or metadata value.
+        rerank: Whether the first hits are ranked again, or how many of them.
     """
 
     top_k: int
@@ -55,6 +56,7 @@ class SearchOptions(TypedDict, total=False):
     explain: bool
     evidence: bool
     limit_per: LimitPer
+    rerank: bool | int
 
 
 class SearchRequest(SearchOptions):
@@ -174,7 +176,9 @@ class SearchResponse(_Response):
         cached: Whether the hits come from a cache.
         overflow: Whether the overflow pair encoded the query, because the queue was full.
         mode: The mode of the search.
-        failed_channels: Channels of a hybrid search that failed or were late.
+        failed_channels: Channels of a hybrid search that failed or were late; `rerank` if the hits
+            could not be ranked again.
+        reranked: Whether the hits were ranked again.
         answerable: Whether the index seems to answer the query, from 0 to 1; None if unknown.
     """
 
@@ -185,6 +189,7 @@ class SearchResponse(_Response):
     overflow: bool = False
     mode: str = "dense"
     failed_channels: list[str] = Field(default_factory=list)
+    reranked: bool = False
     answerable: float | None = None
 
 
@@ -262,6 +267,7 @@ class IndexResponse(IndexReference):
         filter_field_count: Number of filter fields, listed or not.
         modes: Modes of search; the first one is the default.
         fusion: Weights of a hybrid search.
+        reranker: What ranks hits again: `late_interaction`, `server`, or None.
         answerable_thresholds: By mode, the score `answerable` below which nothing in the index
             seems to answer a query.
     """
@@ -281,6 +287,7 @@ class IndexResponse(IndexReference):
     created_at: datetime | None = None
     modes: list[str] = Field(default_factory=lambda: ["dense"])
     fusion: dict[str, float] = Field(default_factory=dict)
+    reranker: str | None = None
     answerable_thresholds: dict[str, float] = Field(default_factory=dict)
 
 

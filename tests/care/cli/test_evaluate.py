@@ -34,6 +34,7 @@ RESULT = IndexEvaluation(
         "hybrid": Difference(0.125, 0.0625, 0.1875, 0.01),
         "BM25": Difference(-0.125, -0.25, 0.03125, 0.2),
     },
+    rerank_gain=Difference(0.0625, 0.03125, 0.09375, 0.01),
     speeds={"hybrid": Speed(300.0, 2.5, 9.5), "dense": Speed(400.0, 1.5, 8.5)},
     timed=20,
     coverage=JudgementCoverage(8, 4, 2),
@@ -95,12 +96,22 @@ def test_scores_warning_and_suggestion_are_shown(
         return RESULT
 
     monkeypatch.setattr(index_evaluation, "evaluate_index", evaluate)
+    monkeypatch.setenv("CARE_RERANK_KEY", "secret")
     output = tmp_path / "scores.json"
-    assert main([*command, "--weights", "0.1,0.2", "--output", str(output)]) == 0
-    assert given[-1] == [0.1, 0.2]
+    more = ["--weights", "0.1,0.2", "--rerank-url", "http://r", "--output", str(output)]
+    assert main([*command, *more]) == 0
+    assert given[-2:] == [[0.1, 0.2], {"RERANK_URL": "http://r", "RERANK_KEY": "secret"}]
     shown = capsys.readouterr()
     assert "0.7500" in shown.out and "0.5000" in shown.out and "0.8123" in shown.out
-    for part in ("+0.1250 (+0.0625 to +0.1875)", "300", "2.5", "9.5", "1,536", "lexical 320"):
+    for part in (
+        "+0.1250 (+0.0625 to +0.1875)",
+        "+0.0625 (+0.0312 to +0.0938)",
+        "300",
+        "2.5",
+        "9.5",
+        "1,536",
+        "lexical 320",
+    ):
         assert part in shown.out
     assert "care update --index x --lexical-weight 0.1" in shown.out
     (warning,) = [line for line in shown.err.splitlines() if line.startswith("warning: ")]

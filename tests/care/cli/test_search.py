@@ -70,7 +70,7 @@ def test_values_are_excluded_and_numbers_bounded(build_version: Builder, run: Ru
     [
         (["--filter", "unknown=a"], "unknown_filter_field", "filter.unknown"),
         (["--top-k", "0"], "greater_than_equal", "top_k"),
-        (["--min-score", "3"], "less_than_equal", "min_score"),
+        (["--min-score", "101"], "less_than_equal", "min_score"),
         (["--limit-per", "unknown=1"], "unknown_filter_field", "limit_per.field"),
         (["--limit-per", "department=0"], "greater_than_equal", "limit_per.hits"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from core.errors import PairError
+from core.files import sha256_file
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 from tests.errors import raises
@@ -27,8 +28,11 @@ def projections(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, projections: Path) -> Path:
-    out = tmp_path_factory.mktemp("pair") / "tokens"
-    return export_tokens(load_pair("care-mini"), projections, out)
+    folder = tmp_path_factory.mktemp("pair")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exported = export_tokens(load_pair("care-mini"), projections, Path("tokens"), weight=0.5)
+    return folder / exported
 
 
 @pytest.mark.parametrize("role", ["query", "document"])
@@ -48,6 +52,13 @@ def test_token_vectors_come_with_the_same_sentence_vectors(exported: Path, role:
     _, (alone,) = encoder.encode_token_vectors(tokens[1:2])
     np.testing.assert_allclose(alone, found[1], atol=1e-5)
     assert pair.embedding_space == original.embedding_space
+
+
+def test_the_pair_says_what_its_token_vectors_are(exported: Path, projections: Path) -> None:
+    how = load_pair(str(exported)).late_interaction
+    assert how
+    assert (how.dimension, how.weight, how.pooling, how.codec) == (16, 0.5, 2, "2bit")
+    assert how.space.endswith(sha256_file(projections)[:12])
 
 
 def test_token_vectors_are_projected_states(projections: Path) -> None:

@@ -1,0 +1,134 @@
+"""A reranker behind `/v1/rerank`, as Cohere, Jina, vLLM, infinity and others have it.
+
+Requires the extra `rerank`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import numpy as np
+from pydantic import BaseModel
+
+from core.breaker import Breaker, UnavailableError
+from core.errors import CareError
+from core.types import FloatArray
+from models.servers import authorization, route_url
+
+_LOG = logging.getLogger("care.service")
+
+# Most bytes of a response besides the documents, which some servers return.
+_OTHER_BYTES = 1 << 20
+_UTF8_BYTES = 4
+_CONNECTIONS = 32
+
+
+class RerankServer:
+    """Scores documents for a query.
+
+    Queries and documents are sent to this address only; redirects are not followed. The log has
+    neither a query nor the body of a response. After three failures in a row, calls fail at once,
+    except one test call every five seconds.
+
+    Args:
+        url: Address of the server, with or without `/v1`.
+        model: The server's name of the model; "" sends none.
+        api_key: Key of the server, or "".
+        timeout: Time-out of a call, with connecting [s].
+        breaker: The circuit breaker of all calls.
+
+    Raises:
+        CareError: If the address or the key is not valid.
+    """
+
+    def __init__(
+        self, url: str, model: str, api_key: str, timeout: float, breaker: Breaker
+    ) -> None:
+        address, headers = route_url(url, "rerank"), authorization(api_key)
+        if address is None:
+            # Not quoted, because it can contain a password.
+            message = "CARE_RERANK_URL is not an address such as http://host:8080/v1"
+            raise CareError(message, code="invalid_setting", name="CARE_RERANK_URL")
+        if headers is None:
+            message = "CARE_RERANK_KEY contains spaces or is not ASCII"
+            raise CareError(message, code="invalid_setting", name="CARE_RERANK_KEY")
+        self._url = address
+        self._body: dict[str, Any] = {"model": model} if model else {}
+        self._timeout = timeout
+        self._breaker = breaker
+        self._client = httpx2.AsyncClient(
+            # Compressed responses would have no bound in memory.
+            headers=headers | {"Accept-Encoding": "identity"},
+            follow_redirects=False,
+            timeout=None,
+            limits=httpx2.Limits(max_connections=_CONNECTIONS),
+        )
+
+    async def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
+        """Returns the score of each text for a query, float32 [n].
+
+        Raises:
+            UnavailableError: If the server does not answer in time, or not with one finite score
+                for each text, or the breaker is open.
+        """
+        if not self._breaker.allows():
+            raise UnavailableError("the breaker is open")
+        try:
+            async with asyncio.timeout(self._timeout):
+                scores = _read(await self._request(query, texts), len(texts))
+        except (TimeoutError, httpx2.RequestError, _BadResponseError) as error:
+            self._breaker.failed()
+            reason = str(error) if isinstance(error, _BadResponseError) else type(error).__name__
+            _LOG.warning("reranking failed", extra={"fields": {"reason": reason}})
+            raise UnavailableError(reason) from None
+        except BaseException:
+            self._breaker.abandoned()
+            raise
+        self._breaker.succeeded()
+        return scores
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def _request(self, query: str, texts: Sequence[str]) -> bytes:
+        body = {**self._body, "query": query, "documents": list(texts), "top_n": len(texts)}
+        limit = _OTHER_BYTES + 2 * _UTF8_BYTES * sum(map(len, texts))
+        content = bytearray()
+        async with self._client.stream("POST", self._url, json=body) as response:
+            if response.status_code != 200:
+                raise _BadResponseError(f"status {response.status_code}")
+            async for piece in response.aiter_raw():
+                content += piece
+                if len(content) > limit:
+                    raise _BadResponseError(f"more than {limit} bytes")
+        return bytes(content)
+
+
+class _Result(BaseModel):
+    index: int
+    relevance_score: float
+
+
+class _Response(BaseModel):
+    results: list[_Result]
+
+
+class _BadResponseError(Exception):
+    """What is wrong with a response, without its content."""
+
+
+def _read(body: bytes, count: int) -> FloatArray:
+    try:
+        results = _Response.model_validate_json(body).results
+    except ValueError:
+        raise _BadResponseError("no response of /v1/rerank") from None
+    scores = {result.index: result.relevance_score for result in results}
+    if len(results) != count or scores.keys() != set(range(count)):
+        raise _BadResponseError(f"{len(results)} results for {count} documents")
+    if not all(map(math.isfinite, scores.values())):
+        raise _BadResponseError("a score that is not finite")
+    return np.array([scores[i] for i in range(count)], np.float32)
