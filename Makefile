@@ -225,17 +225,17 @@ care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of
 care-mini-1: $(TEST) ## Write its first edition, for comparison, to builds/care-mini-1: PRECISION=quantised or fp32
 	$(CARE) convert --out builds/care-mini-1/$(PRECISION) --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
 
-loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= QUERIES= MIN_RATE= MAX_ERROR_RATE=
+loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= QUERIES= MIN_RATE= MAX_ERROR_RATE= ARGS='--field mode=lexical'
 	@mkdir -p loadtest/results/locust
 	.venv-loadtest/bin/python -m locust -f loadtest/locustfile.py --headless --only-summary \
 	  --users $(USERS) --spawn-rate $(USERS) --run-time $(DURATION) \
 	  --host http://127.0.0.1:$(CARE_PORT) --queries '$(QUERIES)' \
-	  --min-rate $(MIN_RATE) --max-error-rate $(MAX_ERROR_RATE) \
+	  --min-rate $(MIN_RATE) --max-error-rate $(MAX_ERROR_RATE) $(ARGS) \
 	  --csv loadtest/results/locust/report --html loadtest/results/locust/report.html
 
-loadtest-max: $(LOAD) ## Find the highest rate at which the p99 of a running service stays below BOUND_MS=: CARE_PORT= QUERIES=
+loadtest-max: $(LOAD) ## Find the highest rate at which the p99 of a running service stays below BOUND_MS=: CARE_PORT= QUERIES= ARGS=
 	.venv-loadtest/bin/python -m loadtest.open_loop --url http://127.0.0.1:$(CARE_PORT) \
-	  --queries '$(QUERIES)' --find-max --bound-ms $(BOUND_MS)
+	  --queries '$(QUERIES)' --find-max --bound-ms $(BOUND_MS) $(ARGS)
 
 bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure the service beside other systems: CORPUS= INDEX= PAIR= QUERIES= ONLY= ARGS=
 	@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }

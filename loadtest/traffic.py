@@ -1,9 +1,10 @@
 """Synthetic traffic of applications: repeated and new questions, filters and batches."""
 
+import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +43,7 @@ class Mix:
         batches: Share of requests that are batches.
         batch_size: Questions per batch.
         top_k: Hits per question.
+        fields: Further fields of each question, such as its mode.
     """
 
     repeated: float = 0.5
@@ -49,6 +51,7 @@ class Mix:
     batches: float = 0.05
     batch_size: int = 8
     top_k: int = 10
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def add_options(cls, parser: Any) -> None:
@@ -58,11 +61,29 @@ class Mix:
         add("--repeated", type=float, default=cls.repeated, help="share of repeated questions")
         add("--filtered", type=float, default=cls.filtered, help="share of questions with a filter")
         add("--batches", type=float, default=cls.batches, help="share of batches among requests")
+        add(
+            "--field",
+            type=_named_value,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="a further field of all questions, such as mode=lexical or rerank=true",
+        )
 
     @classmethod
     def of(cls, options: Any) -> Self:
         """Returns the mix of parsed options."""
-        return cls(options.repeated, options.filtered, options.batches)
+        shares = options.repeated, options.filtered, options.batches
+        return cls(*shares, fields=dict(options.field))
+
+
+def _named_value(argument: str) -> tuple[str, Any]:
+    """Parses NAME=VALUE; the value is JSON or, if it is not, a text."""
+    name, _, value = argument.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 class Traffic:
@@ -125,4 +146,4 @@ class Traffic:
     def _query(self) -> dict[str, Any]:
         repeated = self._random.random() < self._mix.repeated
         text = self.repeated() if repeated else self.new()
-        return {"query": text, "top_k": self._mix.top_k}
+        return {"query": text, "top_k": self._mix.top_k, **self._mix.fields}

@@ -102,7 +102,11 @@ def create_app(
     pair = load_pair(settings.pair, settings.pairs)
     tracer = make_tracer()
     guard, redis = _redis(settings, metrics)
-    reranker = _reranker(settings, metrics)
+    reranker = None
+    if settings.rerank_url:
+        breaker = Breaker()
+        metrics.rerank_breaker.set_function(lambda: breaker.state)
+        reranker = make_reranker(settings, breaker)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address, settings.faiss_device).get(settings.store)
@@ -217,16 +221,18 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)
 
 
-def _reranker(settings: Settings, metrics: Metrics) -> "RerankServer | None":
-    if settings.rerank_url is None:
-        return None
+def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
+    """Returns the client of the server of `CARE_RERANK_URL`, which is set.
+
+    Raises:
+        CareError: If the address or the key is not valid.
+        ProviderError: If a required package is not installed.
+    """
     try:
         from service.rerank_server import RerankServer
     except ModuleNotFoundError as error:
         message = f"CARE_RERANK_URL needs {error.name}: pip install 'care-retrieval[rerank]'"
         raise ProviderError(message, code="missing_package", package=error.name) from error
-    breaker = Breaker()
-    metrics.rerank_breaker.set_function(lambda: breaker.state)
     url, key = _plain(settings.rerank_url), _plain(settings.rerank_key)
     timeout = settings.rerank_timeout_ms / 1000
     return RerankServer(url, settings.rerank_model, key, timeout, breaker)

@@ -1,5 +1,6 @@
 """Checks of what a service needs: settings, pair, index, stores, Redis, its port."""
 
+import asyncio
 import json
 import socket
 import urllib.request
@@ -11,14 +12,16 @@ from pydantic import SecretStr
 
 from care.diagnosis.finding import Finding
 from care.options import vector_stores
+from core.breaker import Breaker
 from core.encoders import Encoder
 from core.errors import CareError
 from core.manifest import SCHEMA_VERSION
+from core.types import FloatArray
 from core.versions import current_version, index_folder, schema_of
 from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from service.api_keys import ApiKeys
-from service.app import load_query_encoder
+from service.app import load_query_encoder, make_reranker
 from service.key_file import KeyFile
 from service.search import load_index
 from service.settings import Settings, read_settings
@@ -53,6 +56,8 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
         yield check_index(settings, encoder, required=index_required)
     if settings.redis_url:
         yield check_redis(settings)
+    if settings.rerank_url:
+        yield check_reranker(settings)
     yield check_port(settings)
 
 
@@ -136,6 +141,25 @@ def check_redis(settings: Settings) -> Finding:
         )
         return Finding("redis", "error", f"{place}: {type(error).__name__}", advice)
     return Finding("redis", "ok", f"{place} responds")
+
+
+def check_reranker(settings: Settings) -> Finding:
+    """Lets the server of `CARE_RERANK_URL` rank two texts."""
+    breaker = Breaker()
+
+    async def scores() -> FloatArray:
+        server = make_reranker(settings, breaker)
+        try:
+            return await server.scores("高血压饮食", ["少吃盐。", "孩子发热。"])
+        finally:
+            await server.close()
+
+    try:
+        asyncio.run(scores())
+    except CareError as error:
+        advice = "Start it, or correct CARE_RERANK_URL; without it hits are not ranked again."
+        return Finding("reranker", "error", f"{error}", advice)
+    return Finding("reranker", "ok", "ranks texts")
 
 
 def check_port(settings: Settings) -> Finding:

@@ -115,16 +115,21 @@ def idle(options: ServiceOptions) -> dict[str, Any]:
 def modes(options: ServiceOptions) -> dict[str, Any]:
     """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
 
+    If pair and index have token vectors, hits of a hybrid search are also ranked again.
+
     Raises:
         CareError: If the index has no full text.
     """
     texts = read_texts(options.queries)
     with bench_service(options, CACHE_ENTRIES="0") as server:
-        available = json.loads(server.get("/index"))["modes"]
+        index = json.loads(server.get("/index"))
+        available = index["modes"]
         if "hybrid" not in available:
             message = f"index '{options.index}' has no full text: build it without --no-full-text"
             raise CareError(message, code="mode_not_available")
         requests = {mode: bodies(texts, options.top_k, mode) for mode in sorted(available)}
+        if index["reranker"]:
+            requests["reranked"] = bodies(texts, options.top_k, "hybrid", rerank=True)
 
         def measure_round() -> dict[str, Any]:
             found: dict[str, Any] = {}

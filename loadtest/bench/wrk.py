@@ -19,9 +19,11 @@ from core.errors import CareError
 _SCRIPT = Path(__file__).with_name("search.lua")
 
 
-def bodies(texts: Iterable[str], top_k: int, mode: Mode = "dense") -> list[str]:
+def bodies(
+    texts: Iterable[str], top_k: int, mode: Mode = "dense", *, rerank: bool = False
+) -> list[str]:
     """Returns JSON bodies of `POST /search`; other systems search by vectors alone."""
-    fields = {"top_k": top_k, "mode": mode}
+    fields = {"top_k": top_k, "mode": mode} | ({"rerank": True} if rerank else {})
     return [json.dumps({"query": text, **fields}, ensure_ascii=False) for text in texts]
 
 

@@ -1,5 +1,6 @@
 """Distribution and order of sampled questions and requests."""
 
+from argparse import ArgumentParser
 from collections import Counter
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_traffic_has_the_requested_shares() -> None:
     assert repeated / len(singles) == pytest.approx(0.3, rel=0.1)
     filters = Counter(b["filter"]["department"][0] for _, _, b in requests if "filter" in b)
     assert set(filters) == {"儿科", "骨科"}
+
+
+def test_fields_of_the_command_line_are_those_of_each_question() -> None:
+    parser = ArgumentParser()
+    Mix.add_options(parser)
+    arguments = ["--field", "mode=lexical", "--field", "rerank=20", "--batches", "0.5"]
+    traffic = Traffic(TEXTS, 1, Mix.of(parser.parse_args(arguments)))
+    bodies = [body for _, _, body in (traffic.draw() for _ in range(20))]
+    questions = [one for body in bodies for one in body.get("queries", [body])]
+    assert {(one["mode"], one["rerank"]) for one in questions} == {("lexical", 20)}
+    assert len(questions) > 20
 
 
 def test_nothing_is_filtered_without_departments() -> None:

@@ -6,14 +6,22 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from care.diagnosis.finding import Finding
-from care.diagnosis.serving import check_pair, check_port, check_redis, check_serving
+from care.diagnosis.serving import (
+    check_pair,
+    check_port,
+    check_redis,
+    check_reranker,
+    check_serving,
+)
 from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import edit_manifest, to_schema_1
 from tests.redis_server import run_redis
+from tests.service.test_rerank import reranker
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +112,17 @@ def test_redis_is_asked(tmp_path: Path) -> None:
     finding = check_redis(Settings(redis_url=url, cache_secret="s"))
     assert finding.status == "error"
     assert "hidden" not in finding.message + finding.advice
+
+
+def test_the_reranking_server_is_asked() -> None:
+    with reranker() as (url, bodies):
+        finding = check_reranker(Settings(rerank_url=SecretStr(url), rerank_model="m"))
+        assert (finding.status, len(bodies), bodies[0]["model"]) == ("ok", 1, "m")
+    stopped = check_reranker(Settings(rerank_url=SecretStr(url)))
+    assert stopped.status == "error" and stopped.advice
+    wrong = check_reranker(Settings(rerank_url=SecretStr("http://user:hidden@host")))
+    assert wrong.status == "error"
+    assert "hidden" not in wrong.message
 
 
 class _Live(BaseHTTPRequestHandler):

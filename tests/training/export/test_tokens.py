@@ -5,10 +5,13 @@ import onnx
 import pytest
 from safetensors.numpy import save_file
 
-from core.errors import PairError
+import care
+from core.errors import PairError, QueryError
 from core.files import sha256_file
+from core.manifest import TOKENS
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
+from tests.conftest import make_records
 from tests.errors import raises
 from training.export.tokens import add_token_output, export_tokens
 
@@ -110,3 +113,32 @@ def test_projections_that_do_not_fit_are_errors(
     with raises(PairError, "unsupported_graph"):
         export_tokens(load_pair(str(exported)), projections, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_index_of_the_pair_reranks(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a user: export, index with token vectors, search, update with the same pair."""
+    monkeypatch.chdir(tmp_path)
+    records = make_records(8)
+    pair = str(exported)
+    version = care.build_index("mine", records, pair=pair, token_vectors=True, threads=1)
+    assert version.manifest.components[TOKENS].settings["codec"] == "2bit"
+    updated = care.update_index("mine", add=[records[0] | {"_id": "new"}], pair=pair, threads=1)
+    assert updated.manifest.corpus.reused_texts == len(records)
+    with care.open_index("mine", pair=pair) as index:
+        plain = index.search("高血压患者的护理", top_k=9)
+        hits = index.search("高血压患者的护理", top_k=9, rerank=9, explain=True)
+        assert (plain.reranked, hits.reranked) == (False, True)
+        found = [(hit.explain or {})["rerank"] for hit in hits]
+        assert all(-1 <= part["score"] <= 1 and part["weight"] == 0.5 for part in found)
+        # Equal texts have equal token vectors, also those that the update has copied.
+        parts = {hit.id: part["score"] for hit, part in zip(hits, found, strict=True)}
+        assert parts["new"] == parts["d0000"]
+    # Without token vectors of the pair, the same index is searched as before.
+    with care.open_index("mine", pair="care-mini") as index:
+        assert [hit.id for hit in index.search("高血压患者的护理", top_k=9)] == [
+            h.id for h in plain
+        ]
+        with raises(QueryError, "rerank_not_available"):
+            index.search("高血压患者的护理", rerank=True)
