@@ -16,6 +16,8 @@ import faiss
 import numpy as np
 
 from core.types import FloatArray, RowArray
+from stores.faiss.factory import reduced_graph
+from stores.faiss.training import train_reduced
 
 Parameters = dict[str, int]
 # Takes queries, float32 [q, dimension], parameters and the number of threads; returns the K nearest
@@ -78,6 +80,7 @@ def engines(count: int, dimension: int, links: int, construction: int) -> list[E
         f"HNSW{links},SQ8",
         f"IVF{lists},SQ8",
         f"IVF{lists},PQ{dimension // 2}x4fs,Refine(SQ8)",
+        f"PCA{dimension // 4},HNSW{links},SQ8,Refine(SQ8)",
         f"IVF{lists},RaBitQ,Refine(SQ8)",
         "Flat",
         f"HNSW{links},Flat",
@@ -98,7 +101,10 @@ def engines(count: int, dimension: int, links: int, construction: int) -> list[E
 def faiss_engine(factory: str, construction: int) -> Engine:
     """Returns the engine of a FAISS factory string; `construction` is efConstruction of HNSW."""
     sweep: list[Parameters] = [{}]
-    if "HNSW" in factory:
+    if factory.startswith("PCA"):
+        pairs = product(_REFINE_FACTORS[:2], _WIDTHS)
+        sweep = [{"k_factor": k, "efSearch": width} for k, width in pairs if width >= K * k]
+    elif "HNSW" in factory:
         sweep = [{"efSearch": width} for width in _WIDTHS]
     elif "IVF" in factory and "Refine" in factory:
         pairs = product(_REFINE_FACTORS, _PROBES)
@@ -116,6 +122,8 @@ def _build_faiss(
     index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexHNSW):
         index.hnsw.efConstruction = construction
+    if reduced_graph(index):
+        train_reduced(index, _sample(vectors, _TRAINING_ROWS))
     if (inverted := faiss.try_extract_index_ivf(index)) is not None:
         inverted = faiss.downcast_index(inverted)
         kmeans = faiss.Kmeans(vectors.shape[1], inverted.nlist, niter=10, spherical=True)

@@ -14,6 +14,12 @@ _ROWS_PER_CENTROID = 4
 
 # At least four links: FAISS aborts the process with none and computes infinite levels with one.
 _GRAPH = re.compile(r"HNSW([4-9]|[1-9]\d{1,2})(,(Flat|SQ8|SQfp16))?")
+# A graph of vectors that are reduced to their principal components, whose scores are too
+# inaccurate to be returned.
+_REDUCED = re.compile(
+    r"PCA(?P<dimensions>[1-9]\d{0,3}),HNSW([4-9]|[1-9]\d{1,2}),SQ8,"
+    r"(RFlat|Refine\((Flat|SQ8|SQfp16)\))"
+)
 # Product codes require a refinement, because their scores are too inaccurate to be returned.
 _LISTS = re.compile(
     r"IVF(?P<lists>[1-9]\d{0,6}),"
@@ -51,6 +57,14 @@ def default_factory(count: int, dimension: int) -> str:
     return _BEYOND.format(lists=lists, parts=parts)
 
 
+def reduced_graph(index: faiss.Index) -> faiss.IndexPreTransform | None:
+    """Returns the part of an index that reduces vectors and has their graph, if it has one."""
+    if not isinstance(index, faiss.IndexRefine):
+        return None
+    base = faiss.downcast_index(index.base_index)
+    return base if isinstance(base, faiss.IndexPreTransform) else None
+
+
 def check_factory(factory: str, dimension: int, count: int | None = None) -> None:
     """Checks a factory string before a build; `count` is None if it is unknown.
 
@@ -60,12 +74,21 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
     """
     if factory == "Flat" or _GRAPH.fullmatch(factory):
         return
+    if match := _REDUCED.fullmatch(factory):
+        if int(match["dimensions"]) >= dimension:
+            message = f"factory '{factory}' keeps {match['dimensions']} dimensions of vectors that "
+            message += f"have {dimension}: use fewer, such as a quarter"
+            raise CareError(
+                message, code="factory_keeps_dimensions", factory=factory, dimension=dimension
+            )
+        return
     match = _LISTS.fullmatch(factory)
     if not match:
         raise CareError(
             f"factory '{factory}' is not supported: use Flat, HNSW32 (4 to 999 links), HNSW32,SQ8, "
-            "HNSW32,SQfp16, IVF1024,Flat (any number of lists), IVF1024,SQ8, or IVF1024,PQ96x8 or "
-            "IVF1024,PQ384x4fs with ,Refine(SQ8), ,Refine(SQfp16) or ,RFlat",
+            "HNSW32,SQfp16, IVF1024,Flat (any number of lists), IVF1024,SQ8, or PCA192,HNSW32,SQ8 "
+            "(any number of dimensions), IVF1024,PQ96x8 or IVF1024,PQ384x4fs with ,Refine(SQ8), "
+            ",Refine(SQfp16) or ,RFlat",
             code="unsupported_factory",
             factory=factory,
         )
@@ -98,16 +121,19 @@ def check_factory(factory: str, dimension: int, count: int | None = None) -> Non
 
 def index_bytes(factory: str, count: int, dimension: int) -> int:
     """Returns the estimated size of `vectors.faiss` [bytes]; the error is a few percent."""
-    index = faiss.index_factory(dimension, factory)
+    index = whole = faiss.index_factory(dimension, factory)  # which owns its parts
     refined = 0
-    if isinstance(index, faiss.IndexRefine):
-        refined = count * index.refine_index.sa_code_size()
-        index = faiss.downcast_index(index.base_index)
+    if isinstance(whole, faiss.IndexRefine):
+        refined = count * whole.refine_index.sa_code_size()
+        index = faiss.downcast_index(whole.base_index)
+    if isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.index)
+        refined += 4 * dimension * index.d  # the components
     if isinstance(index, faiss.IndexHNSW):
         links = index.hnsw.nb_neighbors(1)
         # 2 M links on level 0; one vector in M^l has M links on level l.
         graph = _LINK_BYTES * (2 * links + links / (links - 1)) + _NODE_BYTES
-        return int(count * (graph + index.storage.sa_code_size()))
+        return int(refined + count * (graph + index.storage.sa_code_size()))
     if not isinstance(index, faiss.IndexIVF):
         return int(count * index.sa_code_size())
     # 4-bit codes are stored in blocks of rows; the last block of a list is half empty on average.

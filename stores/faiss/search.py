@@ -11,6 +11,7 @@ from core.choices import SearchDevice
 from core.errors import IndexVersionError
 from core.types import Check, Filter, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
+from stores.faiss.factory import reduced_graph
 from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy
 from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
 from stores.recall import RECALL_K, Parameters
@@ -52,29 +53,36 @@ def read_index(path: Path) -> faiss.Index:
 
 
 def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
-    """Converts parameters of a manifest (`efSearch`, or `nprobe` and `k_factor`) for FAISS."""
+    """Converts parameters of a manifest for FAISS.
+
+    These are `efSearch` of graphs or `nprobe` of inverted lists, with `k_factor` if the index
+    refines its candidates. A graph whose candidates are refined has reduced vectors.
+    """
+    k_factor = parameters.get("k_factor", 0)
+    base: faiss.SearchParameters
     if "efSearch" in parameters:
-        return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
-    if "nprobe" not in parameters:
+        base = faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
+        if k_factor:
+            base = faiss.SearchParametersPreTransform(index_params=base)
+    elif "nprobe" in parameters:
+        base = faiss.SearchParametersIVF(nprobe=parameters["nprobe"])
+    else:
         return None
-    lists = faiss.SearchParametersIVF(nprobe=parameters["nprobe"])
-    if not parameters.get("k_factor"):
-        return lists
-    return faiss.IndexRefineSearchParameters(
-        k_factor=parameters["k_factor"], base_index_params=lists
-    )
+    if not k_factor:
+        return base
+    return faiss.IndexRefineSearchParameters(k_factor=k_factor, base_index_params=base)
 
 
 class FaissVectors:
     """The vectors of one index version in a FAISS file, which stays mapped.
 
     Exact search uses the stored vectors, for example 8-bit codes for `Refine(SQ8)` and
-    `HNSW32,SQ8`. Product codes only select candidates for refinement; their scores are not
-    returned.
+    `HNSW32,SQ8`. Product codes and reduced vectors only select candidates for refinement; their
+    scores are not returned.
 
     Args:
         path: Path of the file.
-        parameters: Search parameters for ten hits: `efSearch`, or `nprobe` and `k_factor`; empty
+        parameters: Search parameters for ten hits: `efSearch` or `nprobe`, and `k_factor`; empty
             for Flat.
         device: Where searches run that a GPU supports; the others run on the processor.
 
@@ -90,13 +98,18 @@ class FaissVectors:
         # The vectors in the order of rows, or None if only the inverted lists have them.
         stored: faiss.IndexFlatCodes | None = self._index
         lists = faiss.try_extract_index_ivf(self._index)
+        ef_search, k_factor = parameters.get("efSearch", 0), parameters.get("k_factor", 0)
         if isinstance(self._index, faiss.IndexHNSW):
-            self._approximate = _Graph(self._index, parameters.get("efSearch", 0))
+            links = self._index.hnsw.nb_neighbors(0)
+            self._approximate = _Graph(self._index, links, ef_search)
             stored = faiss.downcast_index(self._index.storage)
+        elif (reduced := reduced_graph(self._index)) is not None:
+            links = faiss.downcast_index(reduced.index).hnsw.nb_neighbors(0)
+            self._approximate = _Graph(self._index, links, ef_search, max(1, k_factor))
+            stored = faiss.downcast_index(self._index.refine_index)
         elif lists is not None:
-            self._approximate = _Lists(
-                self._index, lists.nlist, parameters.get("nprobe", 1), parameters.get("k_factor", 0)
-            )
+            probes = parameters.get("nprobe", 1)
+            self._approximate = _Lists(self._index, lists.nlist, probes, k_factor)
             refined = isinstance(self._index, faiss.IndexRefine)
             stored = faiss.downcast_index(self._index.refine_index) if refined else None
         self._scan: Scan = ListsScan(self._index) if stored is None else CodesScan(stored)
@@ -177,27 +190,31 @@ class _Graph:
 
     Attributes:
         index: The index.
+        links: Links of a vector on the lowest level.
         ef_search: Beam width at the depth of the measured recall.
+        k_factor: Candidates to refine per hit, in a graph of reduced vectors; else 0.
     """
 
-    index: faiss.IndexHNSW
+    index: faiss.Index
+    links: int
     ef_search: int
+    k_factor: int = 0
 
     def cost(self, fetch: int) -> float:
         """Returns the estimated number of vectors that are compared to find `fetch` neighbours."""
-        return float(self.index.hnsw.nb_neighbors(0) * self._beam(fetch))
+        return float(self.links * self._beam(fetch) + self.k_factor * fetch)
 
     def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         return first_hits(self.search_all(query[None], fetch))
 
     def search_all(self, queries: FloatArray, fetch: int) -> tuple[FloatArray, RowArray]:
-        parameters = search_parameters({"efSearch": self._beam(fetch)})
-        scores, rows = self.index.search(queries, fetch, params=parameters)
+        chosen = {"efSearch": self._beam(fetch), "k_factor": self.k_factor}
+        scores, rows = self.index.search(queries, fetch, params=search_parameters(chosen))
         return scores, rows
 
     def _beam(self, fetch: int) -> int:
         # `ef_search` was chosen for 10 hits; more hits need a wider beam.
-        return max(self.ef_search, _BEAM * fetch)
+        return max(self.ef_search, max(_BEAM, self.k_factor) * fetch)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from core.progress import progress_bar
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
 from stores.base import NewVectors, SearchChoice, VectorStore, check_vectors
+from stores.faiss.factory import reduced_graph
 from stores.faiss.gpu import check_device
 from stores.faiss.parts import write_file, write_in_parts
 from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, search_parameters
@@ -113,6 +114,15 @@ def _choices(index: faiss.Index) -> tuple[list[dict[str, int]], str]:
     if isinstance(index, faiss.IndexHNSW):
         hint = "a factory with more links or without quantisation"
         return [{"efSearch": width} for width in _EF_SEARCH], hint
+    if reduced_graph(index) is not None:
+        # A wider search compares some ten more vectors for each candidate, refinement one.
+        choices = [
+            {"efSearch": width, "k_factor": factor}
+            for width in _EF_SEARCH
+            for factor in _REFINE_FACTORS
+            if width >= RECALL_K * factor or factor == _REFINE_FACTORS[0]
+        ]
+        return choices, "a factory with more links or dimensions, or Refine(SQfp16) or RFlat"
     lists = faiss.try_extract_index_ivf(index)
     if lists is None:
         return [{}], ""

@@ -7,10 +7,13 @@ from core.errors import CareError
 from core.progress import progress_bar
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from stores.faiss.factory import ROWS_PER_LIST
+from stores.faiss.factory import ROWS_PER_LIST, reduced_graph
 from stores.faiss.gpu import gpus
 
 _EF_CONSTRUCTION = 200
+# Of graphs of reduced vectors, whose recall is limited by the refinement: with 200 the build takes
+# twice as long.
+_EF_CONSTRUCTION_REDUCED = 100
 _SAMPLE_ROWS = 100_000
 # 100 training vectors for each of the at most 256 centroids of a product quantiser.
 _PRODUCT_SAMPLE_ROWS = 25_600
@@ -61,6 +64,9 @@ def trained_index(
     index = faiss.index_factory(vectors.dimension, factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexHNSW):
         index.hnsw.efConstruction = _EF_CONSTRUCTION
+    if reduced_graph(index) is not None:
+        train_reduced(index, _sample(vectors, _SAMPLE_ROWS, memory))
+        return index
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.quantizer.add(_centroids(vectors, lists.nlist, memory=memory, progress=progress))
@@ -82,6 +88,29 @@ def trained_index(
     index.refine_index.train(_sample(vectors, _SAMPLE_ROWS, memory))
     index.is_trained = True
     return index
+
+
+def train_reduced(index: faiss.IndexRefine, sample: FloatArray) -> None:
+    """Trains an index whose graph has vectors that are reduced to their principal components.
+
+    The mean is not subtracted, as FAISS does, because that would change the order of inner
+    products.
+
+    Args:
+        index: An untrained index with a `reduced_graph`.
+        sample: float32 [n, dimension].
+    """
+    reduced = faiss.downcast_index(index.base_index)
+    matrix = faiss.downcast_VectorTransform(reduced.chain.at(0))
+    _, components = np.linalg.eigh(sample.T @ sample)
+    kept = components[:, ::-1][:, : matrix.d_out].T
+    faiss.copy_array_to_vector(np.ascontiguousarray(kept, np.float32).ravel(), matrix.A)
+    matrix.have_bias, matrix.is_orthonormal, matrix.is_trained = False, True, True
+    graph = faiss.downcast_index(reduced.index)
+    graph.hnsw.efConstruction = _EF_CONSTRUCTION_REDUCED
+    graph.train(matrix.apply(sample))
+    index.refine_index.train(sample)
+    reduced.is_trained = index.is_trained = True
 
 
 def _centroids(vectors: ShardedVectors, lists: int, *, memory: int, progress: bool) -> FloatArray:

@@ -29,7 +29,8 @@ from indexer.estimate import (
     sample_corpus,
 )
 from models.encoders.factory import offset_counter
-from stores.faiss.factory import index_bytes
+from stores.faiss.factory import index_bytes, reduced_graph
+from stores.faiss.training import train_reduced
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.errors import error_code, raises
@@ -152,7 +153,12 @@ def test_chunks_are_estimated(options: OptionsMaker) -> None:
     "factory",
     [
         *("Flat", "HNSW16", "HNSW32,SQ8", "HNSW32,SQfp16", "IVF32,Flat", "IVF32,SQ8"),
-        *("IVF32,PQ16x8,RFlat", "IVF32,PQ32x4fs,Refine(SQfp16)", "IVF32,PQ16x8,Refine(SQ8)"),
+        *(
+            "PCA16,HNSW8,SQ8,Refine(SQ8)",
+            "IVF32,PQ16x8,RFlat",
+            "IVF32,PQ32x4fs,Refine(SQfp16)",
+            "IVF32,PQ16x8,Refine(SQ8)",
+        ),
     ],
 )
 def test_the_size_of_an_index_file_is_estimated_from_its_factory(factory: str) -> None:
@@ -163,7 +169,10 @@ def test_the_size_of_an_index_file_is_estimated_from_its_factory(factory: str) -
     if "PQ16x8" in factory:
         # As in a build; it takes most of the time.
         faiss.downcast_index(index.base_index).do_polysemous_training = False
-    index.train(vectors)
+    if reduced_graph(index):
+        train_reduced(index, vectors)
+    else:
+        index.train(vectors)
     index.add(vectors)
     size = faiss.serialize_index(index).nbytes
     assert index_bytes(factory, count, dimension) == pytest.approx(size, rel=0.03)

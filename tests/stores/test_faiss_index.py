@@ -16,12 +16,11 @@ from core.types import FloatArray
 from core.vectors import truncate_normalize
 from core.versions import list_versions
 from indexer.versions import prune, verify_version
-from stores.base import SearchChoice
 from stores.faiss import gpu
 from stores.faiss import training as faiss_training
 from stores.faiss.factory import check_factory, default_factory
 from stores.faiss.parts import write_file
-from stores.faiss.search import FaissVectors, read_index
+from stores.faiss.search import FaissVectors, read_index, search_parameters
 from stores.faiss.store import build_index, choose_search
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
@@ -33,6 +32,7 @@ COUNT, DIMENSION = 3000, 32
 LARGE = 2**30
 # One index type of each family; lists of about fifty rows.
 GRAPHS = ["HNSW32", "HNSW32,Flat", "HNSW32,SQ8", "HNSW32,SQfp16"]
+REDUCED = ["PCA24,HNSW32,SQ8,Refine(SQfp16)", "PCA24,HNSW32,SQ8,RFlat"]
 LISTS = [
     "IVF64,Flat",
     "IVF64,SQ8",
@@ -73,18 +73,6 @@ def built(vectors: ShardedVectors, factory: str, folder: Path, memory: int = LAR
     return read_index(path)
 
 
-def search_parameters(choice: SearchChoice) -> faiss.SearchParameters:
-    """Returns the search parameters as the service uses them."""
-    chosen = dict(choice.parameters)
-    if "efSearch" in chosen:
-        return faiss.SearchParametersHNSW(**chosen)
-    factor = chosen.pop("k_factor", None)
-    lists = faiss.SearchParametersIVF(**chosen)
-    if factor is None:
-        return lists
-    return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
-
-
 def oracle(raw: FloatArray, queries: FloatArray, k: int = 10) -> list[list[int]]:
     """Returns the k best rows of each query by brute force."""
     return np.argsort(-(queries @ raw.T), axis=1)[:, :k].tolist()
@@ -105,14 +93,14 @@ def test_flat_equals_brute_force(raw: FloatArray, vectors: ShardedVectors, tmp_p
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("factory", [*GRAPHS, *LISTS])
+@pytest.mark.parametrize("factory", [*GRAPHS, *REDUCED, *LISTS])
 def test_every_index_type_reaches_the_target_recall(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
 ) -> None:
     check_factory(factory, DIMENSION, COUNT)
     index = built(vectors, factory, tmp_path)
     choice = choose_search(index, vectors, QUERIES, target=0.95)
-    _, rows = index.search(QUERIES, 10, params=search_parameters(choice))
+    _, rows = index.search(QUERIES, 10, params=search_parameters(choice.parameters))
     assert recall(rows, oracle(raw, QUERIES)) == pytest.approx(choice.recall, abs=0.002)
     assert choice.recall >= 0.95
     assert index.ntotal == COUNT
@@ -175,7 +163,7 @@ def test_an_index_with_fewer_vectors_than_hits_returns_all(tmp_path: Path, count
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("factory", ["Flat", "HNSW4", "HNSW6,SQ8", *LISTS])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW4", "HNSW6,SQ8", *REDUCED, *LISTS])
 def test_canaries_of_the_index_are_found_and_others_are_not(
     raw: FloatArray, vectors: ShardedVectors, tmp_path: Path, factory: str
 ) -> None:
@@ -397,12 +385,21 @@ def test_supported_factories_are_accepted(factory: str) -> None:
         "IVF64,PQ8x8",
         "IVF64,PQ8x6,RFlat",
         "IVF64,SQ8,RFlat",
+        "PCA8,HNSW8,SQ8",
+        "PCA8,HNSW8,RFlat",
+        "PCA0,HNSW8,SQ8,RFlat",
         "Flat\n",
     ],
 )
 def test_an_unsupported_factory_is_an_error_that_names_the_supported_ones(factory: str) -> None:
     with raises(CareError, "unsupported_factory", factory=factory):
         check_factory(factory, DIMENSION)
+
+
+def test_reduced_vectors_have_fewer_dimensions() -> None:
+    check_factory(f"PCA{DIMENSION - 1},HNSW8,SQ8,RFlat", DIMENSION)
+    with raises(CareError, "factory_keeps_dimensions", dimension=DIMENSION):
+        check_factory(f"PCA{DIMENSION},HNSW8,SQ8,RFlat", DIMENSION)
 
 
 @pytest.mark.parametrize(

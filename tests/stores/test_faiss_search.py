@@ -301,6 +301,8 @@ def small_vectors() -> FloatArray:
         ("Flat", {}, EQUAL),
         ("HNSW8,SQfp16", {"efSearch": SMALL}, 1e-3),
         ("HNSW8,SQ8", {"efSearch": SMALL}, 2e-2),
+        ("PCA8,HNSW8,SQ8,RFlat", {"efSearch": SMALL, "k_factor": 50}, EQUAL),
+        ("PCA8,HNSW8,SQ8,Refine(SQ8)", {"efSearch": SMALL, "k_factor": 50}, 2e-2),
         ("IVF8,Flat", {"nprobe": 8}, EQUAL),
         ("IVF8,SQ8", {"nprobe": 8}, 2e-2),
         ("IVF8,PQ16x4fs,Refine(SQ8)", {"nprobe": 8, "k_factor": 50}, 2e-2),

@@ -148,7 +148,7 @@ def test_a_run_writes_its_result_and_plot_and_reuses_its_builds(tmp_path: Path) 
         threads=1,
         links=8,
         construction=20,
-        engines=["HNSW8,SQ8"],
+        engines=["FAISS HNSW8,SQ8"],
         cache=tmp_path / "cache",
         out=tmp_path / "out",
     )
