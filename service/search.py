@@ -29,10 +29,13 @@ from service.answerable import Features, Judges, answerable, measure, suitable
 from service.evidence import term_weights
 from service.fusion import (
     DENSE_CANDIDATES,
+    DENSE_PER_HIT,
+    FEW_DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
     NOTHING,
     Channel,
     Found,
+    contenders,
     fuse,
     merged,
 )
@@ -125,8 +128,9 @@ class LoadedIndex:
         """Returns where to find a query's rows by `search_together`, and how many; None if not."""
         if query.filter or is_limited(query) or query.mode == "lexical":
             return None
-        least = DENSE_CANDIDATES if query.mode == "hybrid" else 1
-        return self.vectors, self._candidates(_sought(query).top_k, least)
+        query = _sought(query)
+        k = self._neighbours(query, query.top_k) if query.mode == "hybrid" else query.top_k
+        return self.vectors, min(self.manifest.count, k)
 
     def search(
         self,
@@ -275,6 +279,20 @@ class LoadedIndex:
         """Returns how many hits of a channel are fused."""
         return min(self.manifest.count, max(least, depth))
 
+    def _compares_all(self, query: Query) -> bool:
+        """Returns whether all lexical candidates are compared, not only those that can be hits.
+
+        Ranks, and limits of hits, depend on the others too.
+        """
+        by_rank = bool(self.manifest.fusion.get("rank_constant"))
+        return query.explain or is_limited(query) or by_rank
+
+    def _neighbours(self, query: Query, depth: int) -> int:
+        """Returns how many of the nearest rows a hybrid search fuses."""
+        if self._compares_all(query):
+            return self._candidates(depth, DENSE_CANDIDATES)
+        return self._candidates(DENSE_PER_HIT * depth, FEW_DENSE_CANDIDATES)
+
     def _hybrid(
         self,
         query: Query,
@@ -297,7 +315,7 @@ class LoadedIndex:
             _LOG.error("full-text search failed", extra={"fields": describe(error)})
         started = time.perf_counter()
         try:
-            dense = self._dense_candidates(query, depth, _vector(vector), lexical[1], near, check)
+            dense = self._dense_candidates(query, depth, _vector(vector), lexical, near, check)
         except Exception as error:
             is_expected = error is vector or isinstance(error, UnavailableError)
             if not seconds or not is_expected:
@@ -306,7 +324,7 @@ class LoadedIndex:
         else:
             seconds["dense"] = time.perf_counter() - started + (near[1] if near else 0.0)
             found = fuse(dense, lexical, self.manifest.fusion)
-            if not self.manifest.fusion.get("rank_constant"):
+            if is_limited(query) and not self.manifest.fusion.get("rank_constant"):
                 nearest = dense[0][: self._candidates(depth, DENSE_CANDIDATES)], dense[1]
                 weight = found.channels["lexical"][1]
                 bound = _lowest(nearest) + weight * max(0.0, _lowest(lexical))
@@ -320,18 +338,23 @@ class LoadedIndex:
         query: Query,
         depth: int,
         vector: FloatArray,
-        others: RowArray,
+        lexical: ScoredRows,
         near: Timed | None,
         check: Check,
     ) -> ScoredRows:
-        """Returns the nearest rows together with other rows, all with their similarities."""
+        """Returns the nearest rows together with lexical ones, all with their similarities."""
         if near:
             nearest = near[0]
         else:
             passing = self.filters.rows(query.filter, self.manifest.count, check)
-            k = self._candidates(depth, DENSE_CANDIDATES)
+            k = self._neighbours(query, depth)
             nearest = self.vectors.search(vector, k, passing, query.filter, check)
-        missing = np.setdiff1d(others, nearest[1], assume_unique=True)
+        if not len(lexical[1]):
+            return nearest
+        if self._compares_all(query):
+            missing = np.setdiff1d(lexical[1], nearest[1], assume_unique=True)
+        else:
+            missing = contenders(nearest, lexical, depth, self.manifest.fusion)
         if not len(missing):
             return nearest
         return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))

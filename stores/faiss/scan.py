@@ -12,6 +12,10 @@ from stores.base import ScoredRows
 
 # Codes that are scanned between two checks [bytes]: 4 to 10 ms.
 PART_BYTES = 1 << 25
+# A scan of one in this many rows or more is cheaper with a mask over all rows, one of fewer with a
+# copy of their codes: 250 rows take 0.4 instead of 0.7 ms of 15,000, and 0.5 instead of 4 ms of
+# 500,000 (SQ8, 768 dimensions).
+_COPIED = 50
 
 
 class Scan(Protocol):
@@ -25,7 +29,8 @@ class Scan(Protocol):
 class CodesScan:
     """Scans vectors that are stored in the order of rows.
 
-    A part is a FAISS index of consecutive rows that shares the codes of the whole index.
+    A part is a FAISS index of consecutive rows that shares the codes of the whole index. Few rows
+    are copied to an index of their own.
 
     Args:
         storage: `IndexFlat` or `IndexScalarQuantizer`; it must outlive this object.
@@ -33,9 +38,11 @@ class CodesScan:
 
     def __init__(self, storage: faiss.IndexFlatCodes) -> None:
         self._count: int = storage.ntotal
+        self._storage = storage
         # A multiple of eight, so that a part's bits of a packed mask start at a byte.
         self._part_rows = max(8, PART_BYTES // storage.code_size // 8 * 8)
         codes = faiss.rev_swig_ptr(storage.codes.data(), storage.ntotal * storage.code_size)
+        self._codes: NDArray[np.uint8] = codes.reshape(storage.ntotal, storage.code_size)
         self._parts: list[faiss.IndexFlatCodes] = []
         for first in range(0, self._count, self._part_rows):
             count = min(self._part_rows, self._count - first)
@@ -49,6 +56,8 @@ class CodesScan:
 
     def search(self, query: FloatArray, k: int, rows: RowArray | None, check: Check) -> ScoredRows:
         """See `Scan.search`."""
+        if rows is not None and len(rows) * _COPIED <= self._count:
+            return self._search_few(query, k, rows, check)
         bits = None if rows is None else _packed(rows, self._count)
         nearest = _Nearest(k)
         for first, part in zip(range(0, self._count, self._part_rows), self._parts, strict=True):
@@ -62,6 +71,17 @@ class CodesScan:
             parameters = faiss.SearchParameters(sel=selector)
             scores, found = part.search(query[None], min(k, part.ntotal), params=parameters)
             nearest.add(scores, np.where(found < 0, found, found + first))
+        return nearest.best()
+
+    def _search_few(self, query: FloatArray, k: int, rows: RowArray, check: Check) -> ScoredRows:
+        nearest = _Nearest(k)
+        for first in range(0, len(rows), self._part_rows):
+            check()
+            own = rows[first : first + self._part_rows]
+            part = _empty_like(self._storage)
+            part.add_sa_codes(self._codes[own])
+            scores, found = part.search(query[None], min(k, len(own)))
+            nearest.add(scores, own[found])
         return nearest.best()
 
 

@@ -57,7 +57,7 @@ def open_exact(path: Path) -> FaissVectors:
     return index
 
 
-@pytest.mark.parametrize("rows", [None, np.arange(COUNT), np.arange(7, COUNT, 9), np.array([990])])
+@pytest.mark.parametrize("rows", [None, np.arange(COUNT), np.arange(7, COUNT, 9)])
 @pytest.mark.parametrize("k", [1, 50, COUNT])
 def test_an_exact_search_in_parts_finds_what_one_scan_finds(
     path: Path, vectors: FloatArray, rows: RowArray | None, k: int, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +73,21 @@ def test_an_exact_search_in_parts_finds_what_one_scan_finds(
         np.testing.assert_array_equal(scores, expected_scores)
         assert set(own.tolist()) == set(expected_rows.tolist())
         assert len(own) == min(k, COUNT if rows is None else len(rows))
+
+
+@pytest.mark.parametrize("rows", [np.array([990]), np.arange(7, COUNT, 60)])
+@pytest.mark.parametrize("part", [1 << 25, 128])
+def test_few_rows_have_the_scores_of_a_scan_with_a_mask(
+    path: Path, vectors: FloatArray, rows: RowArray, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "PART_BYTES", part)
+    index = open_exact(path)
+    few = [index.search(query, 5, rows) for query in vectors[:5]]
+    monkeypatch.setattr(scan, "_COPIED", COUNT + 1)
+    with_mask = [index.search(query, 5, rows) for query in vectors[:5]]
+    for (scores, own), (expected_scores, expected_rows) in zip(few, with_mask, strict=True):
+        np.testing.assert_array_equal(scores, expected_scores)
+        np.testing.assert_array_equal(own, expected_rows)
 
 
 def test_an_exact_search_ends_at_the_check(
