@@ -246,6 +246,22 @@ class SearchIndex:
             return encoding.vectors, tokens
         return self._encoder.encode(texts).vectors, [None] * len(texts)
 
+    def passages(self, id: str) -> list[Document]:
+        """Returns the document or chunk with an id, or all chunks of a split document, in order.
+
+        Args:
+            id: Id of a hit, of its `parent`, or of any document.
+
+        Raises:
+            CareError: If no document or chunk has the id (`unknown_document`).
+        """
+        documents = self._open.documents
+        rows = documents.find(id)
+        if not rows:
+            message = f"no document or chunk of index '{self.name}' has this id"
+            raise CareError(message, code="unknown_document", index=self.name)
+        return [documents[row] for row in rows]
+
     def documents(self) -> Iterator[Document]:
         """Yields the documents or, if they are split, the chunks, in the order of the corpus."""
         return iter(self._open.documents)

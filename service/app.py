@@ -125,7 +125,11 @@ def create_app(
     if settings.overflow_pair and not overflow:
         overflow = load_query_encoder(settings, settings.overflow_pair)
     secret = _plain(settings.cache_secret) or secrets.token_hex(32)
-    server = [_plain(settings.rerank_url), settings.rerank_model]
+    server = [
+        _plain(settings.rerank_url),
+        settings.rerank_model,
+        str(settings.rerank_truncate_tokens or ""),
+    ]
     query_keys = QueryKeys(secret, encoder.spec, pair, server)
     rate = settings.rate_limit
     limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
@@ -168,7 +172,7 @@ def create_app(
     app.add_middleware(RequestContext, metrics=metrics, tracer=tracer)
     metrics.register_routes(
         {
-            route.path: [route.status_code or 200, *(int(code) for code in route.responses)]
+            route.path_format: [route.status_code or 200, *(int(code) for code in route.responses)]
             for route in routes
             if isinstance(route, APIRoute)
         }
@@ -235,4 +239,6 @@ def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
         raise ProviderError(message, code="missing_package", package=error.name) from error
     url, key = _plain(settings.rerank_url), _plain(settings.rerank_key)
     timeout = settings.rerank_timeout_ms / 1000
-    return RerankServer(url, settings.rerank_model, key, timeout, breaker)
+    return RerankServer(
+        url, settings.rerank_model, key, timeout, breaker, settings.rerank_truncate_tokens
+    )

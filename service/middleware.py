@@ -106,7 +106,7 @@ class RequestContext:
 
     def _report(self, scope: Scope, status: str, started: float) -> None:
         seconds = time.perf_counter() - started
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = getattr(scope.get("route"), "path_format", UNMATCHED)
         self._metrics.answered(route, status, seconds)
         if status == DEPARTED:
             self._metrics.rejections.labels("departed").inc()

@@ -29,6 +29,7 @@ _STATUSES = {
     "no_admin_key": 401,
     "forbidden": 403,
     "model_not_found": 404,
+    "unknown_document": 404,
     "body_too_long": 413,
     "url_too_long": 414,
     "unsupported_media_type": 415,

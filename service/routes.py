@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
@@ -24,6 +25,7 @@ from service.access import (
 from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
 from service.hits import QueryResult
+from service.lookup import document_json, find
 from service.metrics import STAGES, Timings
 from service.search import LoadedIndex
 
@@ -54,6 +56,32 @@ async def search_batch(
 ) -> Any:
     """Searches for several queries in one index version; results are in the order of queries."""
     return await _search(request, body.queries, timeout_ms, batch=True)
+
+
+# A slash of an id arrives as one, encoded or not.
+@search_routes.get(
+    "/documents/{id:path}",
+    response_model=schemas.DocumentResponse,
+    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
+)
+async def document(
+    request: Request,
+    id: Annotated[
+        str,
+        PathParameter(
+            description="Id of a hit, of its `parent`, or of any document, percent-encoded."
+        ),
+    ],
+    timeout_ms: Timeout = None,
+) -> Any:
+    """Returns a document or chunk by its id; of a document that is split, its chunks."""
+    engine = get_state(request).engine
+    await charge_rate(request, 1)
+    index = engine.index
+    with admitted(request, timeout_ms, 0) as deadline:
+        rows = await find(engine, index, id, deadline)
+    pieces = document_json(index, rows, id)
+    return _sent(request, pieces, size_of_hits(index, len(rows)))
 
 
 @search_routes.get(

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 import care
 from care.cli.main import main
 from core.errors import CareError, EmbeddingSpaceError, IndexVersionError, QueryError
+from core.manifest import Chunking
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -92,6 +93,23 @@ def test_hits_of_chunks_name_their_documents(
         {name: hit[name] for name in names} for hit in expected
     ]
     assert hits[0].parent == "long"
+
+
+def test_passages_are_found_by_their_id_and_by_that_of_their_document(
+    build_version: Builder, indexes: Path, pair_file: Path
+) -> None:
+    text = "".join(f"高血压患者第{i}号的护理要点。" for i in range(20))
+    records = [{"_id": "a/b", "text": text, "metadata": {"n": 1}}, {"_id": "short", "text": "骨折"}]
+    build_version(records, chunking=Chunking(tokens=40, overlap=10))
+    with care.open_index("test", pair=str(pair_file), indexes=indexes) as index:
+        split = index.passages("a/b")
+        assert [each.id for each in split] == [f"a/b#{i}" for i in range(len(split))]
+        assert len(split) > 3 and split == list(index.documents())[: len(split)]
+        assert index.passages("a/b#1") == split[1:2]
+        assert [each.text for each in index.passages("short")] == ["骨折"]
+        for unknown in ("a", "short#0", "", "\ud800"):
+            with raises(CareError, "unknown_document", index="test"):
+                index.passages(unknown)
 
 
 def test_many_queries_are_searched_in_order(index: care.SearchIndex) -> None:

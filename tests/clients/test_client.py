@@ -228,6 +228,34 @@ def test_a_path_prefix_and_names_with_slashes_are_kept() -> None:
     assert script.requests[0].url.raw_path == b"/care/v1/models/a%2Fb"
 
 
+@both
+@pytest.mark.parametrize(
+    ("id_", "path"),
+    [
+        ("d-1#0", b"d-1%230"),
+        ("../a b?%2F", b"%2E%2E%2Fa%20b%3F%252F"),
+        ("..", b"%2E%2E"),
+        ("病历/1", b"%E7%97%85%E5%8E%86%2F1"),
+        ("", b""),
+        ("\ud800", b"%ED%A0%80"),
+    ],
+)
+def test_an_id_is_one_segment_of_the_path(kind: str, id_: str, path: bytes) -> None:
+    script = Script(httpx2.Response(200, json={"id": "d", "text": "t", "newer": 1}))
+    document = call(script, kind, "document", id_)
+    assert (document.id, document.text, document.passages) == ("d", "t", [])
+    assert script.requests[0].url.raw_path == b"/documents/" + path
+
+
+@both
+def test_an_unknown_document_is_an_error_and_is_not_asked_for_again(kind: str) -> None:
+    script = Script(problem(404, "unknown_document"))
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, kind, "document", "d-1")
+    assert (caught.value.code, caught.value.status) == ("unknown_document", 404)
+    assert len(script.requests) == 1
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", ""])
 def test_a_malformed_address_is_an_error(url: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:

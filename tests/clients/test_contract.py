@@ -21,7 +21,10 @@ ARGUMENTS: dict[str, list[Any]] = {
     "search_many": [["问题"]],
     "embeddings": ["问题"],
     "model": ["care-mini"],
+    "document": ["d-1"],
 }
+# Parameters of paths, and their values in these calls.
+PARAMETERS = {"{model}": "care-mini", "{id}": "d-1"}
 
 
 def methods() -> Iterator[str]:
@@ -29,6 +32,13 @@ def methods() -> Iterator[str]:
         if not name.startswith("_") and name != "close":
             assert callable(getattr(method, "_plan", None)), f"{name} is no route"
             yield name
+
+
+def called_path(path: str) -> str:
+    """The path of a call, given that of the document."""
+    for parameter, value in PARAMETERS.items():
+        path = path.replace(parameter, value)
+    return path
 
 
 def known_fields(name: str) -> set[str]:
@@ -58,9 +68,7 @@ def test_the_methods_call_all_routes() -> None:
             getattr(client, name)(*ARGUMENTS.get(name, []))
     called = {(request.method.lower(), request.url.path) for request in requests}
     documented = {
-        (verb, path.replace("{model}", "care-mini"))
-        for path, verbs in DOCUMENT["paths"].items()
-        for verb in verbs
+        (verb, called_path(path)) for path, verbs in DOCUMENT["paths"].items() for verb in verbs
     }
     assert called == documented
 
@@ -70,9 +78,9 @@ def test_the_deadline_is_sent_to_the_routes_that_read_it() -> None:
     for name in methods():
         with pytest.raises(Recorded):
             getattr(client, name)(*ARGUMENTS.get(name, []))
+    routes = {called_path(path): verbs for path, verbs in DOCUMENT["paths"].items()}
     for request in requests:
-        path = request.url.path.replace("care-mini", "{model}")
-        route = DOCUMENT["paths"][path][request.method.lower()]
+        route = routes[request.url.path][request.method.lower()]
         names = {parameter["name"] for parameter in route.get("parameters", ())}
         assert ("X-Request-Timeout-Ms" in request.headers) == ("X-Request-Timeout-Ms" in names)
 

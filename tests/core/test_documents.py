@@ -73,6 +73,39 @@ def test_chunks_round_trip_and_first_chunks_are_found(tmp_path: Path) -> None:
     assert reader.first_chunks(rows).tolist() == [4, 0, 3, 0, 4]
 
 
+@pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
+def test_a_row_is_found_by_its_id(tmp_path: Path, count: int) -> None:
+    reader = DocumentReader(
+        write(tmp_path / "d.arrow", [Document(f"d{i}", "") for i in range(count)])
+    )
+    for row in {0, 4095, 4096, count - 1} & set(range(count)):
+        assert reader.find(f"d{row}") == range(row, row + 1)
+    for unknown in (f"d{count}", "d", "", "D0", "d0 ", "\ud800"):
+        assert not reader.find(unknown)
+
+
+def test_chunks_are_found_by_their_id_and_by_that_of_their_document(tmp_path: Path) -> None:
+    reader = DocumentReader(write(tmp_path / "d.arrow", CHUNKS, chunked=True))
+    found = {id_: reader.find(id_) for id_ in ("a", "b", "c", "a#0", "a#2", "c#1")}
+    assert found == {
+        "a": range(3),
+        "b": range(3, 4),
+        "c": range(4, 6),
+        "a#0": range(1),
+        "a#2": range(2, 3),
+        "c#1": range(5, 6),
+    }
+    assert not any(map(reader.find, ("a#3", "b#0", "d", "")))
+
+
+def test_the_chunks_of_a_document_are_found_across_batches(tmp_path: Path) -> None:
+    rows = [Document(f"d{i}", "", parent=f"d{i}") for i in range(4090)]
+    rows += [Document(f"e#{i}", str(i), parent="e", chunk=i, chunks=10) for i in range(10)]
+    reader = DocumentReader(write(tmp_path / "d.arrow", rows, chunked=True))
+    assert reader.find("e") == range(4090, 4100)
+    assert reader.find("e#9") == range(4099, 4100)
+
+
 def test_without_chunks_each_row_is_its_own_first_chunk(tmp_path: Path) -> None:
     reader = DocumentReader(write(tmp_path / "d.arrow", CHUNKS))
     assert not reader.chunked

@@ -4,13 +4,15 @@ import pytest
 
 from care.cli.main import main
 from tests.conftest import make_records, write_jsonl
+from tests.service.conftest import UNUSUAL_IDS
 
 
 @pytest.fixture(scope="package")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with index 'test', built from 8 documents with care-mini."""
+    """A folder with index 'test', built with care-mini: 8 documents, and some with unusual ids."""
     folder = tmp_path_factory.mktemp("live")
-    corpus = write_jsonl(folder / "corpus.jsonl", make_records(8))
+    unusual = [{"_id": id_, "text": "骨折的护理"} for id_ in UNUSUAL_IDS]
+    corpus = write_jsonl(folder / "corpus.jsonl", [*make_records(8), *unusual])
     arguments = ["index", str(corpus), "--index", "test"]
     folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
     assert main([*arguments, *folders]) == 0

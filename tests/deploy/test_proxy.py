@@ -11,11 +11,16 @@ from urllib.parse import urljoin
 
 import pytest
 
+import care_client
 from core.service_process import free_port, running_server, running_service
 from tests.conftest import ADMIN_KEY
 from tests.deploy.tools import DEPLOY, find
+from tests.service.conftest import UNUSUAL_IDS
 
 pytestmark = [pytest.mark.deploy, pytest.mark.e2e]
+
+# nginx decodes a path before it resolves these segments.
+RESOLVED = {".", "..", "a/../b"}
 
 NGINX = """
 daemon off;
@@ -99,6 +104,12 @@ def test_the_page_and_the_documentation_are_under_the_prefix(proxy: str) -> None
     assert named
     document = json.loads(get(urljoin(docs, named[1]), {"Authorization": "Bearer secret"}))
     assert document["servers"] == [{"url": "/care"}]
+
+
+def test_documents_are_found_by_their_ids(proxy: str) -> None:
+    with care_client.Client(f"{proxy}/care", api_key="secret") as client:
+        for id_ in set(UNUSUAL_IDS) - RESOLVED:
+            assert client.document(id_).id == id_
 
 
 def test_a_search_needs_a_key_and_returns_hits(proxy: str) -> None:

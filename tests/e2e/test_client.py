@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import care
 from care_client import AccessError, AsyncClient, Client, DeadlineError, InvalidRequestError
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
+from tests.service.conftest import UNUSUAL_IDS
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +39,9 @@ def test_every_route_of_the_service(closed_url: str) -> None:
         mixed = client.search(QUERY, mode="hybrid", explain=True)
         assert mixed.mode == "hybrid" and not mixed.failed_channels
         assert mixed.hits[0].explain and mixed.hits[0].explain["lexical"].weight > 0
+        document = client.document(result.hits[0].id)
+        assert (document.text, document.metadata) == (result.hits[0].text, result.hits[0].metadata)
+        assert document.index == result.index
         batch = client.search_batch([QUERY, {"query": "头痛", "include": []}], top_k=2)
         assert batch.results[0].hits[0].text and batch.results[1].hits[0].text is None
         (vector,) = client.embeddings(QUERY).data
@@ -83,6 +88,46 @@ def test_errors_have_the_codes_and_fields_of_the_service(closed_url: str) -> Non
         with pytest.raises(InvalidRequestError) as typo:
             client.search(QUERY, **{"topk": 3})
         assert [field.field for field in typo.value.errors] == ["topk"]
+
+
+# The test client of tests/service decodes twice.
+IDS = [*UNUSUAL_IDS, "%2F", "100%", "a%20b"]
+
+
+@pytest.fixture(scope="module")
+def chunks_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service over an index of chunks; each second document is split."""
+    folder = tmp_path_factory.mktemp("chunks")
+    text = "".join(f"高血压患者第{i}号的护理要点。" for i in range(12))
+    documents = [{"_id": id_, "text": text[: 15 + 200 * (i % 2)]} for i, id_ in enumerate(IDS)]
+    folders = {"indexes": folder / "indexes", "builds": folder / "builds"}
+    care.build_index("chunks", documents, chunk_tokens=64, chunk_overlap=16, **folders)
+    with running_service(folder / "indexes", "chunks") as service:
+        yield service.url
+
+
+def test_each_hit_and_its_document_can_be_fetched_whatever_their_ids(chunks_url: str) -> None:
+    with Client(chunks_url) as client:
+        hits = client.search("护理", top_k=1000).hits
+        assert {hit.parent for hit in hits} == set(IDS)
+        for hit in hits:
+            found = client.document(hit.id)
+            assert (found.id, found.text, found.chunk) == (hit.id, hit.text, hit.chunk)
+            assert found.parent and not found.passages
+        parts = {(hit.id, hit.text) for hit in hits if hit.chunks and hit.chunks > 1}
+        assert parts
+        split = [client.document(id_) for id_ in IDS[1::2]]
+        assert {(p.id, p.text) for document in split for p in document.passages} == parts
+        for unknown in ("no-such-id", "", "a", "a#0", "%", "\n", "b\n"):
+            with pytest.raises(InvalidRequestError) as caught:
+                client.document(unknown)
+            assert caught.value.status == 404
+
+
+def test_an_id_that_is_longer_than_a_url_is_an_error(chunks_url: str) -> None:
+    with Client(chunks_url) as client, pytest.raises(InvalidRequestError) as caught:
+        client.document("x" * 9000)
+    assert (caught.value.status, caught.value.code) == (414, "url_too_long")
 
 
 def test_the_service_ends_a_request_at_the_deadline_of_the_client(closed_url: str) -> None:

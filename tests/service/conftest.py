@@ -23,6 +23,11 @@ from tests.encoders import BigramEncoder
 
 ADMIN = {"Authorization": "Bearer secret"}
 BLOCKED = "等待"
+# Ids that a corpus may have and that mean something in URLs.
+UNUSUAL_IDS = [
+    *("a/b", "/a", "a/", "a//b", "https://host/a?b=c#d", "a+b", "a b", "a/../b", "..", "."),
+    *("高血压/第1号", "😀" * 512, "é", "e\u0301", "a\\b", "a;b", "{id}", '"'),
+]
 
 Serve = Callable[..., TestClient]
 Sample = tuple[str, frozenset[tuple[str, str]]]

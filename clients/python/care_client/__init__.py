@@ -13,6 +13,7 @@ from care_client.errors import (
 )
 from care_client.models import (
     BatchResponse,
+    DocumentResponse,
     EmbeddingsResponse,
     FieldError,
     Filter,
@@ -32,6 +33,7 @@ __all__ = [
     "Client",
     "ConnectionFailedError",
     "DeadlineError",
+    "DocumentResponse",
     "EmbeddingsResponse",
     "FieldError",
     "Filter",

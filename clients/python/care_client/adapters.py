@@ -31,11 +31,17 @@ class Clients:
         return self._by_loop[loop]
 
 
-def metadata(hit: HitResponse) -> dict[str, Any]:
+def metadata(hit: HitResponse, answerable: float | None = None) -> dict[str, Any]:
     """Returns the metadata of a hit's document, and the other fields of the hit.
 
     The fields of the hit, such as `title`, `score` and those of a newer service, replace metadata
-    of the same name.
+    of the same name, and so does `answerable`.
+
+    Args:
+        hit: A hit.
+        answerable: That of the response, for frameworks that return nothing but documents.
     """
     fields = hit.model_dump(exclude={"id", "text", "metadata"}, exclude_none=True)
+    if answerable is not None:
+        fields["answerable"] = answerable
     return {**(hit.metadata or {}), **fields}

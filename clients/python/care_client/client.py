@@ -122,6 +122,17 @@ class _Routes:
         return results
 
     @_Route
+    def document(self, id: str, *, timeout: float | None = None) -> Plan[contract.DocumentResponse]:
+        """Returns the document or chunk with an id; of a document that is split, its chunks.
+
+        `id` is that of a hit, of its `parent`, or of any document. For an unknown one
+        `InvalidRequestError` is raised, with the code `unknown_document`.
+        """
+        call = Call("GET", f"/documents/{_segment(id)}", deadline=True)
+        response = yield from self._connection.exchange(call, timeout)
+        return read(contract.DocumentResponse, response)
+
+    @_Route
     def index(self, *, timeout: float | None = None) -> Plan[contract.IndexResponse]:
         """Describes the index version that is served, and lists its filters."""
         call = Call("GET", "/index")
@@ -157,7 +168,7 @@ class _Routes:
     @_Route
     def model(self, name: str, *, timeout: float | None = None) -> Plan[contract.ModelResponse]:
         """Describes a model."""
-        call = Call("GET", f"/v1/models/{quote(name, safe='')}")
+        call = Call("GET", f"/v1/models/{_segment(name)}")
         return read(contract.ModelResponse, (yield from self._connection.exchange(call, timeout)))
 
     @_Route
@@ -301,6 +312,12 @@ def _connection(url: str, api_key: str | None, timeout: float, retries: int) -> 
         raise InvalidRequestError(message, code="invalid_address")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return Connection(url.rstrip("/"), headers, timeout, retries)
+
+
+def _segment(text: str) -> str:
+    """Returns a text as one segment of a path."""
+    # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
+    return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
 
 
 def _bodies(

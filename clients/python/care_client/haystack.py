@@ -64,6 +64,8 @@ class CareRetriever:
 
 def _documents(response: SearchResponse) -> list[Document]:
     return [
-        Document(id=hit.id, content=hit.text, meta=metadata(hit), score=hit.score)
+        Document(
+            id=hit.id, content=hit.text, meta=metadata(hit, response.answerable), score=hit.score
+        )
         for hit in response.hits
     ]

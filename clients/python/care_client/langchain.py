@@ -88,7 +88,9 @@ class CareEmbeddings(Embeddings):
 
 def _documents(response: SearchResponse) -> list[Document]:
     return [
-        Document(id=hit.id, page_content=hit.text or "", metadata=metadata(hit))
+        Document(
+            id=hit.id, page_content=hit.text or "", metadata=metadata(hit, response.answerable)
+        )
         for hit in response.hits
     ]
 

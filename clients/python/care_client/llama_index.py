@@ -41,7 +41,9 @@ class CareRetriever(BaseRetriever):
 def _nodes(response: SearchResponse) -> list[NodeWithScore]:
     return [
         NodeWithScore(
-            node=TextNode(id_=hit.id, text=hit.text or "", metadata=metadata(hit)),
+            node=TextNode(
+                id_=hit.id, text=hit.text or "", metadata=metadata(hit, response.answerable)
+            ),
             score=hit.score,
         )
         for hit in response.hits

@@ -1,4 +1,4 @@
-"""`care-mcp`: searches and filters as tools of the Model Context Protocol (extra `mcp`)."""
+"""`care-mcp`: tools of the Model Context Protocol that search, with passages and filters."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from care_client.adapters import Clients, metadata
 from care_client.client import URL
 from care_client.errors import CareClientError
-from care_client.models import IndexReference, Scalar
+from care_client.models import DocumentResponse, IndexReference, Scalar
 
 # Not CARE_…: the service refuses variables of this prefix that it does not know.
 KEY_VARIABLE = "MCP_CARE_KEY"
@@ -61,7 +61,7 @@ def make_server(
     timeout: float = 10.0,
     options: Mapping[str, Any] | None = None,
 ) -> MCPServer:
-    """Returns a server of the tools `search` and `list_filters`.
+    """Returns a server of the tools `search`, `get_passage` and `list_filters`.
 
     Args:
         url: Address of the service.
@@ -108,6 +108,16 @@ def make_server(
             for hit in found.hits
         ]
         return Passages(passages=passages, index=found.index)
+
+    @server.tool(annotations=_READ_ONLY)
+    async def get_passage(
+        id: Annotated[str, Field(description="Id of a passage, or the `parent` of its metadata.")],
+    ) -> DocumentResponse:
+        """Returns a passage that was found, or the whole document of its `parent`, by the id."""
+        try:
+            return await clients.of_loop.document(id)
+        except CareClientError as error:
+            raise ToolError(str(error)) from error
 
     @server.tool(annotations=_READ_ONLY)
     async def list_filters() -> Filters:

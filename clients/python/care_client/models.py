@@ -156,6 +156,37 @@ class IndexReference(_Response):
     version: str = ""
 
 
+class PassageResponse(_Response):
+    """A chunk of a document; `chunk` is its number in the document, from 0."""
+
+    id: str
+    chunk: int = 0
+    text: str = ""
+
+
+class DocumentResponse(_Response):
+    """A document, or a chunk of one.
+
+    Attributes:
+        text: The text; None for a document that is split.
+        parent: Id of the chunk's document, in an index of chunks.
+        chunk: Number of the chunk in its document, from 0.
+        chunks: Number of chunks of the document.
+        passages: The chunks of a document that is split, in order; neighbours can share sentences.
+        index: The index version that the document comes from.
+    """
+
+    id: str
+    title: str = ""
+    text: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    parent: str | None = None
+    chunk: int | None = None
+    chunks: int | None = None
+    passages: list[PassageResponse] = Field(default_factory=list)
+    index: IndexReference = Field(default_factory=IndexReference)
+
+
 class Timings(_Response):
     """Time in each stage [ms]."""
 

@@ -84,7 +84,7 @@ def test_an_agent_searches_by_mcp_and_answers(open_url: str) -> None:
         last = body["messages"][-1]
         if last["role"] == "user":
             names = {tool["function"]["name"] for tool in body["tools"]}
-            assert names == {"search", "list_filters"}
+            assert names == {"search", "get_passage", "list_filters"}
             arguments = json.dumps({"query": QUERY, "top_k": 1})
             function = {"name": "search", "arguments": arguments}
             return {"tool_calls": [{"id": "c", "type": "function", "function": function}]}

@@ -40,7 +40,7 @@ def search(url: str, **options: Any) -> list[care_client.HitResponse]:
 async def check(client: Client, url: str) -> None:
     """Checks tools, their results and errors."""
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == {"search", "list_filters"}
+    assert set(tools) == {"search", "get_passage", "list_filters"}
     assert tools["search"].input_schema["required"] == ["query"]
     listed = await client.call_tool("list_filters", {})
     assert DEPARTMENT in listed.structured_content["filters"]["department"]
@@ -52,6 +52,14 @@ async def check(client: Client, url: str) -> None:
     assert passages[0]["text"] == hits[0].text
     assert passages[0]["metadata"]["department"] == DEPARTMENT
     assert passages[0]["metadata"]["evidence"]["text"] in passages[0]["text"]
+    cited = await client.call_tool("get_passage", {"id": passages[0]["id"]})
+    document = cited.structured_content
+    assert (document["id"], document["text"]) == (passages[0]["id"], passages[0]["text"])
+    assert document["metadata"]["department"] == DEPARTMENT
+    assert document["index"] == found.structured_content["index"]
+    for unknown in ("no-such-id", "", "a/b", "病历#0", "x" * 600):
+        missing = await client.call_tool("get_passage", {"id": unknown})
+        assert missing.is_error and "unknown_document" in missing.content[0].text
     none = await client.call_tool("search", {"query": QUERY, "min_score": 1.0})
     assert none.structured_content["passages"] == []
     wrong = await client.call_tool("search", {"query": QUERY, "filter": {"ward": 1}})
