@@ -94,6 +94,7 @@ class IndexEvaluation:
         mode: The default mode of the index.
         scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes, the
             default mode with its first hits ranked again if something does that, and BM25.
+        ndcg_by_query: nDCG@10 of each judged query by its id, by system.
         differences: Difference of nDCG@10 to mode dense, of each other system.
         rerank_gain: Difference of nDCG@10 to the default mode, of this mode with its first hits
             ranked again; None if nothing does that.
@@ -115,6 +116,7 @@ class IndexEvaluation:
     queries: int
     mode: Mode
     scores: dict[str, dict[str, float]]
+    ndcg_by_query: dict[str, dict[str, float]]
     differences: dict[str, Difference]
     rerank_gain: Difference | None
     speeds: dict[str, Speed]
@@ -136,6 +138,7 @@ class IndexEvaluation:
         return {
             "mode": self.mode,
             "scores": self.scores,
+            "ndcg_by_query": self.ndcg_by_query,
             "differences": {name: asdict(found) for name, found in self.differences.items()},
             "rerank_gain": asdict(self.rerank_gain) if self.rerank_gain else None,
             "speeds": {name: asdict(speed) for name, speed in self.speeds.items()},
@@ -225,9 +228,8 @@ def evaluate_index(
         found = search_channels(server.url, judged, WEIGHTS_DEPTH) if weights else {}
     for analyzer, label in LABELS.items():
         runs[label] = bm25_run(chunks, judged, TOP_K, analyzer)
-    ndcg = {
-        name: list(score_queries(NDCG_10, judgements, run).values()) for name, run in runs.items()
-    }
+    by_query = {name: score_queries(NDCG_10, judgements, run) for name, run in runs.items()}
+    ndcg = {name: list(values.values()) for name, values in by_query.items()}
     return IndexEvaluation(
         index=manifest.name,
         version=manifest.version,
@@ -237,6 +239,7 @@ def evaluate_index(
         queries=len(judged),
         mode=default,
         scores={name: score(judgements, run) for name, run in runs.items()},
+        ndcg_by_query=by_query,
         differences={
             name: paired_difference(values, ndcg["dense"])
             for name, values in ndcg.items()

@@ -27,7 +27,7 @@ class QueryKeys:
         secret: Secret of the service.
         spec: Specification of the query encoder.
         pair: The pair.
-        reranker: Address and model of the server that ranks hits again.
+        reranker: Address, model and limit of tokens of the server that ranks hits again.
     """
 
     def __init__(

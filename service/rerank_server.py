@@ -39,13 +39,21 @@ class RerankServer:
         api_key: Key of the server, or "".
         timeout: Time-out of a call, with connecting [s].
         breaker: The circuit breaker of all calls.
+        truncate_tokens: Most tokens of query and document together, sent as vLLM's
+            `truncate_prompt_tokens`; None sends none.
 
     Raises:
         CareError: If the address or the key is not valid.
     """
 
     def __init__(
-        self, url: str, model: str, api_key: str, timeout: float, breaker: Breaker
+        self,
+        url: str,
+        model: str,
+        api_key: str,
+        timeout: float,
+        breaker: Breaker,
+        truncate_tokens: int | None = None,
     ) -> None:
         address, headers = route_url(url, "rerank"), authorization(api_key)
         if address is None:
@@ -57,6 +65,8 @@ class RerankServer:
             raise CareError(message, code="invalid_setting", name="CARE_RERANK_KEY")
         self._url = address
         self._body: dict[str, Any] = {"model": model} if model else {}
+        if truncate_tokens:
+            self._body["truncate_prompt_tokens"] = truncate_tokens
         self._timeout = timeout
         self._breaker = breaker
         self._client = httpx2.AsyncClient(

@@ -106,6 +106,10 @@ class Settings(BaseSettings):
     """The server's name of its model, if it asks for one."""
     rerank_key: SecretStr | None = None
     """Key of the server, sent as a bearer token."""
+    rerank_truncate_tokens: AtLeast1 | None = None
+    """Most tokens of query and passage together, sent as `truncate_prompt_tokens`: vLLM truncates
+    longer ones, which it refuses otherwise. At most the maximum length of the model. Unset: not
+    sent, because other servers may reject the unknown field."""
     rerank_timeout_ms: AtLeast1 = 1000
     """Time-out of one call of the server [ms]; after it the hits stay as they are, marked."""
     rerank_hits: AtLeast1 = 50

@@ -28,6 +28,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
     XLMRobertaModel,
     XLMRobertaTokenizer,
 )
@@ -181,20 +182,40 @@ def _write_xlmr_tokenizer(folder: Path, texts: Sequence[str] = (*TEXTS, LONG)) -
 
 def write_xlmr(folder: Path) -> Path:
     """Writes an encoder like bge-m3."""
-    torch.manual_seed(0)
-    shape = XLMRobertaConfig(
-        vocab_size=_write_xlmr_tokenizer(folder),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=66,
-        pad_token_id=1,
-        type_vocab_size=1,
-        initializer_range=0.5,
-    )
-    XLMRobertaModel(shape).save_pretrained(folder)
+    XLMRobertaModel(_xlmr_shape(folder)).save_pretrained(folder)
     return folder
+
+
+def write_reranker(folder: Path, texts: Sequence[str], length: int) -> Path:
+    """Writes a cross-encoder like bge-reranker-v2-m3, for pairs of at most `length` tokens.
+
+    Its tokenizer has the characters of `texts`.
+    """
+    # The first position is that after the padding token.
+    shape = _xlmr_shape(folder, texts, max_position_embeddings=length + 2, num_labels=1)
+    model = XLMRobertaForSequenceClassification(shape)
+    # The sigmoids of larger scores are all near 1.
+    model.classifier.out_proj.weight.data *= 0.1
+    model.save_pretrained(folder)
+    return folder
+
+
+def _xlmr_shape(
+    folder: Path, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any
+) -> XLMRobertaConfig:
+    torch.manual_seed(0)
+    default = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 2 * WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 66,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "initializer_range": 0.5,
+    }
+    vocabulary = _write_xlmr_tokenizer(folder, texts)
+    return XLMRobertaConfig(vocab_size=vocabulary, **(default | shape))
 
 
 # The configuration of gte-multilingual-base in the registry, for the width of these heads.

@@ -51,7 +51,7 @@ def evaluate(
         typer.Option(
             metavar="URL",
             help="Server with /v1/rerank that ranks the hits again, in place of late interaction; "
-            "its key is read from CARE_RERANK_KEY.",
+            "with CARE_RERANK_KEY and CARE_RERANK_TRUNCATE_TOKENS.",
         ),
     ] = None,
     rerank_model: Annotated[
@@ -77,8 +77,9 @@ def evaluate(
 
     rerank = {}
     if rerank_url:
-        key = os.environ.get("CARE_RERANK_KEY", "")
-        given = {"RERANK_URL": rerank_url, "RERANK_MODEL": rerank_model, "RERANK_KEY": key}
+        given = {"RERANK_URL": rerank_url, "RERANK_MODEL": rerank_model}
+        for name in ("RERANK_KEY", "RERANK_TRUNCATE_TOKENS"):
+            given[name] = os.environ.get(f"CARE_{name}", "")
         rerank = {name: value for name, value in given.items() if value}
 
     result = evaluate_index(

@@ -115,6 +115,8 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     assert written["min_score"]["min_score"] == result.min_score.min_score
     assert written["index"]["version"] == result.version
     assert written["scores"] == result.scores
+    ones = {r["_id"]: 1.0 for r in subjects}
+    assert written["ndcg_by_query"] == dict.fromkeys(systems, ones)
     assert written["lexical_weight"] is None
 
     # Judgements of a larger corpus: the index holds half of the judged documents.

@@ -224,7 +224,8 @@ def test_keys_depend_on_what_judges_and_reranks() -> None:
     changes += [{"late_interaction": how} for how in (LATE_INTERACTION, heavier)]
     pairs = [PAIR, *(PAIR.model_copy(update=change) for change in changes)]
     keys = [QueryKeys("secret", make_spec(), pair) for pair in pairs]
-    keys += [QueryKeys("secret", make_spec(), PAIR, ["http://host", name]) for name in "ab"]
+    servers = [["http://host", "a", ""], ["http://host", "b", ""], ["http://host", "a", "9"]]
+    keys += [QueryKeys("secret", make_spec(), PAIR, server) for server in servers]
     assert len({each.key(QUERIES[0], "1") for each in keys}) == len(keys)
 
 

@@ -290,6 +290,14 @@ def test_a_server_orders_the_hits(serve: Serve, manifest: IndexManifest, mode: s
             assert hit["explain"]["rerank"]["score"] == pytest.approx(hit["score"])
 
 
+def test_a_limit_of_tokens_is_sent_if_it_is_set(serve: Serve, manifest: IndexManifest) -> None:
+    with reranker() as (url, bodies):
+        assert search(with_server(serve, url), rerank=True)["reranked"] is True
+        client = with_server(serve, url, rerank_truncate_tokens=512)
+        assert search(client, rerank=True)["reranked"] is True
+    assert [body.get("truncate_prompt_tokens") for body in bodies] == [None, 512]
+
+
 def test_min_score_and_no_hits_with_a_server(serve: Serve, manifest: IndexManifest) -> None:
     with reranker() as (url, bodies):
         client = with_server(serve, url)

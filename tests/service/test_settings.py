@@ -44,6 +44,7 @@ VALUES = [
     ("RERANK_URL", "http://r:8080", SecretStr("http://r:8080")),
     ("RERANK_MODEL", "ranker", "ranker"),
     ("RERANK_KEY", "key", SecretStr("key")),
+    ("RERANK_TRUNCATE_TOKENS", "512", 512),
     ("RERANK_TIMEOUT_MS", "19", 19),
     ("RERANK_HITS", "20", 20),
     ("MAX_RERANK", "60", 60),

@@ -30,6 +30,11 @@ RESULT = IndexEvaluation(
         "dense": dict.fromkeys(MEASURES, 0.625),
         "BM25": dict.fromkeys(MEASURES, 0.5),
     },
+    ndcg_by_query={
+        "hybrid": {"a": 1.0, "b": 0.5},
+        "dense": {"a": 1.0, "b": 0.25},
+        "BM25": {"a": 1.0, "b": 0.0},
+    },
     differences={
         "hybrid": Difference(0.125, 0.0625, 0.1875, 0.01),
         "BM25": Difference(-0.125, -0.25, 0.03125, 0.2),
@@ -97,10 +102,12 @@ def test_scores_warning_and_suggestion_are_shown(
 
     monkeypatch.setattr(index_evaluation, "evaluate_index", evaluate)
     monkeypatch.setenv("CARE_RERANK_KEY", "secret")
+    monkeypatch.setenv("CARE_RERANK_TRUNCATE_TOKENS", "512")
     output = tmp_path / "scores.json"
     more = ["--weights", "0.1,0.2", "--rerank-url", "http://r", "--output", str(output)]
     assert main([*command, *more]) == 0
-    assert given[-2:] == [[0.1, 0.2], {"RERANK_URL": "http://r", "RERANK_KEY": "secret"}]
+    server = {"RERANK_URL": "http://r", "RERANK_KEY": "secret", "RERANK_TRUNCATE_TOKENS": "512"}
+    assert given[-2:] == [[0.1, 0.2], server]
     shown = capsys.readouterr()
     assert "0.7500" in shown.out and "0.5000" in shown.out and "0.8123" in shown.out
     for part in (
@@ -120,5 +127,7 @@ def test_scores_warning_and_suggestion_are_shown(
 
     assert main([*command, "--json"]) == 0
     shown = capsys.readouterr()
-    assert json.loads(shown.out) == RESULT.as_json()
+    shown_json = json.loads(shown.out)
+    assert shown_json == RESULT.as_json()
+    assert shown_json["ndcg_by_query"]["dense"] == {"a": 1.0, "b": 0.25}
     assert shown.err.startswith("warning: ")

@@ -1,16 +1,10 @@
 """The encoder of `models/encoders/openai.py` with the server of vLLM."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 import torch
@@ -22,59 +16,20 @@ from core.types import FloatArray
 from core.vectors import truncate_normalize
 from models.encoders.openai import OpenAIEncoder
 from tests.encoders import make_spec
+from tests.engines.vllm.server import KEY, vllm_server
 from tests.errors import raises
 
 MODEL = "tiny-qwen3"
-KEY = "sk-test"
 MAX_LENGTH = 128
-START_SECONDS = 240
 TEXTS = [f"第{i}号病历：" + "血压升高，建议复查。" * (i % 3) for i in range(40)]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
 def url(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a vLLM server with the tiny checkpoint."""
-    port = free_port()
     log = tmp_path_factory.mktemp("vllm") / "server.log"
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(qwen3), "--served-model-name", MODEL, "--runner", "pooling"),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--max-model-len", str(MAX_LENGTH), "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(256 << 20)),
-    ]
-    address = f"http://127.0.0.1:{port}"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=os.environ | {"VLLM_API_KEY": KEY},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait_until_healthy(process, address, log)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _wait_until_healthy(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx2.get(f"{address}/health", timeout=5).status_code == 200:
-                return
-        except httpx2.TransportError:
-            time.sleep(0.5)
-    pytest.fail(f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    with vllm_server(qwen3, MODEL, MAX_LENGTH, log) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
