@@ -9,6 +9,7 @@ const groups = byId("filter-groups");
 const clearButton = byId("clear-filters");
 
 const selected = new Map(); // field → values; values keep their type: "1", 1 and true differ
+let known = new Map(); // field → values that can be selected
 let shown = ""; // the fields and values on the page, as JSON
 
 const labelOf = (field) => (Object.hasOwn(LABELS, field) ? LABELS[field] : field);
@@ -20,14 +21,23 @@ export function selectedFilter() {
   return Object.fromEntries([...selected].map(([field, values]) => [field, [...values]]));
 }
 
-export const isFiltered = () => selected.size > 0;
+// Selects the values of a filter, by field, that the index has.
+export function selectFilter(filter) {
+  selected.clear();
+  for (const [field, values] of Object.entries(filter)) {
+    for (const value of Array.isArray(values) ? values : []) {
+      if (known.get(field)?.includes(value)) select(field, value);
+    }
+  }
+  paint();
+}
 
 // Shows the fields and values of the index; forgets selected ones that it does not have.
 export function showFilters(filters) {
   const fields = Object.entries(asObject(filters))
     .map(([field, values]) => [field, (Array.isArray(values) ? values : []).filter(isValue)])
     .filter(([, values]) => values.length > 0);
-  const known = new Map(fields);
+  known = new Map(fields);
   for (const [field, values] of selected) {
     for (const value of values) if (!known.get(field)?.includes(value)) deselect(field, value);
   }
@@ -73,7 +83,7 @@ function paint() {
     const pressed = isSelected(chip.dataset.field, JSON.parse(chip.dataset.value));
     chip.setAttribute("aria-pressed", String(pressed));
   }
-  clearButton.hidden = !isFiltered();
+  clearButton.hidden = selected.size === 0;
 }
 
 // Calls `changed` after each change by the reader.

@@ -17,6 +17,9 @@ const BY_CODE = {
   top_k_too_large: "要求的结果条数太多。",
   filter_too_large: "筛选条件太多，请减少后再试。",
   unknown_filter_field: "索引已更新，其中没有所选的筛选条件，请清除后再试。",
+  mode_not_available: "索引已更新，其中没有所选的查找方式，请刷新页面后再试。",
+  rerank_not_available: "索引已更新，其中的结果不能重新排序，请取消后再试。",
+  rerank_too_large: "要重新排序的结果太多，请取消后再试。",
   overloaded: "服务繁忙，请稍后再试。",
   rate_limited: "请求太频繁，请稍后再试。",
   too_many_requests: "服务繁忙，请稍后再试。",
@@ -103,9 +106,10 @@ export function problemOf(error) {
   return new Problem("服务的回应无法识别，请稍后再试。", { retry: true });
 }
 
-// Shows a problem. `retry` is called by its button, `useKey` with the access key that is entered.
-export function showProblem(problem, retry, useKey) {
-  const parts = [element("h2", "", problem.heading)];
+// Returns what to show of a problem. `retry` is called by its button, `useKey` with the access key
+// that is entered.
+export function problemParts(problem, heading, retry, useKey) {
+  const parts = [element(heading, "", problem.heading)];
   for (const line of problem.lines) parts.push(element("p", "", line));
   if (problem.requestId) {
     parts.push(element("p", "request-id", `请求编号：${problem.requestId}`));
@@ -117,8 +121,13 @@ export function showProblem(problem, retry, useKey) {
     button.addEventListener("click", retry);
     parts.push(button);
   }
+  return parts;
+}
+
+// Shows a problem above the results.
+export function showProblem(...problem) {
   errorBox.hidden = false;
-  errorBox.replaceChildren(...parts);
+  errorBox.replaceChildren(...problemParts(...problem));
 }
 
 export function hideProblem() {

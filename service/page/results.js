@@ -1,4 +1,4 @@
-// The hits of one response, and the time that each stage took.
+// The answers to one query: a column for each mode, with the hits and the time that each stage took.
 
 import { asList, asObject, asText, byId, element, isNumber, milliseconds } from "./dom.js";
 
@@ -11,71 +11,134 @@ const STAGES = [
   ["fetch", "取文"],
 ];
 
+const resultsBox = byId("results");
 const statusLine = byId("status");
-const timingsBox = byId("timings");
-const hitList = byId("hits");
-const emptyHint = byId("empty-hint");
+const legend = byId("legend");
+const columns = byId("columns");
 
+// Says that a search is under way. Old answers stay until new ones come.
 export function setLoading(on) {
   document.body.classList.toggle("is-loading", on);
+  columns.setAttribute("aria-busy", String(on));
   if (on) {
     statusLine.textContent = "正在检索…";
-    hitList.setAttribute("aria-busy", "true");
-    timingsBox.hidden = true;
-    emptyHint.hidden = true;
-    if (hitList.childElementCount === 0) {
-      for (let i = 0; i < 3; i += 1) {
-        const item = element("li", "skeleton");
-        item.setAttribute("aria-hidden", "true");
-        hitList.append(item);
-      }
-    }
+    if (columns.childElementCount === 0) columns.append(skeleton());
   } else {
-    hitList.removeAttribute("aria-busy");
-    for (const item of hitList.querySelectorAll(".skeleton")) item.remove();
+    for (const node of columns.querySelectorAll(".skeletons")) node.remove();
   }
+}
+
+function skeleton() {
+  const list = element("div", "skeletons hits");
+  list.setAttribute("aria-hidden", "true");
+  for (let i = 0; i < 3; i += 1) list.append(element("div", "skeleton"));
+  return list;
 }
 
 export function clearResults() {
-  for (const text of hitList.querySelectorAll(".text")) resized.unobserve(text);
-  hitList.replaceChildren();
-  timingsBox.hidden = true;
-  timingsBox.replaceChildren();
-  emptyHint.hidden = true;
+  resized.disconnect();
+  columns.replaceChildren();
+  resultsBox.classList.remove("compared");
+  legend.hidden = true;
   statusLine.textContent = "";
 }
 
-export function showResults(response, roundTrip, filtered, unanswered) {
+// Shows one answer, or two side by side. Each has the `name` of its mode and
+// - a `response` with its `roundTrip` in milliseconds; `filtered`, `reranking` and `unanswered` say
+//   whether it was to be filtered and ranked again, and whether it seems to have no answer, or
+// - a `problem`, with `parts` that show it.
+export function showAnswers(answers) {
   clearResults();
-  const timings = asObject(response.timings_ms);
-  const hits = response.hits.map(asObject);
-  const spent = milliseconds(isNumber(timings.total) ? timings.total : roundTrip);
-  const tail = `用时 ${spent} 毫秒${response.cached === true ? "（来自缓存）" : ""}`;
-
-  if (hits.length === 0) {
-    statusLine.textContent = `没有符合条件的结果，${tail}`;
-    emptyHint.textContent = filtered
-      ? "可以减少筛选条件，或换一种说法再试。"
-      : "可以换一种说法再试。";
-    emptyHint.hidden = false;
-  } else {
-    const failed = Array.isArray(response.failed_channels) && response.failed_channels.length > 0;
-    const partial = failed ? "（部分查找方式没有完成）" : "";
-    statusLine.textContent = unanswered
-      ? `资料中似乎没有这个问题的答案，以下 ${hits.length} 条只是内容相近${partial}，${tail}`
-      : `找到 ${hits.length} 条${partial}，${tail}`;
-    const scores = hits.map((hit) => hit.score).filter(isNumber);
-    // Scores lie close together, so bars span the range from the lowest score shown to the best.
-    const best = Math.max(...scores);
-    const range = best - Math.min(...scores);
-    const share = (score) => (range > 0 ? 1 - ((best - score) / range) * (1 - SHORTEST_BAR) : 1);
-    hitList.append(...hits.map((hit, index) => renderHit(hit, index, share)));
-    for (const text of hitList.querySelectorAll(".text")) {
-      measure(text);
-      resized.observe(text);
-    }
+  const compared = answers.length > 1;
+  resultsBox.classList.toggle("compared", compared);
+  statusLine.textContent = compared ? comparison(answers) : sentence(answers[0]);
+  columns.append(
+    ...answers.map((answer, at) => column(answer, at, compared ? answers[1 - at] : null)),
+  );
+  legend.hidden = columns.querySelector(".evidence") === null;
+  for (const text of columns.querySelectorAll(".text")) {
+    measure(text);
+    resized.observe(text);
   }
-  showTimings(timings, roundTrip, response.cached === true);
+}
+
+const hitsOf = ({ response }) => (response ? response.hits.map(asObject) : []);
+
+function comparison(answers) {
+  const parts = answers.map((answer) => `「${answer.name}」${outcome(answer)}`);
+  const [first, second] = answers.map((answer) => new Set(hitsOf(answer).map(({ id }) => id)));
+  const common = [...first].filter((id) => second.has(id)).length;
+  if (answers.every(({ response }) => response)) parts.push(`两边都有 ${common} 条`);
+  return `${parts.join("，")}。`;
+}
+
+function outcome({ problem, response, unanswered }) {
+  if (problem) return "没有完成";
+  if (response.hits.length === 0) return "没有结果";
+  return unanswered ? "似乎没有答案" : `找到 ${response.hits.length} 条`;
+}
+
+function sentence({ response, roundTrip, reranking, unanswered }) {
+  const { total } = asObject(response.timings_ms);
+  const spent = milliseconds(isNumber(total) ? total : roundTrip);
+  const tail = `用时 ${spent} 毫秒${response.cached === true ? "（来自缓存）" : ""}`;
+  const count = response.hits.length;
+  if (count === 0) return `没有符合条件的结果，${tail}`;
+  const failed = asList(response.failed_channels ?? []).some((channel) => channel !== "rerank");
+  const notes = [
+    failed ? "（部分查找方式没有完成）" : "",
+    reranking && response.reranked !== true ? "（重新排序没有完成，保持原来的顺序）" : "",
+  ].join("");
+  return unanswered
+    ? `资料中似乎没有这个问题的答案，以下 ${count} 条只是内容相近${notes}，${tail}`
+    : `找到 ${count} 条${notes}，${tail}`;
+}
+
+// A column; with the `other` one it has a heading and a status line of its own.
+function column(answer, at, other) {
+  const node = element(other ? "section" : "div", "column");
+  if (other) {
+    const heading = element("h3", "", answer.name);
+    heading.id = `column-${at + 1}`;
+    node.setAttribute("aria-labelledby", heading.id);
+    node.append(heading);
+  }
+  if (answer.problem) {
+    const alert = element("div", "alert");
+    alert.append(...answer.parts);
+    node.append(alert);
+    return node;
+  }
+  if (other) node.append(element("p", "column-status", sentence(answer)));
+  const { response, roundTrip, filtered } = answer;
+  node.append(timings(asObject(response.timings_ms), roundTrip, response.cached === true));
+  const hits = hitsOf(answer);
+  if (hits.length === 0) {
+    const hint = filtered ? "可以减少筛选条件，或换一种说法再试。" : "可以换一种说法再试。";
+    node.append(element("p", "empty-hint", hint));
+    return node;
+  }
+  const scores = hits.map((hit) => hit.score).filter(isNumber);
+  // Scores lie close together, so bars span the range from the lowest score shown to the best.
+  const best = Math.max(...scores);
+  const range = best - Math.min(...scores);
+  const share = (score) => (range > 0 ? 1 - ((best - score) / range) * (1 - SHORTEST_BAR) : 1);
+  const list = element("ol", "hits");
+  list.append(
+    ...hits.map((hit, index) => {
+      const prefix = `hit-${at + 1}-${index + 1}`;
+      return renderHit(hit, index, prefix, other ? "h4" : "h3", share, placeIn(other, hit.id));
+    }),
+  );
+  node.append(list);
+  return node;
+}
+
+// Where the other column has a hit; "" if there is none to compare with.
+function placeIn(other, id) {
+  if (!other?.response) return "";
+  const place = hitsOf(other).findIndex((hit) => hit.id === id);
+  return `「${other.name}」${place < 0 ? "未出现" : `第 ${place + 1}`}`;
 }
 
 function titleOf(hit) {
@@ -97,17 +160,17 @@ function withEvidence(text, { start, end }) {
   return [part(0, start), element("strong", "evidence", part(start, end)), part(end)];
 }
 
-function renderHit(hit, index, share) {
+function renderHit(hit, index, prefix, headingTag, share, place) {
   const item = element("li", "hit");
   item.dataset.id = String(hit.id ?? "");
   const article = element("article");
-  const headingId = `hit-title-${index + 1}`;
+  const headingId = `${prefix}-title`;
   article.setAttribute("aria-labelledby", headingId);
 
   const head = element("div", "hit-head");
   const rank = element("span", "rank", String(isNumber(hit.rank) ? hit.rank : index + 1));
   rank.setAttribute("aria-hidden", "true"); // the list already numbers its items
-  const heading = element("h3", "", titleOf(hit));
+  const heading = element(headingTag, "", titleOf(hit));
   heading.id = headingId;
   head.append(rank, heading);
   article.append(head);
@@ -116,7 +179,7 @@ function renderHit(hit, index, share) {
   if (text) {
     const paragraph = element("p", "text clamped");
     paragraph.append(...withEvidence(hit.text, asObject(hit.evidence)));
-    paragraph.id = `hit-text-${index + 1}`;
+    paragraph.id = `${prefix}-text`;
     const toggle = element("button", "plain toggle", "展开");
     toggle.type = "button";
     toggle.hidden = true;
@@ -146,6 +209,7 @@ function renderHit(hit, index, share) {
     tags.append(element("li", "tag chunk", `第 ${hit.chunk + 1} 段，共 ${hit.chunks} 段`));
   }
   if (tags.childElementCount > 0) foot.append(tags);
+  if (place) foot.append(element("p", "place", place));
 
   if (isNumber(hit.score)) {
     const relevance = element("div", "relevance");
@@ -173,7 +237,8 @@ const resized = new ResizeObserver((entries) => {
   for (const entry of entries) measure(entry.target);
 });
 
-function showTimings(timings, roundTrip, cached) {
+function timings(stages, roundTrip, cached) {
+  const box = element("div", "timings");
   const bar = element("div", "bar");
   bar.setAttribute("aria-hidden", "true");
   const list = element("dl");
@@ -202,20 +267,20 @@ function showTimings(timings, roundTrip, cached) {
 
   let known = 0;
   for (const [stage, label] of STAGES) {
-    const value = timings[stage];
+    const value = stages[stage];
     if (!isNumber(value)) continue;
     known += Math.max(0, value);
     segment(stage, value);
     add(stage, label, value);
   }
-  if (isNumber(timings.total)) add("", "总计", timings.total);
+  if (isNumber(stages.total)) add("", "总计", stages.total);
   segment("rest", roundTrip - known); // the network, and time outside these stages
   add("rest", "客户端往返", roundTrip);
-  timingsBox.replaceChildren(bar, list);
   if (cached) {
     const group = element("div");
     group.append(element("dt", "visually-hidden", "缓存"), element("dd", "cached", "缓存命中"));
     list.append(group);
   }
-  timingsBox.hidden = false;
+  box.append(bar, list);
+  return box;
 }

@@ -1,10 +1,13 @@
 // The search page. Queries are medical and private: they are sent in the body of POST /search and
-// stored nowhere (no URL, no storage, no console). Addresses are relative: a proxy may strip a prefix.
+// stored nowhere (no storage, no console; in a link only where the reader asks for one, share.js).
+// Addresses are relative: a proxy may strip a prefix.
 
 import { asObject, asText, byId, element, isNumber } from "./dom.js";
-import { isFiltered, onFiltersChanged, selectedFilter, showFilters } from "./filters.js";
-import { Problem, hideProblem, problemFrom, problemOf, showProblem } from "./problems.js";
-import { clearResults, setLoading, showResults } from "./results.js";
+import { onFiltersChanged, selectFilter, selectedFilter, showFilters } from "./filters.js";
+import { chooseOptions, chosenOptions, modeName, onOptionsChanged, showOptions } from "./options.js";
+import { Problem, hideProblem, problemFrom, problemOf, problemParts, showProblem } from "./problems.js";
+import { clearResults, setLoading, showAnswers } from "./results.js";
+import { offerLink, takeLink, withdrawLink } from "./share.js";
 
 const TOP_K = 10;
 const TIMEOUT_MS = 30_000;
@@ -24,13 +27,10 @@ const input = byId("query");
 const examples = byId("examples");
 const statusLine = byId("status");
 const indexInfo = byId("index-info");
-const modeBox = byId("modes");
-const modeSelect = byId("mode");
-
-const MODES = { hybrid: "意思和字词", dense: "意思", lexical: "字词" };
 
 let current = null; // the controller of the search in flight
 let lastQuery = null; // the last query sent, for retries and changed filters
+let link = null; // what an opened link asks for, until the index is known
 let knownVersion = null;
 let thresholds = {}; // of the answerable score, by mode
 let accessKey = ""; // in memory only, until the page is closed
@@ -61,11 +61,29 @@ async function requestJson(path, options = {}) {
   }
 }
 
-function searchBody(query) {
+// Returns the answer in one mode, or the problem; `asked` is the query with its options and filter.
+async function answerTo(asked, mode, signal) {
+  const { query, rerank, filter } = asked;
   const body = { query, top_k: TOP_K, include: ["text", "metadata"], evidence: true };
-  if (isFiltered()) body.filter = selectedFilter();
-  if (!modeBox.hidden) body.mode = modeSelect.value;
-  return JSON.stringify(body);
+  const filtered = Object.keys(filter).length > 0;
+  if (filtered) body.filter = filter;
+  if (mode) body.mode = mode;
+  if (rerank) body.rerank = true;
+  const started = performance.now();
+  try {
+    const response = await requestJson("search", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+      signal,
+    });
+    if (!Array.isArray(response.hits)) throw new SyntaxError("no hits");
+    const roundTrip = performance.now() - started;
+    const unanswered = isUnanswered(response);
+    return { name: modeName(mode), response, roundTrip, filtered, reranking: rerank, unanswered };
+  } catch (error) {
+    return { name: modeName(mode), problem: problemOf(error) };
+  }
 }
 
 async function search(query) {
@@ -83,30 +101,37 @@ async function search(query) {
     TIMEOUT_MS,
   );
 
-  const started = performance.now();
-  try {
-    const response = await requestJson("search", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: searchBody(query),
-      signal: controller.signal,
-    });
-    if (current !== controller) return; // a newer search has started
-    if (!Array.isArray(response.hits)) throw new SyntaxError("no hits");
-    setLoading(false);
-    showResults(response, performance.now() - started, isFiltered(), isUnanswered(response));
-    const version = asText(asObject(response.index).version);
-    if (version && version !== knownVersion) loadIndex();
-  } catch (error) {
-    if (current !== controller) return;
-    setLoading(false);
-    clearResults();
-    report(problemOf(error));
-  } finally {
-    clearTimeout(loadingTimer);
-    clearTimeout(timeout);
-    if (current === controller) current = null;
+  const asked = { query, ...chosenOptions(), filter: selectedFilter() };
+  const modes = asked.compare ? [asked.mode, asked.compare] : [asked.mode];
+  const answers = await Promise.all(modes.map((mode) => answerTo(asked, mode, controller.signal)));
+  clearTimeout(loadingTimer);
+  clearTimeout(timeout);
+  if (current !== controller) return; // a newer search has started
+  current = null;
+  show(asked, answers);
+}
+
+function show(asked, answers) {
+  clear();
+  const problems = answers.flatMap(({ problem }) => problem ?? []);
+  const alike = problems.every(({ heading }) => heading === problems[0].heading);
+  if (problems.length === answers.length && alike) {
+    report(problems[0]);
+    return;
   }
+  for (const answer of answers) {
+    if (answer.problem) answer.parts = problemParts(answer.problem, "h4", retry, useKey);
+  }
+  showAnswers(answers);
+  offerLink(asked);
+  const versions = answers.map(({ response }) => asText(asObject(response?.index).version));
+  if (versions.some((version) => version && version !== knownVersion)) loadIndex();
+}
+
+function clear() {
+  setLoading(false);
+  clearResults();
+  withdrawLink();
 }
 
 function isUnanswered({ answerable, mode }) {
@@ -114,17 +139,36 @@ function isUnanswered({ answerable, mode }) {
 }
 
 function report(problem) {
-  const retry = () => {
-    statusLine.focus();
-    search(lastQuery);
-  };
-  showProblem(problem, lastQuery === null ? null : retry, (key) => {
-    accessKey = key;
-    statusLine.focus();
-    if (lastQuery !== null) search(lastQuery);
-    else hideProblem();
-    loadIndex();
-  });
+  showProblem(problem, "h2", lastQuery === null ? null : retry, useKey);
+}
+
+function retry() {
+  statusLine.focus();
+  begin(lastQuery);
+}
+
+function useKey(key) {
+  accessKey = key;
+  statusLine.focus();
+  hideProblem();
+  begin(lastQuery);
+}
+
+// Reads the index if it is not known yet, does what a link asks for, and searches if there is a query.
+async function begin(query) {
+  if (knownVersion === null) await loadIndex();
+  if (link && knownVersion !== null) {
+    chooseOptions(link);
+    selectFilter(link.filter);
+    link = null;
+  }
+  if (query) search(query);
+}
+
+function openLink() {
+  link = takeLink();
+  if (link?.query) input.value = link.query;
+  begin(link?.query);
 }
 
 /* ---------- index ---------- */
@@ -135,21 +179,12 @@ async function loadIndex() {
     knownVersion = asText(index.version) || knownVersion;
     thresholds = asObject(index.answerable_thresholds);
     showIndex(index);
-    showModes(index.modes);
+    showOptions(index);
     showFilters(index.filters);
   } catch (error) {
     if (error.needsKey && lastQuery === null) report(error);
     if (knownVersion === null) indexInfo.textContent = "暂时无法读取索引信息。";
   }
-}
-
-// The modes of the index, the default first; the chosen one stays chosen in a new version.
-function showModes(modes) {
-  const known = (Array.isArray(modes) ? modes : []).filter((mode) => Object.hasOwn(MODES, mode));
-  const chosen = modeSelect.value;
-  modeSelect.replaceChildren(...known.map((mode) => new Option(MODES[mode], mode)));
-  if (known.includes(chosen)) modeSelect.value = chosen;
-  modeBox.hidden = known.length < 2;
 }
 
 function showIndex(index) {
@@ -180,8 +215,7 @@ form.addEventListener("submit", (event) => {
     current?.abort();
     current = null;
     hideProblem();
-    setLoading(false);
-    clearResults();
+    clear();
     input.setAttribute("aria-invalid", "true");
     statusLine.textContent = "请先输入想查询的问题。";
     input.focus();
@@ -197,14 +231,14 @@ input.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.isComposing || event.keyCode === 229)) event.preventDefault();
 });
 
-// A changed mode or filter applies at once to the query on screen, but not to one that is being
+// A changed option or filter applies at once to the query on screen, but not to one that is being
 // edited.
 function searchAgain() {
   if (lastQuery !== null && input.value.trim() === lastQuery) search(lastQuery);
 }
 
 onFiltersChanged(searchAgain);
-modeSelect.addEventListener("change", searchAgain);
+onOptionsChanged(searchAgain);
 
 for (const question of EXAMPLES) {
   const item = element("li");
@@ -220,4 +254,5 @@ for (const question of EXAMPLES) {
 }
 examples.hidden = false;
 
-loadIndex();
+addEventListener("hashchange", openLink);
+openLink();

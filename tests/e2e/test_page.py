@@ -1,9 +1,7 @@
 """The search page and the API page in a real browser."""
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,80 +10,32 @@ from threading import Thread
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from care.cli.main import main
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+from tests.e2e.browsing import answer_with_problem, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
-
-expect.set_options(timeout=30_000)  # a loaded machine takes longer than the default of 5 s
-
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = next(filter(None, map(shutil.which, names)), None)
-    if executable is None:
-        reason = "Chromium is not installed: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=_FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser, url: str) -> Iterator[Page]:
-    """The page on a phone; fails if the page raises an error."""
-    context = browser.new_context(viewport={"width": 360, "height": 740}, locale="zh-CN")
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on(
-        "console",
-        lambda message: faults.append(message.text) if "Policy" in message.text else None,
-    )
-    page.goto(url)
-    yield page
-    assert faults == []
-    context.close()
-
-
-def ask(page: Page, question: str) -> None:
-    page.fill("#query", question)
-    page.press("#query", "Enter")
 
 
 def test_a_search_shows_hits_scores_and_stage_times(page: Page) -> None:
     ask(page, "血压高的人平时吃饭要注意什么")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
-    first = page.locator("#hits li[data-id]").first
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
+    first = page.locator(".hits li[data-id]").first
     expect(first.locator(".score")).to_contain_text(re.compile(r"0\.\d+"))
     expect(first).to_contain_text("血压")
     expect(page.locator("#status")).to_contain_text("10")
-    expect(page.locator("#timings")).to_contain_text("编码")
+    expect(page.locator(".timings")).to_contain_text("编码")
 
 
 def test_the_best_sentence_of_a_hit_is_bold(page: Page) -> None:
     with page.expect_response("**/search") as answered:
         ask(page, "血压高的人平时吃饭要注意什么")
     hits = answered.value.json()["hits"]
-    expect(page.locator("#hits li[data-id] strong")).to_have_count(10)
-    for item, hit in zip(page.locator("#hits li[data-id]").all(), hits, strict=True):
+    expect(page.locator(".hits li[data-id] strong")).to_have_count(10)
+    for item, hit in zip(page.locator(".hits li[data-id]").all(), hits, strict=True):
         assert item.locator(".text").text_content() == hit["text"]
         assert item.locator("strong").text_content() == hit["evidence"]["text"]
 
@@ -98,22 +48,22 @@ def test_the_mode_can_be_chosen_and_applies_at_once(page: Page) -> None:
     with page.expect_response("**/search") as second:
         page.select_option("#mode", "lexical")
     assert [each.value.json()["mode"] for each in (first, second)] == ["hybrid", "lexical"]
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
 
 
 def test_a_filter_chip_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     chip = page.locator('button[data-field="department"]', has_text="儿科")
     chip.click()
     expect(chip).to_have_attribute("aria-pressed", "true")
-    expect(page.locator("#hits li[data-id]:not(:has-text('儿科'))")).to_have_count(0)
-    expect(page.locator("#hits li[data-id]:has-text('儿科')")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]:not(:has-text('儿科'))")).to_have_count(0)
+    expect(page.locator(".hits li[data-id]:has-text('儿科')")).to_have_count(10)
 
 
 def test_an_example_question_can_be_clicked(page: Page) -> None:
     page.locator(".example").first.click()
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
 
 
 def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
@@ -128,7 +78,7 @@ def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: 
         page = browser.new_page()
         page.goto(service.url)
         ask(page, "发热")
-        hits = page.locator("#hits li[data-id]")
+        hits = page.locator(".hits li[data-id]")
         expect(hits).to_have_count(10)
         for field, value, count in (
             ("year", "2021", 4),
@@ -148,18 +98,13 @@ def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: 
 
 def test_an_error_is_shown_in_chinese_and_without_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     ask(page, "长" * 2500)
     expect(page.locator("#error")).to_be_visible()
     expect(page.locator("#error")).to_contain_text("2000")
-    expect(page.locator("#hits li")).to_have_count(0)
+    expect(page.locator(".hits li")).to_have_count(0)
     expect(page.locator("#status")).to_be_empty()
     assert not re.search("[A-Za-z]", page.locator("#error").inner_text().partition("请求编号")[0])
-
-
-def answer_with_problem(page: Page, status: int, body: object) -> None:
-    content = {"status": status, "content_type": "application/problem+json"}
-    page.route("**/search", lambda route: route.fulfill(**content, body=json.dumps(body)))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +121,9 @@ def answer_with_problem(page: Page, status: int, body: object) -> None:
         (422, "empty_text"),
         (422, "text_too_long"),
         (422, "unknown_filter_field"),
+        (422, "mode_not_available"),
+        (422, "rerank_not_available"),
+        (422, "rerank_too_large"),
         (429, "overloaded"),
         (429, "rate_limited"),
         (500, "internal_error"),
@@ -206,16 +154,16 @@ def test_an_unknown_error_is_shown_by_its_status(page: Page, body: object) -> No
 
 def test_an_empty_query_removes_the_old_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     ask(page, " ")
     expect(page.locator("#query")).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("#hits li")).to_have_count(0)
-    expect(page.locator("#timings")).to_be_hidden()
+    expect(page.locator(".hits li")).to_have_count(0)
+    expect(page.locator(".timings")).to_have_count(0)
 
 
 def test_score_bars_differ_within_one_response(page: Page) -> None:
     ask(page, "发烧怎么办")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     widths = [
         float(style.split("width:")[1].strip(" ;%"))
         for style in page.locator(".fill").evaluate_all("all => all.map(e => e.style.cssText)")
@@ -233,7 +181,7 @@ def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_pat
         page = browser.new_page()
         page.goto(service.url)
         ask(page, "发热")
-        expect(page.locator("#hits li[data-id]")).to_have_count(3)
+        expect(page.locator(".hits li[data-id]")).to_have_count(3)
         page.close()
 
 
@@ -280,7 +228,7 @@ def test_the_page_works_under_a_prefix(browser: Browser, prefixed: str) -> None:
     page = browser.new_page()
     page.goto(prefixed)
     ask(page, "发烧怎么办")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     expect(page.locator("#index-info")).to_contain_text("sample")
     page.locator("footer a").click()
     page.wait_for_url(f"{prefixed}docs")
@@ -321,13 +269,13 @@ def test_the_api_page_sends_requests_and_loads_nothing_from_other_hosts(
 
 def test_markup_in_a_query_is_not_rendered(page: Page) -> None:
     ask(page, "<img src=x onerror=\"document.title='run'\">")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     assert page.title() != "run"
 
 
 def test_the_page_fits_a_phone_and_keeps_the_query_out_of_the_url(page: Page) -> None:
     ask(page, "咳嗽一直不好")
-    expect(page.locator("#hits li[data-id]")).to_have_count(10)
+    expect(page.locator(".hits li[data-id]")).to_have_count(10)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert "咳嗽" not in page.evaluate("decodeURIComponent(location.href)")
     assert page.evaluate("localStorage.length + sessionStorage.length") == 0
@@ -349,7 +297,7 @@ def test_the_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
         expect(page.locator("#error")).to_contain_text("没有使用此服务的权限")
         page.fill("#access-key", "asks")
         page.press("#access-key", "Enter")
-        expect(page.locator("#hits li.hit")).to_have_count(10)
+        expect(page.locator(".hits li.hit")).to_have_count(10)
         expect(page.locator("#index-info")).to_contain_text("sample")
         assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
         page.close()
