@@ -26,12 +26,16 @@ _POOLINGS = "1,2,4"
 
 @app.command()
 def export(
-    projections: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="tokens.safetensors of a run with late_interaction."),
-    ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the exported pair.")],
     pair: PairName = DEFAULT_PAIR,
+    projections: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="tokens.safetensors of a run with late_interaction; without it the states of the "
+            "last layer are rotated at random, which needs no training.",
+        ),
+    ] = None,
     weight: Annotated[
         float, typer.Option(help="Weight of late interaction in a search.", callback=positive)
     ] = 1.0,

@@ -1,5 +1,6 @@
 """Token vectors for late interaction as a second output of exported graphs."""
 
+import hashlib
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +16,7 @@ from core.choices import Codec
 from core.cpus import available_cpus
 from core.encoders import EncoderSpec, LateInteraction, Pair, Role
 from core.errors import CareError, PairError
-from core.files import new_folder, sha256_file
+from core.files import new_folder
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT, TOKEN_OUTPUT, OnnxEncoder
 from models.pairs import PAIR, write_pair
@@ -125,9 +126,26 @@ def read_projections(path: Path) -> dict[Role, FloatArray]:
     return {role: tensors[role].astype(np.float32) for role in roles}
 
 
+def rotations(width: int) -> dict[Role, FloatArray]:
+    """Returns projections that nothing has trained: the states, rotated at random.
+
+    Rotated dimensions have equal variance, which the codecs with 1 and 2 bits assume. Similarities
+    stay as they are. The rotation is always the same.
+
+    Args:
+        width: Dimensions of the states.
+
+    Returns:
+        For the query and the document side the same matrix, float32 [width, width].
+    """
+    normal = np.random.default_rng(0).normal(size=(width, width))
+    rotation = np.linalg.qr(normal).Q.astype(np.float32)
+    return {"query": rotation, "document": rotation}
+
+
 def export_tokens(
     pair: Pair,
-    projections: Path,
+    projections: Path | None,
     out: Path,
     *,
     weight: float = 1.0,
@@ -138,7 +156,7 @@ def export_tokens(
 
     Args:
         pair: A pair of two ONNX graphs.
-        projections: The file that a stage of kind `late_interaction` wrote.
+        projections: The file that a stage of kind `late_interaction` wrote; None for `rotations`.
         out: New folder, or one of an earlier call, which is replaced.
         weight: Weight of late interaction in a search with the pair.
         pooling: Tokens of a document per vector that an index stores.
@@ -152,7 +170,10 @@ def export_tokens(
         PairError: If a side is not a graph of this package, or the projections do not fit.
         CareError: If the sentence vectors of a written graph differ.
     """
-    matrices = read_projections(projections)
+    matrices = (
+        read_projections(projections) if projections else rotations(pair.query.native_dimension)
+    )
+    checksum = hashlib.sha256(b"".join(matrices[role].tobytes() for role in sorted(matrices)))
     # Absolute, as paths in a spec are relative to the folder of its pair.
     with new_folder(out.resolve(), replace=True) as folder:
         query, document = (
@@ -160,7 +181,7 @@ def export_tokens(
             for spec in (pair.query, pair.document)
         )
         late_interaction = LateInteraction(
-            space=f"{pair.embedding_space}-tokens-{sha256_file(projections)[:_DIGITS]}",
+            space=f"{pair.embedding_space}-tokens-{checksum.hexdigest()[:_DIGITS]}",
             dimension=matrices["query"].shape[1],
             weight=weight,
             pooling=pooling,

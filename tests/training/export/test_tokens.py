@@ -2,18 +2,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from safetensors.numpy import save_file
 
 import care
 from core.errors import PairError, QueryError
-from core.files import sha256_file
 from core.manifest import TOKENS
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 from tests.conftest import make_records
 from tests.errors import raises
-from training.export.tokens import add_token_output, export_tokens
+from training.export.tokens import add_token_output, export_tokens, read_projections
 
 pytestmark = pytest.mark.train
 
@@ -57,17 +57,40 @@ def test_token_vectors_come_with_the_same_sentence_vectors(exported: Path, role:
     assert pair.embedding_space == original.embedding_space
 
 
-def test_the_pair_says_what_its_token_vectors_are(exported: Path, projections: Path) -> None:
+def test_the_pair_says_what_its_token_vectors_are(
+    exported: Path, projections: Path, tmp_path: Path
+) -> None:
     how = load_pair(str(exported)).late_interaction
     assert how
     assert (how.dimension, how.weight, how.pooling, how.codec) == (16, 0.5, 2, "2bit")
-    assert how.space.endswith(sha256_file(projections)[:12])
+    # Other projections compute vectors of another space.
+    others = {str(role): -matrix for role, matrix in read_projections(projections).items()}
+    save_file(others, tmp_path / "others.safetensors")
+    other = export_tokens(load_pair("care-mini"), tmp_path / "others.safetensors", tmp_path / "out")
+    found = load_pair(str(other)).late_interaction
+    assert found and found.space != how.space
+
+
+def test_without_projections_states_are_rotated(tmp_path: Path) -> None:
+    """Similarities of token vectors are those of the states."""
+    graph = onnx.load(load_pair("care-mini").folder / load_pair("care-mini").query.weights)
+    plain = tmp_path / "plain.onnx"
+    onnx.save(add_token_output(graph, np.eye(384, dtype=np.float32)), plain)
+    pair = load_pair(str(export_tokens(load_pair("care-mini"), None, tmp_path / "out")))
+    encoder = OnnxEncoder(pair.query, pair.folder, 1)
+    tokens = encoder.tokenize(TEXTS[:1])
+    _, (found,) = encoder.encode_token_vectors(tokens)
+    ids = tokens[0].ids
+    session = onnxruntime.InferenceSession(plain)
+    inputs = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+    (states,) = session.run(["token_embeddings"], inputs)[0]
+    np.testing.assert_allclose(found @ found.T, states @ states.T, atol=1e-4)
+    assert not np.allclose(found, states, atol=0.1)
+    assert pair.late_interaction and pair.late_interaction.dimension == 384
 
 
 def test_token_vectors_are_projected_states(projections: Path) -> None:
     """The mean of the states, here projected by the identity, is the sentence vector."""
-    import onnxruntime
-
     pair = load_pair("care-mini")
     graph = onnx.load(pair.folder / pair.query.weights)
     states = add_token_output(graph, np.eye(384, dtype=np.float32))
