@@ -8,7 +8,9 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from core.cpus import available_cpus
+from core.cpus import available_cpus, cpu_flags
+
+_INSTRUCTIONS = {"asimd", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}
 
 # Module name -> distribution name.
 _LIBRARIES = {
@@ -66,9 +68,13 @@ def environment(*others: str) -> dict[str, object]:
 
 
 def hardware() -> dict[str, object]:
-    """Returns the processor model, available processors, memory [bytes] and load average."""
+    """Returns the processor model, available processors, memory [bytes] and load average.
+
+    `instructions` are the instruction sets that decide how fast vectors and encoders are.
+    """
     return {
         "processor": processor(),
+        "instructions": sorted(cpu_flags() & _INSTRUCTIONS),
         "processors": available_cpus(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": list(os.getloadavg()),

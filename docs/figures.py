@@ -141,6 +141,20 @@ def encoders() -> str:
     return _table(head, rows, _source(first | first["hardware"], "make quality"))
 
 
+def speed() -> str:
+    """Returns the speed of the modes of search over HTTP, in a sentence."""
+    found = _read(BENCH / results.BENCH_NAME)
+    medians = found["scenarios"]["modes"]["medians"]
+    each = [
+        f"{mode} {medians[f'{mode}_p50_ms']:.1f} ms, {medians[f'{mode}_qps']:,.0f} queries/s"
+        for mode in ("hybrid", "dense", "lexical")
+    ]
+    facts = found["environment"]
+    source = _source(facts | facts["hardware"], "make bench ONLY=modes")
+    clients = f"one client, rate with {found['options']['connections']} on the same processors"
+    return f"Median with {clients}: {'; '.join(each)}. {source}"
+
+
 def curation(name: str) -> str:
     """Returns a table that a test of curation has written beside its JSON."""
     return (RESULTS / "curation" / f"{name}.md").read_text("utf-8").strip()
@@ -151,6 +165,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "splits": splits,
     "lookup": lookup,
     "encoders": encoders,
+    "speed": speed,
     "voting": lambda: curation("voting"),
     "diversity": lambda: curation("diversity"),
 }
@@ -193,7 +208,8 @@ def _source(result: Mapping[str, Any], command: str) -> str:
     """Returns a sentence that names the command, the commit and the machine of a result."""
     commit = result["commit"]
     changed = ", with uncommitted changes" if commit["changed"] else ""
-    machine = f"{result['processors']} processors ({result['processor']})"
+    kind = ", ".join([result["processor"], *result.get("instructions", [])])
+    machine = f"{result['processors']} processors ({kind})"
     return f"By `{command}` at {commit['id'][:7]}{changed}, {result['date'][:10]}, {machine}."
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from core.cpus import available_cpus
 from core.errors import CareError
@@ -115,7 +116,9 @@ def idle(options: ServiceOptions) -> dict[str, Any]:
 def modes(options: ServiceOptions) -> dict[str, Any]:
     """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
 
-    If pair and index have token vectors, hits of a hybrid search are also ranked again.
+    If pair and index have token vectors, hits of a hybrid search are also ranked again. Beside the
+    `figures`, `stages` has the mean time of a query in each stage [µs], by mode and number of
+    clients.
 
     Raises:
         CareError: If the index has no full text.
@@ -135,13 +138,21 @@ def modes(options: ServiceOptions) -> dict[str, Any]:
             found: dict[str, Any] = {}
             for mode, sent in requests.items():
                 drive(server.url, sent, options.connections, _WARM_UP_SECONDS)
-                full = drive(server.url, sent, options.connections, options.seconds)
-                single = drive(server.url, sent, 1, options.seconds)
+                full, full_stages = _with_stages(server, sent, options.connections, options.seconds)
+                single, single_stages = _with_stages(server, sent, 1, options.seconds)
                 found |= {f"{mode}_qps": full["qps"], f"{mode}_p50_ms": single["p50_ms"]}
                 found |= {f"{mode}_full": full, f"{mode}_single": single}
+                found[f"{mode}_stages"] = {options.connections: full_stages, 1: single_stages}
             return found
 
         rounds = repeat(options.rounds, measure_round)
+    stages = {
+        mode: {
+            clients: medians([one[f"{mode}_stages"][clients] for one in rounds])
+            for clients in (1, options.connections)
+        }
+        for mode in requests
+    }
     typical = medians(rounds)
     added = typical["hybrid_p50_ms"] - typical["dense_p50_ms"]
     note = ", ".join(
@@ -150,7 +161,37 @@ def modes(options: ServiceOptions) -> dict[str, Any]:
         for mode in requests
     )
     name = "p50 that full text adds to a search, one client"
-    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note))
+    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note)) | {"stages": stages}
+
+
+def _with_stages(
+    server: Server, requests: Sequence[str], clients: int, seconds: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Sends requests; returns the load, and the mean time of a query in each stage [µs].
+
+    `other` is what remains of the time from the arrival of a request to its response.
+    """
+    before = _sums(server)
+    load = drive(server.url, requests, clients, seconds)
+    spent = {name: after - before[name] for name, after in _sums(server).items()}
+    queries = spent.pop("queries")
+    mean = {stage: 1e6 * seconds / queries for stage, seconds in spent.items()}
+    return load, mean | {"other": mean["request"] - mean["total"]}
+
+
+def _sums(server: Server) -> dict[str, float]:
+    """Returns the time that all searches have spent in each stage [s], and their number."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.get("/metrics")):
+        for sample in family.samples:
+            if sample.name == "care_stage_seconds_sum":
+                found[sample.labels["stage"]] = sample.value
+            elif sample.labels.get("route") == "/search":
+                if sample.name == "care_http_request_seconds_sum":
+                    found["request"] = sample.value
+                elif sample.name == "care_http_request_seconds_count":
+                    found["queries"] = sample.value
+    return found
 
 
 def overload(options: ServiceOptions) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Start time of the service, and memory of a second process with the same index.
 
-The index is the HNSW,SQ8 graph that the scale benchmark leaves in the cache, plus the vectors of
-the sample corpus, which provide real canaries. The pair is the default pair with a matrix product
-after its query encoder, which maps vectors to the index's dimensions and their mean to that of the
-synthetic vectors. The service thus loads the same tokenizer and nearly the same weights as usual.
+The index is the graph of reduced vectors that the scale benchmark leaves in the cache, plus the
+vectors of the sample corpus, which provide real canaries, with full text. The pair is the default
+pair with a matrix product after its query encoder, which maps its vectors to the index's
+dimensions, their mean and principal axes to those of the synthetic vectors. The service thus loads
+the same tokenizer and nearly the same weights as usual.
 """
 
 import logging
@@ -22,21 +23,23 @@ from core import documents, filters
 from core.encoders import Pair
 from core.errors import CareError
 from core.files import sha256_file, sync, write_text
-from core.manifest import VECTORS_FILE, FileRecord
+from core.manifest import FULL_TEXT, VECTORS_FILE, FileRecord
 from core.service_process import running_service
 from core.types import FloatArray
 from core.versions import MANIFEST, current_version, set_current
 from indexer.build import BuildOptions, build
 from loadtest.bench import results
 from loadtest.bench.engines import faiss_engine
-from loadtest.bench.options import StartOptions
+from loadtest.bench.options import ScaleOptions, StartOptions
 from loadtest.bench.processes import Server, anonymous_bytes, options_json
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import DEFAULT_PAIR, load_pair, write_pair
+from stores.lexical import write_full_text
 
 _SAMPLE = Path("data/sample/corpus.jsonl")
-_EF_SEARCH = 128
+# Of the graph at recall@10 ≥ 0.95 with a million vectors (loadtest/results).
+_SEARCH = {"efSearch": 192, "k_factor": 4}
 _SEARCHES = 200
 
 _log = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ def run(options: StartOptions) -> None:
     folder = options.index / current_version(options.index.parent, options.index.name)
     queries = [text[:40] for text in read_texts(_SAMPLE)[:_SEARCHES]]
     _log.info("starts")
-    for path in folder.iterdir():
+    for path in _files(folder):
         sync(path)
         with path.open("rb") as file:  # drops the file's pages from the page cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -93,7 +96,8 @@ def run(options: StartOptions) -> None:
         ],
         "options": options_json(options),
         "documents": options.vectors,
-        "index_bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        "factory": factory(options),
+        "index_bytes": {str(f.relative_to(folder)): f.stat().st_size for f in _files(folder)},
         "ready_seconds": {
             "warm": warm,
             # CPU time of all threads, which other processes on the machine hardly affect.
@@ -108,17 +112,17 @@ def run(options: StartOptions) -> None:
 
 
 def make_pair(options: StartOptions) -> None:
-    """Writes a pair whose vectors have the mean of the synthetic vectors."""
-    vectors = np.load(options.folder / "documents.npy", mmap_mode="r")
-    mean = vectors[:10_000].mean(axis=0)
+    """Writes a pair whose vectors have the mean and the principal axes of the synthetic vectors.
+
+    A graph of reduced vectors would find no others.
+    """
+    synthetic = np.load(options.folder / "documents.npy", mmap_mode="r")[:10_000]
     base, folder = load_pair(DEFAULT_PAIR), options.pair.parent
     folder.mkdir(parents=True, exist_ok=True)
     encoder = OnnxEncoder(base.query, base.folder, threads=1)
-    texts = read_texts(_SAMPLE)
-    centre = np.concatenate([encoder.encode([text]).vectors for text in texts]).mean(axis=0)
-    random = np.random.default_rng(options.seed)
-    square = random.standard_normal((options.dimension, base.query.dimension))
-    rotation = np.linalg.qr(square)[0].T.astype(np.float32)
+    sample = np.concatenate([encoder.encode([text]).vectors for text in read_texts(_SAMPLE)])
+    mean, centre = synthetic.mean(axis=0), sample.mean(axis=0)
+    rotation = _axes(sample - centre).T @ _axes(synthetic - mean)[: base.query.dimension]
     weights = base.folder / base.query.weights
     _project(weights, folder / "query.onnx", rotation, mean - centre @ rotation)
     changes = {
@@ -164,14 +168,17 @@ def make_index(options: StartOptions) -> None:
                 copy = replace(copy, id=f"d{row}", title=title, metadata=metadata)
             writer.write(copy)
             by_value.add(row, copy.metadata)
-    files = sorted(folder.iterdir())
+    files = _files(folder)
+    written = documents.DocumentReader(folder / documents.FILE_NAME)
+    labels = filters.FilterReader(folder / filters.FILE_NAME, by_value.fields())
     counts = {"documents": index.ntotal, "unique_texts": index.ntotal}
     changes = {
         "name": name,
-        "factory": f"HNSW{options.links},SQ8",
-        "search_parameters": {"efSearch": _EF_SEARCH},
+        "factory": factory(options),
+        "search_parameters": _SEARCH,
         "count": index.ntotal,
         "filter_fields": by_value.fields(),
+        "components": {FULL_TEXT: write_full_text(folder, written, labels)},
         "files": {f.name: FileRecord(bytes=f.stat().st_size, sha256=sha256_file(f)) for f in files},
         "corpus": manifest.corpus.model_copy(update=counts),
     }
@@ -179,10 +186,19 @@ def make_index(options: StartOptions) -> None:
     set_current(root, name, folder.name)
 
 
+def factory(options: ScaleOptions) -> str:
+    """Returns the type of the graph."""
+    return f"PCA{options.dimension // 4},HNSW{options.links},SQ8,Refine(SQ8)"
+
+
 def _graph(options: StartOptions) -> Path:
     """Returns the graph of the synthetic vectors, which `care bench scale` builds."""
-    engine = faiss_engine(f"HNSW{options.links},SQ8", options.construction)
+    engine = faiss_engine(factory(options), options.construction)
     return options.folder / engine.file_name
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager
@@ -194,6 +210,12 @@ def _service(options: StartOptions) -> Iterator[tuple[Server, float]]:
         server = Server(process)
         server.get("/health/ready")
         yield server, time.perf_counter() - started
+
+
+def _axes(vectors: FloatArray) -> FloatArray:
+    """Returns the principal axes of centred vectors, by descending variance: float32 [d, d]."""
+    axes: FloatArray = np.linalg.eigh(vectors.T @ vectors).eigenvectors.T[::-1]
+    return axes
 
 
 def _project(source: Path, target: Path, rotation: FloatArray, offset: FloatArray) -> None:

@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 
+from core import provenance
 from core.provenance import environment, library_versions
 
 
@@ -16,3 +17,10 @@ def test_libraries_of_another_process_are_included(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "tokenizers", raising=False)
     libraries = environment("tokenizers")["libraries"]
     assert isinstance(libraries, dict) and libraries["tokenizers"]
+
+
+def test_hardware_names_the_instructions_that_decide_the_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(provenance, "cpu_flags", lambda: {"fpu", "avx512f", "avx2"})
+    assert provenance.hardware()["instructions"] == ["avx2", "avx512f"]

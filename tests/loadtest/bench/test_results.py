@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "commit": {"id": "0123456789abcdef", "changed": True},
     "hardware": {
         **{"processor": "Some CPU", "processors": 2, "memory_bytes": 8 * 2**30},
+        "instructions": ["avx2"],
         "load_average": [0.25, 0.5, 1.0],
     },
     "versions": {"python": "3.11.7"},

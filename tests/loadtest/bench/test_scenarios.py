@@ -1,5 +1,8 @@
 """Complete scenarios, with a script that replaces wrk."""
 
+from collections.abc import Sequence
+from urllib.request import Request, urlopen
+
 import pytest
 
 from loadtest.bench import results, scenarios, tradeoff
@@ -40,11 +43,27 @@ def test_the_lookup_encoder_is_measured_on_the_same_index(options: ServiceOption
     assert all(rate > 0 for rates in found["speeds"].values() for rate in rates.values())
 
 
-@pytest.mark.usefixtures("wrk")
-def test_the_modes_are_measured_alone_and_at_full_load(options: ServiceOptions) -> None:
+def test_the_modes_are_measured_alone_and_at_full_load(
+    options: ServiceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(url: str, requests: Sequence[str], clients: int, seconds: int) -> dict[str, float]:
+        for body in requests:
+            headers = {"Content-Type": "application/json"}
+            with urlopen(Request(f"{url}/search", body.encode(), headers)):
+                pass
+        return {"qps": 100.0, "p50_ms": 1.5}
+
+    monkeypatch.setattr(scenarios, "drive", send)
     found = scenarios.modes(options)
     assert found["figures"][0]["reached"] == 0.0
     measured = {name for name, value in found["medians"].items() if value > 0}
     assert measured == {
         f"{m}_{v}" for m in ("dense", "hybrid", "lexical") for v in ("qps", "p50_ms")
     }
+    assert found["stages"].keys() == {"dense", "hybrid", "lexical"}
+    for loads in found["stages"].values():
+        assert loads.keys() == {1, options.connections}
+        for mean in loads.values():
+            assert mean["request"] == pytest.approx(mean["total"] + mean["other"])
+            assert 0 <= mean["search"] < mean["total"] < mean["request"]
+    assert found["stages"]["lexical"][1]["encode"] == 0 < found["stages"]["dense"][1]["encode"]
