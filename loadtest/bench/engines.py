@@ -32,7 +32,7 @@ _TRAINING_ROWS = 100_000
 _PRODUCT_TRAINING_ROWS = 25_600
 _ROWS_PER_LIST = 50
 _ADD_ROWS = 50_000
-_WIDTHS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_WIDTHS = (10, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _REFINE_FACTORS = (4, 10, 40)
 # Names of search parameters in FAISS, where they differ.
