@@ -174,7 +174,7 @@ def _unreadable(path: Path, reason: str) -> IndexVersionError:
 
 
 def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:
-    return np.concatenate([batch[name].to_numpy() for batch in batches])
+    return np.concatenate([np.from_dlpack(batch[name]) for batch in batches])
 
 
 class _Texts:

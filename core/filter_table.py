@@ -167,8 +167,8 @@ class _Batch:
         _, ends, data = self._values.buffers()
         self._ends = memoryview(ends).cast("B").cast("i")
         self._data = memoryview(data or b"")
-        self.offsets: RowArray = lists.offsets.to_numpy()
-        self.rows: RowArray = lists.values.to_numpy()
+        self.offsets: RowArray = np.from_dlpack(lists.offsets)
+        self.rows: RowArray = np.from_dlpack(lists.values)
 
     def __len__(self) -> int:
         return len(self._values)
