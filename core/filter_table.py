@@ -167,8 +167,8 @@ class _Batch:
         _, ends, data = self._values.buffers()
         self._ends = memoryview(ends).cast("B").cast("i")
         self._data = memoryview(data or b"")
-        self.offsets: RowArray = np.from_dlpack(lists.offsets)
-        self.rows: RowArray = np.from_dlpack(lists.values)
+        self.offsets: RowArray = np.asarray(np.from_dlpack(lists.offsets), np.int64)
+        self.rows: RowArray = np.asarray(np.from_dlpack(lists.values), np.int64)
 
     def __len__(self) -> int:
         return len(self._values)
