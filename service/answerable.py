@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from core.encoders import Answerability
 from core.types import Mode
 from stores.base import ScoredRows
@@ -33,7 +31,7 @@ def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0
 
     Args:
         dense: Cosine similarities and rows, at least one, in descending order.
-        lexical: Scores and rows of the lexical channel, if there is one.
+        lexical: Scores and rows of the lexical channel in descending order, if there is one.
         idf: Sum of the query's terms by their idf (`LexicalIndex.idf`).
 
     Returns:
@@ -43,8 +41,10 @@ def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0
     """
     features = {"cosine": float(dense[0][0])}
     if lexical is not None:
-        shared = lexical[0][np.isin(lexical[1], dense[1][:_NEAREST])]
-        features["lexical"] = math.log1p(idf * float(shared.max(initial=0.0)))
+        nearest = set(dense[1][:_NEAREST].tolist())
+        found = zip(lexical[0].tolist(), lexical[1].tolist(), strict=True)
+        highest = next((score for score, row in found if row in nearest), 0.0)
+        features["lexical"] = math.log1p(idf * highest)
     return features
 
 
