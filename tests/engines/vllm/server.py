@@ -1,11 +1,10 @@
 """vLLM's OpenAI server in a process."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from core.service_process import free_port
+
 KEY = "sk-test"
-START_SECONDS = 240
+POOLING = ("--runner", "pooling")
+_START_SECONDS = 240
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,17 @@ class Server:
 
 
 @contextmanager
-def vllm_server(model: Path, name: str, max_length: int, log: Path) -> Iterator[Server]:
-    """Serves a pooling model under a name, with the API key `KEY`."""
-    port = _free_port()
+def vllm_server(
+    model: Path, name: str, max_length: int, log: Path, options: Sequence[str] = POOLING
+) -> Iterator[Server]:
+    """Serves a model, by default a pooling model, under a name, with the API key `KEY`."""
+    port = free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(model), "--served-model-name", name, "--runner", "pooling"),
+        *("--model", str(model), "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(max_length), "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(256 << 20)),
+        *("--kv-cache-memory-bytes", str(256 << 20), *options),
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -55,15 +59,8 @@ def vllm_server(model: Path, name: str, max_length: int, log: Path) -> Iterator[
         server.stop()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def _wait_until_healthy(server: Server, log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end and server.process.poll() is None:
         try:
             if httpx2.get(f"{server.url}/health", timeout=5).status_code == 200:

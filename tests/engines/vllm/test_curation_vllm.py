@@ -1,24 +1,18 @@
 """Judges of `curation` on the server of vLLM: random grades, but valid JSON."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from curation.config import Endpoint, JudgingOptions
 from curation.judging import LABELS, judge
 from curation.llm import LanguageModels
 from tests.checkpoints import write_qwen3
-from tests.engines.vllm.test_openai_server import START_SECONDS, free_port
+from tests.engines.vllm.server import KEY, vllm_server
 
 MODEL = "tiny-chat"
-KEY = "sk-test"
 LENGTH = 4096
 # A random model would otherwise fill its response with white space.
 STRUCTURED = {"backend": "xgrammar", "disable_any_whitespace": True}
@@ -38,39 +32,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     template = folder / "template.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
-    port = free_port()
-    address, log = f"http://127.0.0.1:{port}", folder / "server.log"
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(folder), "--served-model-name", MODEL, "--host", "127.0.0.1"),
-        *("--port", str(port), "--dtype", "float32", "--max-model-len", str(LENGTH)),
-        *("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20)),
+    options = (
         *("--chat-template", str(template)),
         *("--structured-outputs-config", json.dumps(STRUCTURED)),
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=os.environ | {"VLLM_API_KEY": KEY}, stdout=output, stderr=output
-        )
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not _healthy(address):
-            if time.monotonic() > end or process.poll() is not None:
-                pytest.fail(
-                    f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}"
-                )
-            time.sleep(0.5)
-        yield f"{address}/v1"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _healthy(address: str) -> bool:
-    try:
-        return httpx2.get(f"{address}/health", timeout=5).status_code == 200
-    except httpx2.TransportError:
-        return False
+    )
+    with vllm_server(folder, MODEL, LENGTH, folder / "server.log", options) as server:
+        yield f"{server.url}/v1"
 
 
 def test_grades_match_the_schema_and_are_not_requested_twice(
