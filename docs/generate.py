@@ -61,6 +61,7 @@ object on standard output. Progress, warnings and hints go to standard error.
 | 1 | an error: `error: message [code]` on standard error ([errors.md](errors.md)) |
 | 2 | wrong usage: an unknown option or a missing argument |
 | 130 | interrupted by Ctrl-C |
+| 141 | the program that reads the output, such as `head`, has ended |
 
 Options whose environment variable is named take their default from it.
 
