@@ -93,6 +93,7 @@ def settings(tmp_path: Path) -> Settings:
         index="test",
         threads=1,
         watch_seconds=0,
+        channel_timeout_ms=10_000,  # a busy machine takes longer than the default of 200
     )
 
 

@@ -153,7 +153,7 @@ def test_a_shared_flight_survives_one_of_its_waiters(
 ) -> None:
     client = serve(encoder, cache_entries=0)
     with blocked(client, encoder), ThreadPoolExecutor(2) as pool:
-        headers = {"X-Request-Timeout-Ms": "200"}
+        headers = {"X-Request-Timeout-Ms": "2000"}
         first = pool.submit(client.post, "/search", json=QUERY, headers=headers)
         wait_for(lambda: queued(client) == 2)
         second = pool.submit(client.post, "/search", json=QUERY)
