@@ -1,6 +1,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 
 Builder = Callable[..., IndexManifest]
+# Tests of what survives a crash: they write to the disk as users' commands do.
+_DURABLE = ("tests/indexer/test_life.py", "tests/indexer/test_versions.py", "tests/long/")
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the tests the wait for the disk, two thirds of the time of a small build."""
+    if not request.node.nodeid.startswith(_DURABLE):
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)
