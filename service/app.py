@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -104,7 +105,7 @@ def create_app(
     guard, redis = _redis(settings, metrics)
     reranker = None
     if settings.rerank_url:
-        breaker = Breaker()
+        breaker = Breaker("the server of CARE_RERANK_URL")
         metrics.rerank_breaker.set_function(lambda: breaker.state)
         reranker = make_reranker(settings, breaker)
     milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
@@ -131,8 +132,7 @@ def create_app(
         str(settings.rerank_truncate_tokens or ""),
     ]
     query_keys = QueryKeys(secret, encoder.spec, pair, server)
-    rate = settings.rate_limit
-    limiter = RateLimiter(rate, settings.rate_burst, guard) if rate else None
+    limiter = _limiter(settings, guard)
     answers = AnswerBudget(settings.max_answer_bytes)
 
     @asynccontextmanager
@@ -212,7 +212,7 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     # Its client takes a fifth of a second to import.
     from service.redis_tier import RedisCache, RedisGuard
 
-    breaker, writes = Breaker(), Breaker()
+    breaker, writes = Breaker("Redis"), Breaker("writes to Redis")
     metrics.redis_breaker.set_function(lambda: breaker.state)
     metrics.redis_write_breaker.set_function(lambda: writes.state)
     url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
@@ -223,6 +223,21 @@ def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, Re
     guard = RedisGuard(url, timeout, breaker, writes, count)
     secret = _plain(settings.cache_secret).encode()
     return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)
+
+
+def _limiter(settings: Settings, guard: "RedisGuard | None") -> RateLimiter | None:
+    if not settings.rate_limit:
+        return None
+    # Replicas of a service have the same secret and the same index.
+    secret = sha256(_plain(settings.cache_secret).encode()).digest()
+    service = blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest()
+    return RateLimiter(
+        settings.rate_limit,
+        settings.rate_burst,
+        guard,
+        service=service,
+        largest=max(settings.max_batch, settings.max_embeddings),
+    )
 
 
 def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":

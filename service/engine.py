@@ -200,7 +200,7 @@ class Engine:
         """
         index, keys, started = checked.index, checked.keys, checked.started
         known = {i: kept for i, key in enumerate(keys) if (kept := self._memory.get(key))}
-        self._metrics.looked_up("memory", len(known), len(keys) - len(known))
+        self._metrics.looked_up("memory", len(known), sum(map(bool, keys)) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
         requested = [self._flight(index, checked.queries[i], keys[i]) for i in missing]
         lookup = time.perf_counter() - started
@@ -315,8 +315,10 @@ class Engine:
         queries: Mapping[bytes, Query],
         keys: Sequence[bytes],
     ) -> list[QueryResult | None]:
-        found = await redis.get_many(keys, index.manifest.count)
-        known = {i: kept for i, kept in enumerate(found) if kept}
+        # A search that explains has no key, as caches do not keep what it returns.
+        keyed = [i for i, key in enumerate(keys) if key]
+        found = await redis.get_many([keys[i] for i in keyed], index.manifest.count)
+        known = {i: kept for i, kept in zip(keyed, found, strict=True) if kept}
         self._metrics.looked_up("redis", len(known), len(found) - len(known))
         cached = [(queries[keys[i]], rows) for i, rows in known.items()]
         fetched = await self._pipeline.run(index.fetch, cached) if cached else []

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
 # Times are whole microseconds, which are exact in Lua and in Python. The clock is that of Redis, as
 # the clocks of replicas differ. The key expires when the bucket is full again: a missing key stands
-# for a full bucket.
+# for a full bucket. No charge takes a bucket further than `most` queries: a later time, which others
+# may have written, counts as that one.
 _SCRIPT = """
 local interval, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local most = tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local full = math.max(now, tonumber(redis.call('GET', KEYS[1])) or now)
+local full = tonumber(redis.call('GET', KEYS[1])) or now
+if full ~= full then
+  full = now
+end
+full = math.min(math.max(now, full), now + most * interval)
 local wait = full - now - (burst - math.min(cost, burst)) * interval
 if wait > 0 then
   return wait
@@ -38,9 +44,9 @@ return 0
 class RateLimiter:
     """Admits `burst` queries at once and `rate` per second on average, for each name.
 
-    Processes that share a Redis share the bucket of a name. While Redis fails or refuses writes,
-    each process uses a local bucket, full at first, so that n processes together admit n times the
-    rate.
+    Processes of one service share the bucket of a name in Redis. While Redis fails, refuses writes
+    or returns an impossible time, each process uses a local bucket, full at first, so that n
+    processes together admit n times the rate.
 
     A request of more queries than the burst never conforms. It is admitted when the bucket is
     full, and all its queries are charged, so that the next request waits longer.
@@ -50,6 +56,8 @@ class RateLimiter:
         burst: Queries at once.
         guard: Calls Redis, if configured.
         clock: A monotonic clock [ns].
+        service: Tells the keys of services on one Redis apart.
+        largest: Most queries of a request.
     """
 
     def __init__(
@@ -58,11 +66,15 @@ class RateLimiter:
         burst: int,
         guard: "RedisGuard | None",
         clock: Callable[[], int] = time.monotonic_ns,
+        service: str = "",
+        largest: int = 4096,
     ) -> None:
         self._interval = max(1, round(1_000_000 / rate))
         self._burst = burst
         self._guard = guard
         self._clock = clock
+        self._service = service
+        self._most = max(burst, largest)
         # Bounded: names are those of keys that were configured, or "anonymous".
         self._full_at: dict[str, int] = {}
 
@@ -73,12 +85,15 @@ class RateLimiter:
             0.0 if the request is admitted, else the time after which to retry [s].
         """
         if self._guard:
-            arguments = (f"care:rate:{name}", self._interval, self._burst, cost)
+            key = f"care:rate:{self._service}:{name}"
+            arguments = (key, self._interval, self._burst, cost, self._most)
             with suppress(UnavailableError):
                 wait = await self._guard.write(
                     lambda redis: cast("Awaitable[int]", redis.eval(_SCRIPT, 1, *arguments))
                 )
-                return wait / 1_000_000
+                if 0 <= wait <= (self._most + cost) * self._interval:
+                    return wait / 1_000_000
+                self._guard.on_error("value")
         now = self._clock() // 1000
         full_at = max(now, self._full_at.get(name, now))
         wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval

@@ -99,47 +99,46 @@ class RedisGuard:
         Raises:
             UnavailableError: If the call fails or times out, or a breaker is open.
         """
-        if not self._writes.allows():
+        permit = self._writes.allows()
+        if not permit:
             raise UnavailableError("the breaker of writes is open")
         try:
             result = await self._run(operation)
         except UnavailableError as error:
             if isinstance(error.__cause__, ResponseError):
-                self._writes.failed()
+                self._writes.failed(permit)
             else:
-                self._writes.abandoned()
+                self._writes.abandoned(permit)
             raise
         except BaseException:
-            self._writes.abandoned()
+            self._writes.abandoned(permit)
             raise
-        self._writes.succeeded()
+        self._writes.succeeded(permit)
         return result
 
     async def _run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
-        allowed = False
+        permit = 0
         kind: ErrorKind
         try:
             async with asyncio.timeout(self._timeout), self._slots:
-                allowed = self._breaker.allows()
-                if not allowed:
+                permit = self._breaker.allows()
+                if not permit:
                     raise UnavailableError("the breaker is open")
                 result = await operation(self._client)
-            self._breaker.succeeded()
+            self._breaker.succeeded(permit)
             return result
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError):
                 kind = "response"
-                self._breaker.succeeded()
+                self._breaker.succeeded(permit)
             else:
                 late = isinstance(error, TimeoutError | RedisTimeoutError)
                 kind = "timeout" if late else "connection"
-                if allowed:
-                    self._breaker.failed()
+                self._breaker.failed(permit)
             self.on_error(kind)
             raise UnavailableError(kind) from error
         except BaseException:
-            if allowed:
-                self._breaker.abandoned()
+            self._breaker.abandoned(permit)
             raise
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import httpx2
 import numpy as np
 from pydantic import BaseModel
 
-from core.breaker import Breaker, UnavailableError
+from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
 from core.types import FloatArray
 from models.servers import authorization, route_url
@@ -84,20 +84,22 @@ class RerankServer:
             UnavailableError: If the server does not answer in time, or not with one finite score
                 for each text, or the breaker is open.
         """
-        if not self._breaker.allows():
+        permit = self._breaker.allows()
+        if not permit:
             raise UnavailableError("the breaker is open")
         try:
             async with asyncio.timeout(self._timeout):
                 scores = _read(await self._request(query, texts), len(texts))
         except (TimeoutError, httpx2.RequestError, _BadResponseError) as error:
-            self._breaker.failed()
+            self._breaker.failed(permit)
             reason = str(error) if isinstance(error, _BadResponseError) else type(error).__name__
-            _LOG.warning("reranking failed", extra={"fields": {"reason": reason}})
+            if self._breaker.state is BreakerState.CLOSED:
+                _LOG.warning("reranking failed", extra={"fields": {"reason": reason}})
             raise UnavailableError(reason) from None
         except BaseException:
-            self._breaker.abandoned()
+            self._breaker.abandoned(permit)
             raise
-        self._breaker.succeeded()
+        self._breaker.succeeded(permit)
         return scores
 
     async def close(self) -> None:

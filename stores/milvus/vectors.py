@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
@@ -9,7 +10,7 @@ import grpc
 import numpy as np
 from pymilvus import MilvusClient, MilvusException
 
-from core.breaker import Breaker, UnavailableError
+from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
@@ -170,7 +171,7 @@ class MilvusVectors:
         return entities
 
     def _call(self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
-        with self._guard:
+        with self._guard.request():
             try:
                 return call(*arguments, **named)
             except MilvusException as error:
@@ -205,32 +206,36 @@ def search_many(
 
 
 class Guard:
-    """Circuit breaker of a connection, entered once per request; thread-safe.
-
-    Raises:
-        UnavailableError: If the breaker is open, or the request fails.
-    """
+    """Circuit breaker of a connection; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._breaker = Breaker(retry_after=_RETRY_AFTER)
+        self._breaker = Breaker("Milvus", retry_after=_RETRY_AFTER)
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._breaker.allows():
-                raise UnavailableError
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Makes one request in the block.
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        Raises:
+            UnavailableError: If the breaker is open, or the request fails.
+        """
         with self._lock:
-            if error is None:
-                self._breaker.succeeded()
-            elif isinstance(error, MILVUS_ERRORS):
-                self._breaker.failed()
-            else:
-                self._breaker.abandoned()
-        if isinstance(error, MILVUS_ERRORS):
-            _LOG.warning("Milvus failed", extra={"fields": {"code": error_name(error)}})
+            permit = self._breaker.allows()
+            was_closed = self._breaker.state is BreakerState.CLOSED
+        if not permit:
+            raise UnavailableError
+        end = self._breaker.abandoned
+        try:
+            yield
+            end = self._breaker.succeeded
+        except MILVUS_ERRORS as error:
+            end = self._breaker.failed
+            if was_closed:
+                _LOG.warning("Milvus failed", extra={"fields": {"code": error_name(error)}})
             raise UnavailableError from error
+        finally:
+            with self._lock:
+                end(permit)
 
 
 def error_name(error: MilvusException | grpc.RpcError) -> str:

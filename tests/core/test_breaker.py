@@ -1,3 +1,6 @@
+import logging
+from collections.abc import Callable
+
 import pytest
 
 from core.breaker import Breaker, BreakerState
@@ -24,8 +27,10 @@ def breaker(clock: Clock) -> Breaker:
 
 
 def fail(breaker: Breaker, times: int) -> None:
-    for _ in range(times):
-        breaker.failed()
+    """Lets calls fail that began before the first of them ended."""
+    permits = [breaker.allows() for _ in range(times)]
+    for permit in permits:
+        breaker.failed(permit)
 
 
 def test_state_values_are_the_values_of_the_metric() -> None:
@@ -48,7 +53,7 @@ def test_it_opens_after_the_given_number_of_consecutive_failures(breaker: Breake
 
 def test_a_success_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, 2)
-    breaker.succeeded()
+    breaker.succeeded(breaker.allows())
     fail(breaker, 2)
     assert breaker.state is BreakerState.CLOSED
 
@@ -70,8 +75,7 @@ def test_an_open_breaker_allows_one_probe_after_the_retry_time(
 def test_a_successful_probe_closes_the_breaker(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 5
-    assert breaker.allows()
-    breaker.succeeded()
+    breaker.succeeded(breaker.allows())
     assert breaker.state is BreakerState.CLOSED
     fail(breaker, 2)
     assert breaker.allows()
@@ -82,8 +86,7 @@ def test_a_failed_probe_opens_the_breaker_for_the_retry_time(
 ) -> None:
     fail(breaker, 3)
     clock.now += 5
-    assert breaker.allows()
-    fail(breaker, 1)
+    breaker.failed(breaker.allows())
     assert breaker.state is BreakerState.OPEN
     clock.now += 4.999
     assert not breaker.allows()
@@ -91,12 +94,41 @@ def test_a_failed_probe_opens_the_breaker_for_the_retry_time(
     assert breaker.allows()
 
 
-def test_failures_of_earlier_calls_do_not_delay_the_probe(breaker: Breaker, clock: Clock) -> None:
+@pytest.mark.parametrize("end", [Breaker.succeeded, Breaker.failed, Breaker.abandoned])
+@pytest.mark.parametrize("elapsed", [4, 5])
+def test_a_call_that_began_before_the_breaker_opened_changes_nothing(
+    end: Callable[[Breaker, int], None], elapsed: int, breaker: Breaker, clock: Clock
+) -> None:
+    stale = breaker.allows()
     fail(breaker, 3)
-    clock.now += 4
+    clock.now += elapsed
+    probe = breaker.allows()
+    before = breaker.state
+    end(breaker, stale)
+    assert breaker.state is before
+    assert not breaker.allows()
+    clock.now += 5 - elapsed
+    breaker.succeeded(probe or breaker.allows())
+    assert breaker.state is BreakerState.CLOSED
+    for _ in range(3):
+        end(breaker, stale)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_the_log_has_a_line_when_it_opens_and_one_when_it_closes(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    breaker = Breaker("a server", failures=3, retry_after=5.0, clock=clock)
     fail(breaker, 5)
-    clock.now += 1
-    assert breaker.allows()
+    for _ in range(3):
+        clock.now += 5
+        breaker.failed(breaker.allows())
+    clock.now += 5
+    breaker.abandoned(breaker.allows())
+    breaker.succeeded(breaker.allows())
+    breaker.succeeded(breaker.allows())
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_after_an_abandoned_probe_the_next_call_is_the_probe(
@@ -104,8 +136,7 @@ def test_after_an_abandoned_probe_the_next_call_is_the_probe(
 ) -> None:
     fail(breaker, 3)
     clock.now += 5
-    assert breaker.allows()
-    breaker.abandoned()
+    breaker.abandoned(breaker.allows())
     assert breaker.state is BreakerState.OPEN
     assert breaker.allows()
     assert not breaker.allows()
@@ -113,9 +144,8 @@ def test_after_an_abandoned_probe_the_next_call_is_the_probe(
 
 def test_an_abandoned_call_does_not_change_a_closed_breaker(breaker: Breaker) -> None:
     fail(breaker, 2)
-    breaker.abandoned()
+    breaker.abandoned(breaker.allows())
     assert breaker.state is BreakerState.CLOSED
     fail(breaker, 1)
-    breaker.abandoned()
     assert breaker.state is BreakerState.OPEN
     assert not breaker.allows()

@@ -13,7 +13,7 @@ from tests.redis_server import RedisServer, free_port, run_redis
 
 pytestmark = pytest.mark.anyio
 
-PREFIX = "care:rate:"
+PREFIX = "care:rate::"
 # One query in 1,000 s: the duration of a test does not matter.
 SLOW = 0.001
 
@@ -197,7 +197,7 @@ async def test_redis_stores_only_the_name_of_the_key(server: RedisServer) -> Non
     guard = make_guard(server.url)
     await RateLimiter(SLOW, 2, guard).admit("app", 1)
     with server.client() as client:
-        assert client.keys() == [b"care:rate:app"]
+        assert client.keys() == [b"care:rate::app"]
     await guard.close()
 
 
@@ -229,6 +229,56 @@ async def test_an_invalid_value_is_a_full_bucket(server: RedisServer, garbage: b
     waits = await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1])
     assert waits[:2] == [0, 0]
     assert 900 < waits[2] <= 1000
+    await guard.close()
+
+
+@pytest.mark.parametrize("late", [b"1e300", b"inf", b"9223372036854775807", b"4e15"])
+@pytest.mark.e2e
+async def test_an_impossible_time_delays_no_longer_than_the_largest_request(
+    server: RedisServer, late: bytes
+) -> None:
+    with server.client() as client:
+        client.set(PREFIX + "app", late)
+    guard = make_guard(server.url)
+    (wait,) = await admit_all(RateLimiter(SLOW, 2, guard, largest=5), [1])
+    assert 3900 < wait <= 4000
+    await guard.close()
+
+
+@pytest.mark.parametrize("garbage", [b"nan", b"-nan", b"-inf", b"-1e300"])
+@pytest.mark.e2e
+async def test_a_time_that_is_no_number_is_a_full_bucket(
+    server: RedisServer, garbage: bytes
+) -> None:
+    with server.client() as client:
+        client.set(PREFIX + "app", garbage)
+    guard = make_guard(server.url)
+    assert (await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1]))[:2] == [0, 0]
+    await guard.close()
+
+
+@pytest.mark.parametrize("answer", [-(2**63), 2**63 - 1])
+async def test_an_impossible_answer_of_redis_falls_back_to_the_local_bucket(answer: int) -> None:
+    errors: list[str] = []
+
+    class Forged:
+        on_error = staticmethod(errors.append)
+
+        async def write(self, operation: object) -> int:
+            return answer
+
+    limiter = RateLimiter(SLOW, 2, Forged(), Clock())
+    assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
+    assert errors == ["value"] * 3
+
+
+@pytest.mark.e2e
+async def test_services_on_one_redis_have_buckets_of_their_own(server: RedisServer) -> None:
+    guard = make_guard(server.url)
+    one, other, replica = (RateLimiter(SLOW, 2, guard, service=name) for name in ("a", "b", "a"))
+    assert await admit_all(one, [1, 1]) == [0, 0]
+    assert await admit_all(other, [1, 1]) == [0, 0]
+    assert (await admit_all(replica, [1]))[0] > 900
     await guard.close()
 
 

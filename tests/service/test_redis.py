@@ -55,6 +55,41 @@ def stored(redis: RedisServer, count: int) -> list[bytes]:
     return list(keys)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_search_that_explains_does_not_ask_redis(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer, batch: bool
+) -> None:
+    client = serve(**shared(redis.url))
+    plain, explained = {"query": MARKER}, {"query": MARKER, "explain": True}
+    if batch:
+        body = {"queries": [explained, plain, explained]}
+        assert client.post("/search/batch", json=body).status_code == 200
+    else:
+        ask(client, explain=True)
+    for tier in ("memory", "redis"):
+        misses = sample(client, "care_cache_lookups_total", tier=tier, result="miss")
+        assert misses == int(batch)
+    with redis.client() as connection:
+        assert connection.info("commandstats").get("cmdstat_mget", {"calls": 0})["calls"] == int(
+            batch
+        )
+
+
+def test_a_stopped_redis_leaves_a_line_in_the_log_and_one_when_it_is_back(
+    serve: Serve, manifest: IndexManifest, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "care")
+    client = serve(**shared(redis.url))
+    ask(client)
+    redis.kill()
+    for i in range(8):
+        ask(client, f"{MARKER}{i}")
+    lines = [record for record in caplog.records if "circuit breaker" in record.message]
+    assert [line.levelname for line in lines] == ["WARNING"]
+    assert MARKER not in caplog.text
+    assert sample(client, "care_redis_breaker_state") == OPEN
+
+
 def test_replicas_share_results(serve: Serve, manifest: IndexManifest, redis: RedisServer) -> None:
     one, encoder = serve(**shared(redis.url)), BigramEncoder()
     other = serve(encoder, **shared(redis.url))
