@@ -32,8 +32,10 @@ _HEADERS = (
 )
 # Request bodies in memory at once; 1024 searches take about 1 MB.
 _MAX_BUFFERED_BYTES = 256 << 20
-# Monitoring calls these every few seconds; the limits must not reject them.
+# Monitoring calls these every few seconds, also while searches reach the limits. They have a limit
+# of their own.
 _PROBES = {"/health/live", "/health/ready", "/metrics"}
+_MAX_PROBES = 64
 
 
 class RequestContext:
@@ -149,12 +151,16 @@ class Limits:
         self._timeout = settings.timeout_ms / 1000
         self._metrics = metrics
         self._requests = 0
+        self._probes = 0
         self._buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] != "http" or scope["state"]["path"] in _PROBES:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["state"]["path"] in _PROBES:
+            await self._probe(scope, receive, send)
             return
         if self._requests == self._max_requests:
             error = self._too_many("too many requests at once: retry later")
@@ -195,6 +201,17 @@ class Limits:
         finally:
             self._requests -= 1
             self._buffered -= received
+
+    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._probes == _MAX_PROBES:
+            error = self._too_many("too many requests of monitoring at once: retry later")
+            await problem_response(error, scope)(scope, receive, send)
+            return
+        self._probes += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._probes -= 1
 
     def _too_many(self, message: str) -> RequestError:
         self._metrics.rejections.labels("connections").inc()

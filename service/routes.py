@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi import Path as PathParameter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
@@ -120,8 +120,8 @@ async def ready(request: Request) -> Any:
 @public_routes.get("/metrics", response_class=Response, responses=problem_responses(401))
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text format of Prometheus."""
-    registry = get_state(request).metrics.registry
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    page = await get_state(request).metrics.page()
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 @public_routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

@@ -48,6 +48,12 @@ class BlockingEncoder(BigramEncoder):
         return super().encode_tokens(tokens)
 
 
+@pytest.fixture(autouse=True)
+def fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renders the metrics whenever a test reads them."""
+    monkeypatch.setattr("service.metrics.SHARED_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IndexManifest]:
     """A version of 60 documents, built once; tests get a copy."""

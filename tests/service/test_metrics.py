@@ -1,13 +1,16 @@
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import prometheus_client
 import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from core.manifest import Chunking, IndexManifest
+from service.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.service.conftest import (
     ADMIN,
@@ -172,3 +175,34 @@ def test_applications_do_not_share_series(serve: Serve, manifest: IndexManifest)
     one, other = serve(), serve()
     one.post("/search", json=QUERY)
     assert (requests(one, "/search", 200), requests(other, "/search", 200)) == (1, 0)
+
+
+async def _ask_at_once(metrics: Metrics, count: int) -> list[bytes]:
+    asked = [asyncio.create_task(metrics.page()) for _ in range(count)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    return await asyncio.gather(*asked[1:])
+
+
+def test_all_who_ask_within_a_second_get_one_page_that_a_thread_renders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+    render = prometheus_client.generate_latest
+
+    def counted(registry: prometheus_client.CollectorRegistry) -> bytes:
+        threads.append(threading.get_ident())
+        return render(registry)
+
+    monkeypatch.setattr("service.metrics.SHARED_SECONDS", 3600)
+    monkeypatch.setattr(prometheus_client, "generate_latest", counted)
+
+    async def ask() -> None:
+        metrics = Metrics()
+        pages = [*await _ask_at_once(metrics, 20), await metrics.page()]
+        assert len(pages) == 20
+        assert len(set(pages)) == 1
+
+    asyncio.run(ask())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
