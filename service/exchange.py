@@ -80,6 +80,11 @@ class Exchange:
         self._left: int | None = None  # bytes of content that the answer's headers announce
         self._chunked = False
 
+    @property
+    def may_inform(self) -> bool:
+        """Whether an interim response may be sent: the answer has not begun."""
+        return not self.started and self._scope["http_version"] == "1.1"
+
     def receive_body(self, data: bytes) -> int:
         """Keeps content until the application asks for it; returns the bytes that are kept."""
         if not self.complete and not self._disconnected:

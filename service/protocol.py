@@ -5,6 +5,7 @@ llhttp parses; this module gives it one request at a time and decides when to st
 
 import asyncio
 import re
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
@@ -27,6 +28,12 @@ _HIGH_WATER = 65_536
 # it gives the parser the header under another name.
 _UPGRADE = re.compile(rb"\r\nUpgrade(?=[ \t]*:)", re.IGNORECASE)
 _NOT_UPGRADE = b"\r\nIgnored"
+# Bytes of a chunked body that the parser gets at once, so that the limit of framing applies.
+_PIECE = 1024
+# How often the service looks whether a client that ended its side of the connection is gone [s].
+_LOOK_EVERY = 0.05
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TCP_CLOSE = 7  # the state in TCP_INFO after a reset
 
 Refuse = Callable[[RequestError], ASGIApp]
 """Makes the application that answers a request which the server refuses."""
@@ -79,6 +86,7 @@ class HttpProtocol(asyncio.Protocol):
         self._reused = False
         self._discards = False  # the last answer is sent: what arrives is discarded
         self._reading = True
+        self._ended = False  # the client sends nothing more
         self._writable: asyncio.Future[None] | None = None  # set while the client does not read
         self._progress: Progress | None = None
 
@@ -108,9 +116,36 @@ class HttpProtocol(asyncio.Protocol):
         if self._discards:
             return
         if not self._input and not self._exchange:
+            # Empty lines before a request are ignored; a request has not begun with them.
+            data = data.lstrip(b"\r\n")
+            if not data:
+                return
             self._waits_since = self.loop.time()
         self._input += data
         self._advance()
+
+    def eof_received(self) -> bool:
+        """Keeps a connection open whose client has sent its request and reads the answer."""
+        self._ended = True
+        exchange = self._exchange
+        if self._discards or not exchange or exchange.complete or self._more_body:
+            return False
+        # A client that has closed the connection instead resets it when it gets something, and any
+        # client must accept an interim response (RFC 9110 15.2).
+        if exchange.may_inform:
+            self.transport.write(_INTERIM)
+        self.loop.call_later(_LOOK_EVERY, self._look, exchange)
+        return True
+
+    def _look(self, exchange: Exchange) -> None:
+        """Ends the connection if the client of a request has closed it."""
+        if exchange is not self._exchange or exchange.complete or self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_LOOK_EVERY, self._look, exchange)
 
     def pause_writing(self) -> None:
         """The socket has not taken all that was written."""
@@ -195,6 +230,11 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange = None
             self._reused = True
             self._advance()
+            if self._ended:
+                if self._exchange and not self._more_body:
+                    self.loop.call_later(_LOOK_EVERY, self._look, self._exchange)
+                else:
+                    self.transport.close()
         else:
             self.transport.close()
 
@@ -296,7 +336,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _read_body(self, exchange: Exchange) -> None:
         """Reads more of the body of a request."""
-        size = self._body_left if self._body_left > 0 else len(self._input)
+        size = self._body_left if self._body_left > 0 else _PIECE
         data = bytes(self._input[:size])
         del self._input[:size]
         self._framing += len(data)

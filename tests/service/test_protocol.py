@@ -52,9 +52,11 @@ class Echo:
     Attributes:
         entered: Set when a request has begun.
         ended: What became of each request, in order: answered, departed.
+        release: `/slow` answers once it is set.
     """
 
     def __init__(self) -> None:
+        self.release = asyncio.Event()
         self.entered = asyncio.Event()
         self.ended: asyncio.Queue[str] = asyncio.Queue()
 
@@ -64,6 +66,15 @@ class Echo:
             await answer(send, b"x" * LARGE)
         elif scope["path"] == "/early":
             await answer(send, b"")
+        elif scope["path"] == "/slow":
+            await read(receive)
+            done, waiting = asyncio.create_task(self.release.wait()), asyncio.create_task(receive())
+            await asyncio.wait((done, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                self.ended.put_nowait("departed")
+                return
+            waiting.cancel()
+            await answer(send, b"late")
         elif (body := await read(receive)) is None:
             self.ended.put_nowait("departed")
             return
@@ -443,6 +454,96 @@ def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() ->
         assert server.ended("limit") == 1
 
     run(test, connections=3)
+
+
+SLOW = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("requests", [[SLOW], [SLOW, GET + b"\r\n", SLOW]])
+def test_a_client_that_ends_its_side_gets_its_answers(requests: list[bytes]) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(b"".join(requests))
+        client.writer.write_eof()
+        await server.app.entered.wait()
+        statuses = [await client.status()]
+        server.app.release.set()
+        statuses += [await client.status() for _ in requests]
+        assert statuses == [100, *(200 for _ in requests)]
+        assert await client.closed()
+        assert [server.app.ended.get_nowait() for _ in requests] == ["answered"] * len(requests)
+
+    run(test)
+
+
+@pytest.mark.parametrize("data", [SLOW, SLOW * 2, SLOW + POST + b"Content-Length: 9\r\n\r\na"])
+def test_a_client_that_closes_the_connection_departs(data: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(data)
+        await server.app.entered.wait()
+        client.writer.close()
+        assert await server.app.ended.get() == "departed"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\na", CHUNKED + b"5\r\nab"]
+)
+def test_half_a_request_before_the_end_of_input_is_none(data: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(data)
+        client.writer.write_eof()
+        assert await client.closed()
+
+    run(test)
+
+
+def test_a_client_that_sends_only_empty_lines_idles() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        await client.send(b"\r\n")
+        while not len(server.connections):
+            await asyncio.sleep(0.01)
+        started = asyncio.get_running_loop().time()
+        for _ in range(20):
+            await client.send(b"\r\n\n\r")
+            await asyncio.sleep(0.01)
+        passed = asyncio.get_running_loop().time() - started
+        server.after(10 - passed / 2)
+        assert await client.closed()
+        assert server.ended("idle") == 1
+
+    run(test, client_timeout=10.0)
+
+
+@pytest.mark.parametrize("size", [18_000, 24_000, 100_000])
+@pytest.mark.parametrize("step", [1 << 20, 4000])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"5;a=", b"\r\nhello\r\n0\r\n\r\n"),
+        (b"0", b"5\r\nhello\r\n0\r\n\r\n"),
+        (b"5\r\nhello\r\n0\r\nA: ", b"\r\n\r\n"),
+        (b"5\r\nhello\r\n0;a=", b"\r\n\r\n"),
+    ],
+)
+def test_framing_of_a_chunked_body_is_limited(
+    before: bytes, after: bytes, size: int, step: int
+) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        filling = (b"0" if before == b"0" else b"a") * size
+        data = CHUNKED + before + filling + after
+        for start in range(0, len(data), step):
+            await client.send(data[start : start + step])
+        status, _, content = await client.answer()
+        assert status in (400, 431)
+        assert json.loads(content)["code"] in ("headers_too_long", "invalid_http")
+
+    run(test)
 
 
 def test_an_aborted_upload_ends_the_request() -> None:
