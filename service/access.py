@@ -84,6 +84,16 @@ class RequireKey:
         await self._app(scope, receive, send)
 
 
+def client_of(scope: Scope) -> str:
+    """Returns who sends a request, for a share of what is limited: its key, else its address.
+
+    Behind a proxy all clients without keys have the address of the proxy.
+    """
+    if name := scope["state"].get("key"):
+        return f"key {name}"
+    return scope["client"][0] if scope.get("client") else ""
+
+
 def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
     """Returns the key that a request carries in the header Authorization.
 

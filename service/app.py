@@ -159,6 +159,7 @@ def create_app(
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     # The last one added is the outermost. Preflight requests of browsers carry no key.
     routes = [route for router in ROUTERS for route in router.routes]
+    app.add_middleware(Limits, settings=settings, metrics=metrics)
     app.add_middleware(RequireKey, routes=routes)
     if settings.cors_origins:
         app.add_middleware(
@@ -168,7 +169,6 @@ def create_app(
             allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
-    app.add_middleware(Limits, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, metrics=metrics, tracer=tracer)
     metrics.register_routes(
         {

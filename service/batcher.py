@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, Thread
@@ -11,6 +10,7 @@ from typing import Any
 from core.encoders import QueryEncoder, TokenVectorEncoder
 from core.types import FloatArray
 from models.encoders.providers import MAX_ROWS
+from service.fairness import FairQueue, Turn
 from service.metrics import Metrics
 from stores.faiss.search import limit_threads
 
@@ -21,6 +21,7 @@ class Job:
 
     Attributes:
         text: The text, normalized by `core.text`.
+        client: Who asks: the queue serves clients in turn.
         abandoned: Whether no request waits for it any more; it is then not encoded.
         tokenized: Its tokens, once tokenized.
         with_tokens: Whether its token vectors are wanted too.
@@ -32,6 +33,7 @@ class Job:
     """
 
     text: str
+    client: str = ""
     abandoned: bool = False
     tokenized: Any = None
     with_tokens: bool = False
@@ -76,7 +78,7 @@ class Batcher:
         self._padding = padding
         self._encoded = encoded
         self._metrics = metrics
-        self._waiting: deque[Job] = deque()
+        self._waiting: FairQueue[Job] = FairQueue()
         # Held while the jobs, the idle threads or `_closed` are read and changed.
         self._lock = Lock()
         # Each idle thread waits for its lock. The one that became idle last works next, because its
@@ -94,14 +96,12 @@ class Batcher:
             thread.start()
 
     def submit(self, jobs: Sequence[Job], *, first: bool = False) -> None:
-        """Adds jobs to the queue: at its end or, if `first`, at its start."""
+        """Adds jobs to the queue: in the turns of their clients or, if `first`, at its start."""
         if not jobs:
             return
         with self._lock:
-            if first:
-                self._waiting.extendleft(reversed(jobs))
-            else:
-                self._waiting.extend(jobs)
+            for job in jobs:
+                self._waiting.push(job, job.client, len(job.text) + 1, first=first)
             self._wake()
 
     def close(self) -> None:
@@ -139,24 +139,22 @@ class Batcher:
         outcome: FloatArray | Exception
         try:
             with self._forming:
-                batch = self._oldest()
+                window = self._next()
+                batch = [job for _, job in window]
                 if not batch:
                     return
                 self._tokenize([job for job in batch if job.tokenized is None])
-                batch = self._form(batch)
+                batch = self._form(window)
             outcome = self._encode(batch)
         except Exception as error:  # of any kind: each waiting request must get it
             outcome = error
         self._encoded(batch, outcome)
 
-    def _oldest(self) -> list[Job]:
-        """Takes the oldest jobs that are not abandoned, from which a batch is chosen."""
-        window: list[Job] = []
+    def _next(self) -> list[tuple[Turn, Job]]:
+        """Takes the next jobs, from which a batch is chosen, without those that are abandoned."""
         with self._lock:
-            while self._waiting and len(window) < MAX_ROWS:
-                job = self._waiting.popleft()
-                if not job.abandoned:
-                    window.append(job)
+            taken = self._waiting.take(MAX_ROWS)
+            window = [(turn, job) for turn, job in taken if not job.abandoned]
             if self._waiting:
                 self._wake()
         return window
@@ -175,13 +173,17 @@ class Batcher:
         for job, tokenized in zip(fresh, tokens, strict=True):
             job.tokenized, job.tokenize = tokenized, spent
 
-    def _form(self, window: Sequence[Job]) -> list[Job]:
-        """Chooses a batch and puts the other jobs back at the start of the queue."""
-        chosen = choose_batch([len(job.tokenized) for job in window], self._budget, self._padding)
-        rest = [job for i, job in enumerate(window) if i not in chosen]
-        if rest:
-            self.submit(rest, first=True)
-        return [window[i] for i in sorted(chosen)]
+    def _form(self, window: Sequence[tuple[Turn, Job]]) -> list[Job]:
+        """Chooses a batch and puts the other jobs back with their turns."""
+        lengths = [len(job.tokenized) for _, job in window]
+        chosen = choose_batch(lengths, self._budget, self._padding)
+        with self._lock:
+            for i, (turn, job) in enumerate(window):
+                if i not in chosen:
+                    self._waiting.put_back(turn, job)
+            if len(chosen) < len(window):
+                self._wake()
+        return [window[i][1] for i in sorted(chosen)]
 
     def _encode(self, batch: Sequence[Job]) -> FloatArray:
         started = time.perf_counter()
@@ -203,14 +205,14 @@ class Batcher:
 def choose_batch(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
     """Chooses which texts to encode together.
 
-    The first text, the oldest, is always chosen, so that no text waits forever. Texts follow in
-    the order of their difference in length from it, if each adds at most `padding` tokens of
+    The first text, whose turn it is, is always chosen, so that no text waits forever. Texts follow
+    in the order of their difference in length from it, if each adds at most `padding` tokens of
     padding and the padded batch (texts × tokens of the longest) stays within the budget. The time
     to encode a batch is proportional to its padded tokens plus a small constant, so a text that
     would add more padding is cheaper in another batch.
 
     Args:
-        lengths: Tokens of each text, oldest text first.
+        lengths: Tokens of each text, in the order of their turns.
         budget: Most tokens of a batch, padding included.
         padding: Most padding that one more text may add [tokens].
 

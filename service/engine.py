@@ -54,12 +54,14 @@ class CheckedQueries:
         queries: The queries as they are searched.
         keys: The key of each query in the caches.
         started: When the check began, on the clock of `time.perf_counter` [s].
+        client: Who asks.
     """
 
     index: LoadedIndex
     queries: Sequence[Query]
     keys: Sequence[bytes]
     started: float
+    client: str = ""
 
 
 class Engine:
@@ -137,12 +139,15 @@ class Engine:
             return "server"
         return "late_interaction" if self.index.late else None
 
-    async def checked(self, queries: Sequence[Query], *, batch: bool) -> CheckedQueries:
+    async def checked(
+        self, queries: Sequence[Query], *, batch: bool, client: str = ""
+    ) -> CheckedQueries:
         """Checks the queries of a request for the served index version.
 
         Args:
             queries: The queries as they were sent.
             batch: Whether errors name the position of the query.
+            client: Who asks: queues serve clients in turn.
 
         Raises:
             QueryError: If a query is not valid for the index.
@@ -158,7 +163,7 @@ class Engine:
             keys.append(b"" if explained else self._keys.key(valid[i], index.identity))
             if i % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-        return CheckedQueries(index, valid, keys, started)
+        return CheckedQueries(index, valid, keys, started, client)
 
     def recall(
         self, checked: CheckedQueries, include: Sequence[str]
@@ -202,7 +207,9 @@ class Engine:
         known = {i: kept for i, key in enumerate(keys) if (kept := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), sum(map(bool, keys)) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
-        requested = [self._flight(index, checked.queries[i], keys[i]) for i in missing]
+        requested = [
+            self._flight(index, checked.queries[i], keys[i], checked.client) for i in missing
+        ]
         lookup = time.perf_counter() - started
         by_key = dict(zip(keys, checked.queries, strict=True))
         shared = partial(self._look_up, self._redis, index, by_key) if self._redis else None
@@ -226,7 +233,9 @@ class Engine:
             timed.append((result, timings))
         return timed
 
-    async def embed(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
+    async def embed(
+        self, texts: Sequence[str], deadline: float, client: str = ""
+    ) -> tuple[FloatArray, int]:
         """Encodes normalized texts: float32 [n, dimension], and the total number of tokens.
 
         A list that does not fit into one part is encoded part by part. The queue holds one part of
@@ -238,20 +247,24 @@ class Engine:
         """
         parts = self._pipeline.split(texts, self._settings.max_batch)
         if len(parts) == 1:
-            return await self._embed_part(texts, deadline)
+            return await self._embed_part(texts, deadline, client)
         try:
             async with asyncio.timeout_at(deadline), self._long_lists:
                 results: list[tuple[FloatArray, int]] = []
                 for part in parts:
                     if results:
                         await self._pipeline.wait_for_room(part)
-                    results.append(await self._embed_part(part, deadline))
+                    results.append(await self._embed_part(part, deadline, client))
         except TimeoutError as error:
             raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED) from error
         return np.concatenate([v for v, _ in results]), sum(tokens for _, tokens in results)
 
-    async def _embed_part(self, texts: Sequence[str], deadline: float) -> tuple[FloatArray, int]:
-        requested = [Flight(text=text, finish=lambda vector, *_: vector) for text in texts]
+    async def _embed_part(
+        self, texts: Sequence[str], deadline: float, client: str
+    ) -> tuple[FloatArray, int]:
+        requested = [
+            Flight(text=text, client=client, finish=lambda vector, *_: vector) for text in texts
+        ]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
@@ -336,11 +349,14 @@ class Engine:
         if is_unanswered(index.judges, query.mode, score):
             self._metrics.unanswered.inc()
 
-    def _flight(self, index: LoadedIndex, query: Query, key: bytes = b"") -> Flight:
+    def _flight(
+        self, index: LoadedIndex, query: Query, key: bytes = b"", client: str = ""
+    ) -> Flight:
         reranker = self._reranker if query.rerank else None
         timeout = self._settings.channel_timeout_ms / 1000
         flight = Flight(
             text=query.text,
+            client=client,
             finish=partial(index.candidates if reranker else index.search, query, timeout=timeout),
             then=partial(self._rerank, reranker, index, query) if reranker else None,
             nearest=index.nearest(query),

@@ -10,7 +10,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.access import client_of
 from service.exchange import exchange_of, header
+from service.fairness import Shares
 from service.logs import describe
 from service.metrics import DEPARTED, STAGES, UNMATCHED, Metrics
 from service.problems import RequestError, problem_response
@@ -139,20 +141,20 @@ class Limits:
     """Limits the requests and request bodies that the service accepts.
 
     A request beyond `max_requests` at once gets 503, as does one whose body would take the bodies
-    in memory beyond `_MAX_BUFFERED_BYTES`. A body of more than `max_body_bytes`, whatever its
-    headers say, gets 413, and one that has not arrived after `timeout_ms` gets 504.
+    in memory beyond `_MAX_BUFFERED_BYTES`; of both limits each client has a share. A request counts
+    once its body is complete, so that clients which send half of one refuse no others. A body of
+    more than `max_body_bytes`, whatever its headers say, gets 413, and one that has not arrived
+    after `timeout_ms` gets 504.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._max_bytes = settings.max_body_bytes
-        self._max_buffered = max(_MAX_BUFFERED_BYTES, settings.max_body_bytes)
-        self._max_requests = settings.max_requests
         self._timeout = settings.timeout_ms / 1000
         self._metrics = metrics
-        self._requests = 0
+        self._requests = Shares(settings.max_requests)
+        self._buffered = Shares(max(_MAX_BUFFERED_BYTES, settings.max_body_bytes))
         self._probes = 0
-        self._buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
@@ -162,10 +164,22 @@ class Limits:
         if scope["state"]["path"] in _PROBES:
             await self._probe(scope, receive, send)
             return
-        if self._requests == self._max_requests:
-            error = self._too_many("too many requests at once: retry later")
-            await problem_response(error, scope)(scope, receive, send)
-            return
+        client = client_of(scope)
+        counted = 0
+
+        def count() -> None:
+            nonlocal counted
+            if not self._requests.allow(client, 1):
+                raise self._too_many("too many requests at once: retry later")
+            counted = 1
+            self._requests.take(client, 1)
+
+        if not _has_body(scope):
+            try:
+                count()
+            except RequestError as error:
+                await problem_response(error, scope)(scope, receive, send)
+                return
         deadline = scope["state"]["arrived"] + self._timeout
         exchange = exchange_of(scope)
         received = 0
@@ -187,20 +201,21 @@ class Limits:
             complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             received += size
-            self._buffered += size
+            self._buffered.take(client, size)
             if received > self._max_bytes:
                 too_long = f"the request body is longer than {self._max_bytes} bytes"
                 raise RequestError("body_too_long", too_long, limit=self._max_bytes)
-            if self._buffered > self._max_buffered:
+            if not self._buffered.allow(client, 0):
                 raise self._too_many("too many long request bodies at once: retry later")
+            if complete and not counted:
+                count()
             return message
 
-        self._requests += 1
         try:
             await self._app(scope, limited, send)
         finally:
-            self._requests -= 1
-            self._buffered -= received
+            self._requests.take(client, -counted)
+            self._buffered.take(client, -received)
 
     async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._probes == _MAX_PROBES:
@@ -216,3 +231,9 @@ class Limits:
     def _too_many(self, message: str) -> RequestError:
         self._metrics.rejections.labels("connections").inc()
         return RequestError("too_many_requests", message)
+
+
+def _has_body(scope: Scope) -> bool:
+    """Returns whether a request announces a body."""
+    length = header(scope, b"content-length")
+    return length not in (None, "0") or header(scope, b"transfer-encoding") is not None

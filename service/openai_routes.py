@@ -16,6 +16,7 @@ from service.access import (
     Timeout,
     admitted,
     charge_rate,
+    client_of,
     get_state,
     problem_responses,
 )
@@ -74,7 +75,7 @@ async def _embeddings(
     size = _NUMBER_BYTES * dimension * len(texts)
     await charge_rate(request, len(texts))
     with admitted(request, timeout_ms, size) as deadline:
-        vectors, tokens = await engine.embed(texts, deadline)
+        vectors, tokens = await engine.embed(texts, deadline, client_of(request.scope))
         in_base64 = body.encoding_format == "base64"
         if len(texts) * most <= _SHORT:
             vectors = truncate_normalize(vectors, dimension)

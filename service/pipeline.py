@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from core.encoders import QueryEncoder
 from core.types import FloatArray
 from service.batcher import Batcher
+from service.fairness import FairExecutor, Shares
 from service.flights import Flight, result_of, search_together
 from service.metrics import Metrics
 from service.problems import RequestError
@@ -67,14 +69,15 @@ class Pipeline:
         self._open: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
-        self._tokens = 0
+        self._tokens = Shares(self._limit)
         self._overflow_tokens = 0
         self._freed = asyncio.Event()
         metrics.queue_queries.set_function(lambda: self._queries)
-        metrics.queue_tokens.set_function(lambda: self._tokens)
+        metrics.queue_tokens.set_function(lambda: self._tokens.total)
         metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
+        self._in_turn = FairExecutor(self._search)
         self._batcher = Batcher(
             encoder,
             settings.encode_workers,
@@ -220,12 +223,13 @@ class Pipeline:
             self._metrics.overflow.inc(len(flights))
             self._start(flights, self._overflow)
             return
-        if not urgent and self._is_full(sum(tokens), self._limit):
+        full = not urgent and self._is_full(sum(tokens), self._limit)
+        if full and not self._tokens.allow(flights[0].client, sum(tokens)):
             raise RequestError("overloaded", "the queue is full: retry later")
         for flight, admitted in zip(flights, tokens, strict=True):
             flight.admitted = admitted
+            self._tokens.take(flight.client, admitted)
         self._queries += len(flights)
-        self._tokens += sum(tokens)
         self._metrics.admitted_tokens.inc(sum(tokens))
         self._start(flights, self._batcher, first=urgent)
 
@@ -233,9 +237,10 @@ class Pipeline:
         """Starts what each flight does beside encoding, and queues it for encoding."""
         for flight in flights:
             if flight.beside:
-                flight.beside_future = self._search.submit(flight.beside, flight.check)
+                beside = partial(flight.beside, flight.check)
+                flight.beside_future = self._in_turn.submit(flight.client, beside)
             if not flight.encode:
-                self._search.submit(self._finish, [flight], [None])
+                self._in_turn.submit(flight.client, partial(self._finish, [flight], [None]))
         batcher.submit([flight for flight in flights if flight.encode], first=first)
 
     def _cost(self, text: str) -> int:
@@ -247,7 +252,7 @@ class Pipeline:
 
     def _is_full(self, tokens: int, limit: int) -> bool:
         """Returns whether the queue has no room for tokens; an empty queue has room for any."""
-        return bool(self._tokens) and self._tokens + tokens > limit
+        return bool(self._tokens.total) and self._tokens.total + tokens > limit
 
     def _overflows(self, flights: Sequence[Flight], tokens: int) -> bool:
         """Returns whether the other encoder takes flights: its queue has room, the other none."""
@@ -288,7 +293,7 @@ class Pipeline:
             self._overflow_tokens -= flight.admitted
         else:
             self._queries -= bool(flight.admitted)
-            self._tokens -= flight.admitted
+            self._tokens.take(flight.client, -flight.admitted)
         flight.admitted = 0
         self._freed.set()
 

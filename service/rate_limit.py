@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Times are whole microseconds, which are exact in Lua and in Python. The clock is that of Redis, as
 # the clocks of replicas differ. The key expires when the bucket is full again: a missing key stands
-# for a full bucket. No charge takes a bucket further than `most` queries: a later time, which others
-# may have written, counts as that one.
+# for a full bucket. No request is charged more than `most` queries: a later time, which others may
+# have written, counts as that one.
 _SCRIPT = """
 local interval, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local most = tonumber(ARGV[4])

@@ -19,6 +19,7 @@ from service.access import (
     Timeout,
     admitted,
     charge_rate,
+    client_of,
     get_state,
     problem_responses,
 )
@@ -143,7 +144,7 @@ async def _search(
     engine = get_state(request).engine
     await charge_rate(request, len(bodies))
     queries = [body.as_query() for body in bodies]
-    checked = await engine.checked(queries, batch=batch)
+    checked = await engine.checked(queries, batch=batch, client=client_of(request.scope))
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     index, include = checked.index, included[0]
     if not batch and (known := engine.recall(checked, include)):
