@@ -8,8 +8,9 @@ from typing import Literal, Protocol, get_args
 
 from prometheus_client import Counter
 
-# Files that the service opens besides connections: a reload, Redis, Milvus, the log.
-_SPARE_FILES = 48
+# Files that the service opens besides connections: sockets that accept, a reload, Redis, Milvus, the
+# log.
+_SPARE_FILES = 64
 _BACKLOG = 2048
 # What a client must take of a response within the time-out [bytes], if it is that long.
 _LEAST_TAKEN = 65_536
