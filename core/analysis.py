@@ -9,6 +9,7 @@ have the same words. On medical questions both together find more than the words
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import pairwise
 
 from core.text import normalize_text
 
@@ -49,7 +50,7 @@ def terms(text: str, *, characters: bool = True, names: bool = True) -> list[str
 
     Example:
         >>> terms("CA-125 升高")
-        ['ca-125', '_ca125', 'ca', '125', '升', '高', '升高']
+        ['ca-125', 'ca', '125', '_ca125', '升', '高', '升高']
     """
     found: list[str] = []
     folded = unicodedata.normalize("NFKC", normalize_text(text)).casefold()
@@ -71,14 +72,17 @@ def terms(text: str, *, characters: bool = True, names: bool = True) -> list[str
 
 
 def _terms_of_word(word: str, *, names: bool) -> list[str]:
-    found = {word: None}
+    found, parts = [word], (_BETWEEN_PARTS if names else _SEPARATORS).split(word)
+    for part in parts:
+        found.append(part)
+        if quantity := _QUANTITY.fullmatch(part):
+            found += quantity.groups()
     if names:
         for name in _BETWEEN_NAMES.split(word):
-            found |= {name: None, _joined(name): None}
-    for part in (_BETWEEN_PARTS if names else _SEPARATORS).split(word):
-        found[part] = None
-        if quantity := _QUANTITY.fullmatch(part):
-            found |= dict.fromkeys(quantity.groups())
+            # Two parts of a compound can be a name: anti-PD-L1.
+            pairs = map("".join, pairwise(_IN_NAME.split(name)))
+            found += [name, *map(_joined, (name, *pairs))]
+        found += map(_joined, parts)
     return _shortened(found)
 
 

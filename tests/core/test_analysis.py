@@ -12,7 +12,8 @@ SPELLINGS = [
     ("HbA1c", "HbA 1c", "HbA-1c"),
     ("维生素B12", "维生素B-12", "维生素B 12"),
     ("COVID19", "covid-19", "COVID 19"),
-    ("PDL1", "PD-L1", "PD L1", "PD-1/PD-L1", "PD 1/PD L1"),
+    ("PDL1", "PD-L1", "PD L1", "PD-1/PD-L1", "PD 1/PD L1", "anti-PD-L1"),
+    ("CD20", "CD-20", "CD 20", "anti-CD20", "CD20-CD3", "CD20-50"),
     ("IL6升高", "IL-6升高", "IL 6升高"),
     ("5HT", "5-HT", "5 HT"),
     ("5HT1A", "5-HT1A", "5-HT 1A"),
@@ -70,6 +71,26 @@ def test_spellings_of_a_name_share_a_term_without_separators(spellings: Sequence
 def test_each_spelling_has_terms_that_others_lack(spellings: Sequence[str]) -> None:
     own = {frozenset(terms(text)) for text in spellings}
     assert len(own) == len(set(map(folded, spellings)))
+
+
+@given(
+    letters=st.from_regex("[A-Za-z]{1,9}", fullmatch=True),
+    digits=st.from_regex(r"[0-9]{1,5}(\.[0-9]{1,2})?", fullmatch=True),
+    letters_first=st.booleans(),
+    separators=st.tuples(*[st.sampled_from(["", "-", ".", " ", "–", "－"])] * 2),
+    contexts=st.tuples(*[st.sampled_from(["{}", "查{}。", "（{}）", "在 {} 后", "{}/L"])] * 2),
+)
+def test_letters_and_a_number_are_one_name_in_all_spellings(
+    letters: str,
+    digits: str,
+    letters_first: bool,
+    separators: tuple[str, str],
+    contexts: tuple[str, str],
+) -> None:
+    parts = (letters, digits) if letters_first else (digits, letters)
+    spellings = [separator.join(parts) for separator in separators]
+    found = [terms(context.format(name)) for context, name in zip(contexts, spellings, strict=True)]
+    assert "_" + "".join(parts).casefold() in set.intersection(*map(set, found))
 
 
 @pytest.mark.parametrize(
