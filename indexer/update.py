@@ -38,7 +38,7 @@ from indexer.publication import check_base, hide, new_version, publish
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from indexer.versions import verify_version
-from stores.lexical import write_full_text
+from stores.lexical import is_current, write_full_text
 from stores.registry import FAISS_ONLY, VectorStores, default_factory
 from stores.term_list import write_terms
 from stores.token_vectors import token_vector_spec
@@ -154,7 +154,13 @@ def has_token_vectors(base: IndexManifest, options: BuildOptions) -> bool:
 
 def _same_components(base: IndexManifest, options: BuildOptions) -> bool:
     same_tokens = token_vector_spec(base) == options.token_vectors
-    return same_tokens and same_full_text(base, options)
+    return same_tokens and same_full_text(base, options) and not _has_old_terms(base)
+
+
+def _has_old_terms(base: IndexManifest) -> bool:
+    """Returns whether the full text of a version, if any, has the terms of an older release."""
+    full_text = base.components.get(FULL_TEXT)
+    return full_text is not None and not is_current(full_text)
 
 
 def update_components(
@@ -162,8 +168,9 @@ def update_components(
 ) -> IndexManifest | None:
     """Makes and activates a version with other components, for which no text is encoded.
 
-    These are other full text, another weight or term list of it, or no token vectors. All other
-    files are hard links to those of the active version, whose vectors are in FAISS files.
+    These are other full text, another weight or term list of it, or no token vectors. Full text
+    with the terms of an older release is written again. All other files are hard links to those of
+    the active version, whose vectors are in FAISS files.
 
     Args:
         options: `full_text`, `fusion`, `terms` and `token_vectors` are those of the new version.
@@ -182,8 +189,8 @@ def update_components(
     started = time.perf_counter()
     parent = index_folder(options.indexes, options.name)
     components = dict(base.components)
-    if not options.full_text:
-        del components[FULL_TEXT]
+    if not options.full_text or _has_old_terms(base):
+        components.pop(FULL_TEXT, None)
     if not options.full_text or not same_terms(base, options):
         components.pop(TERMS, None)
     if not options.token_vectors:

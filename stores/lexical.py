@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from uuid import UUID
 
@@ -31,6 +31,8 @@ from stores.base import ScoredRows
 from stores.term_list import USED, read_terms
 
 FORMAT = 1
+# Setting of the component: whether names have the terms that their spellings have in common.
+_NAMES = "names"
 
 # Fields of Tantivy's index: the terms, the labels of metadata values (core/filters.py), the row.
 _TEXT, _LABELS, _ROW = "text", "labels", "row"
@@ -80,7 +82,12 @@ def write_full_text(
         f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
         for path in sorted(target.iterdir())
     }
-    return Component(format=FORMAT, files=files)
+    return Component(format=FORMAT, files=files, settings={_NAMES: True})
+
+
+def is_current(component: Component) -> bool:
+    """Returns whether a full text has the terms of this release, not those of an older one."""
+    return bool(component.settings.get(_NAMES))
 
 
 def _write(
@@ -159,6 +166,7 @@ class LexicalIndex:
         if component.format != FORMAT:
             reason = f"has format {component.format} instead of {FORMAT}: build the index again"
             raise IndexVersionError.at(source, reason, "unreadable_full_text")
+        self._terms = partial(terms, names=is_current(component))
         self._filters = filters
         self._term_list = term_list
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
@@ -206,10 +214,10 @@ class LexicalIndex:
             that match the filter and share a term with the query.
         """
         check()
-        wanted = dict.fromkeys(terms(query, characters=characters), 1.0)
+        wanted = dict.fromkeys(self._terms(query, characters=characters), 1.0)
         if self._term_list:
-            meant = " ".join(self._term_list.matches(query))
-            wanted = dict.fromkeys(terms(meant, characters=False), _MEANT_WEIGHT) | wanted
+            meant = self._terms("，".join(self._term_list.matches(query)), characters=False)
+            wanted = dict.fromkeys(meant, _MEANT_WEIGHT) | wanted
         highest = (_K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
         if not highest:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -228,8 +236,12 @@ class LexicalIndex:
         return query if boost == 1.0 else tantivy.Query.boost_query(query, boost)
 
     def idf(self, query: str) -> float:
-        """Returns the sum of the idf of a query's terms, without characters of Chinese words."""
-        return sum(map(self.weight, dict.fromkeys(terms(query, characters=False))))
+        """Returns the sum of the idf of a query's terms.
+
+        Characters of Chinese words, and joined names beside their spelling, do not count.
+        """
+        own = dict.fromkeys(terms(query, characters=False, names=False))
+        return sum(map(self.weight, own))
 
     def _conditions(self, filter_: Filter) -> list[_Clause]:
         """Returns what documents must and must not have to match a filter, without a score."""

@@ -2,14 +2,17 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from care.cli.main import main
+from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
+from core.filters import FilterReader
 from core.manifest import Chunking, IndexManifest
 from core.terms import TermList
 from core.versions import current_version, index_folder, list_versions, read_manifest
@@ -23,11 +26,12 @@ from indexer.update import (
 )
 from indexer.versions import activate, prune, rollback, verify_version
 from stores.faiss.search import read_index
+from stores.lexical import open_full_text
 from stores.term_list import GIVEN, read_terms
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
 from tests.errors import error_code, raises
-from tests.indexer.builds import build_options, only_folder, state
+from tests.indexer.builds import build_options, edit_manifest, only_folder, state
 
 Records = list[dict[str, Any]]
 
@@ -406,6 +410,45 @@ def test_a_term_list_is_kept_replaced_and_removed(
     assert removed
     assert removed.components.keys() == {"lexical"}
     assert not (folder_of(options, removed) / "terms").exists()
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_full_text_of_an_older_release_is_searched_as_it_is_until_an_update(
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    monkeypatch: pytest.MonkeyPatch,
+    documents: bool,
+) -> None:
+    def found(manifest: IndexManifest) -> dict[str, list[int]]:
+        folder = folder_of(options, manifest)
+        filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+        full_text = open_full_text(folder, manifest, filters)
+        assert full_text
+        names = ("CA125", "CA-125")
+        return {name: full_text.search(name, 2)[1].tolist() for name in names}
+
+    records = [{"_id": str(i), "text": f"查{name}"} for i, name in enumerate(("CA-125", "CA125"))]
+    with monkeypatch.context() as patch:
+        patch.setattr("stores.lexical.terms", partial(terms, names=False))
+        built = build_version(records)
+    del built.components["lexical"].settings["names"]
+    edit_manifest(folder_of(options, built), lambda m: m["components"]["lexical"].pop("settings"))
+    old = verify_version(folder_of(options, built))
+    assert old == built
+    assert found(old) == {"CA125": [1], "CA-125": [0]}
+    # Nothing is encoded again because of it.
+    corpus = replace(options, corpus=str(options.indexes.parent / "corpus.jsonl"))
+    assert up_to_date(corpus, BigramEncoder("document").spec) == old
+    if documents:
+        new, _ = run(options, change(records[:1]))
+    else:
+        updated = update_components(options, old, BigramEncoder("document").spec)
+        assert updated
+        new = updated
+        assert new.files == old.files
+    assert found(new) == {"CA125": [1, 0], "CA-125": [0, 1]}
+    assert update_components(options, new, BigramEncoder("document").spec) is None
 
 
 def test_full_text_of_a_version_that_is_no_longer_active(

@@ -77,6 +77,23 @@ def test_a_hybrid_score_is_the_sum_of_both_channels(serve: Serve, folder: Path) 
     assert "explain" not in answer["hits"][0]
 
 
+@pytest.mark.parametrize("mode", ["lexical", "hybrid"])
+def test_spellings_of_a_name_find_each_other_and_the_same_one_first(
+    serve: Serve, build_version: Builder, mode: str
+) -> None:
+    names = ["CA-125", "CA125", "CA.125", "CA 125"]
+    texts = [f"卵巢检查。{name}偏高要复查。" for name in names]
+    records = [{"_id": name, "text": text} for name, text in zip(names, texts, strict=True)]
+    build_version(records + make_records(20), fusion={"lexical": WEIGHT})
+    client = serve()
+    for name in names:
+        hits = search(client, query=name, mode=mode, top_k=4, explain=True, evidence=True)["hits"]
+        assert hits[0]["id"] == name
+        assert {hit["id"] for hit in hits} == set(names)
+        assert mode == "lexical" or all(hit["explain"]["lexical"]["rank"] for hit in hits)
+        assert [hit["evidence"]["text"] for hit in hits] == [f"{h['id']}偏高要复查。" for h in hits]
+
+
 def test_each_mode_has_its_own_results_and_cache(serve: Serve, folder: Path) -> None:
     client = serve()
     first = {mode: search(client, mode=mode) for mode in ("dense", "lexical", "hybrid")}

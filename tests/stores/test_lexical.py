@@ -1,6 +1,6 @@
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from core.types import Document
 from core.versions import current_version, read_manifest
 from stores.lexical import LexicalIndex, open_full_text
 from tests.conftest import Builder, make_records
+from tests.core.test_analysis import SPELLINGS, folded
 from tests.errors import raises
 
 K1, B = 1.2, 0.75
@@ -79,6 +80,23 @@ def test_scores_are_those_of_bm25(build_version: Builder, tmp_path: Path, charac
     }
     assert scores.tolist() == sorted(scores.tolist(), reverse=True)
     assert 0 < scores[0] <= 1
+
+
+@pytest.mark.parametrize("characters", [True, False])
+@pytest.mark.parametrize("spellings", [group for group in SPELLINGS if "Hpylori" not in group])
+def test_all_spellings_of_a_name_are_found_and_the_same_one_first(
+    build_version: Builder, tmp_path: Path, spellings: Sequence[str], characters: bool
+) -> None:
+    # So long that the lengths of documents that differ by a few terms are stored as the same.
+    texts = [f"检查{name}，{'结果正常。' * 50}" for name in spellings]
+    texts += [f"检查{other}，{'结果正常。' * 50}" for other in ("CA", "38.5", "mg")]
+    records = [{"_id": str(i), "text": text} for i, text in enumerate(texts)]
+    index, _, _ = opened(tmp_path / "indexes/test" / build_version(records).version)
+    for name in spellings:
+        scores, rows = index.search(name, len(spellings), characters=characters)
+        assert set(rows.tolist()) == set(range(len(spellings)))
+        best = {row for row, score in zip(rows.tolist(), scores, strict=True) if score == scores[0]}
+        assert all(folded(name) in folded(spellings[each]) for each in best)
 
 
 def test_the_best_rows_are_returned(folder: Path) -> None:
