@@ -252,6 +252,19 @@ def test_the_longest_coded_body_does_not_hold_the_event_loop(
     ask_service(app, test)
 
 
+def test_a_coded_body_must_arrive_before_the_deadline(
+    settings: Settings, manifest: IndexManifest
+) -> None:
+    app = create_app(settings.model_copy(update={"timeout_ms": 50}), BigramEncoder())
+
+    async def test(ask: Ask) -> None:
+        for path in BODIES:
+            answer = await ask(f"POST {path}", b"", "Content-Encoding: gzip", "Content-Length: 9")
+            assert code(answer) == (504, "deadline_exceeded")
+
+    ask_service(app, test)
+
+
 def test_null_stands_for_each_default(app: FastAPI) -> None:
     """Typed clients send null for what is unset."""
 
