@@ -72,6 +72,10 @@ The contract is [openapi.json](../openapi.json); the running service shows it on
 with `Content-Type: application/json`, and the API key, if keys are configured, as
 `Authorization: Bearer SECRET`.
 
+The JSON is encoded in UTF-8, with or without a byte order mark, and may be compressed with
+`Content-Encoding: gzip` or `deflate`. Null stands for the default of a field that has one. Routes
+of GET answer HEAD too.
+
 Every response has `X-Request-ID`. Errors are `application/problem+json` with a stable `code`;
 [errors.md](errors.md#http) lists the codes.
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
-from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Lifespan
 
@@ -27,6 +26,7 @@ from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
 from service.application import Application
 from service.cache import QueryKeys
+from service.cors import Cors, Preflight
 from service.engine import Engine
 from service.key_file import KeyFile
 from service.logs import log_failure
@@ -161,15 +161,10 @@ def create_app(
     routes = [route for router in ROUTERS for route in router.routes]
     app.add_middleware(Limits, settings=settings, metrics=metrics)
     app.add_middleware(RequireKey, routes=routes)
+    cors = Cors(settings.cors_origins)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
-            expose_headers=["X-Request-ID", "Retry-After"],
-        )
-    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer)
+        app.add_middleware(Preflight, cors=cors)
+    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer, cors=cors)
     metrics.register_routes(
         {
             route.path_format: [route.status_code or 200, *(int(code) for code in route.responses)]
@@ -196,6 +191,8 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> Application:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # A redirect is to the scheme and host that the request names, and can so leave TLS.
+        redirect_slashes=False,
     )
     # Not by `include_router`, which wraps each route.
     app.router.routes.extend(route for router in ROUTERS for route in router.routes)

@@ -52,5 +52,5 @@ class Application(FastAPI):
             (method, route.path): route
             for route in self.router.routes
             if isinstance(route, DirectRoute) and not route.param_convertors
-            for method in route.methods or ()
+            for method in route.answered
         }

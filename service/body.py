@@ -1,6 +1,7 @@
 """Reading the JSON body of a request in bounded time: its size, its values, its faults."""
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ async def parse_body(
     media_type = (content_type or "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise RequestError("unsupported_media_type", "the Content-Type is not application/json")
+    if body.startswith(BOM_UTF8):
+        del body[: len(BOM_UTF8)]
     if not body:
         raise invalid([{"type": "missing", "loc": (), "msg": "Field required"}])
     values, names = settings.max_values, settings.max_names

@@ -15,7 +15,9 @@ from fastapi.params import Depends
 from fastapi.routing import APIRoute, APIRouter
 from pydantic import TypeAdapter
 from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from service.access import Roles, get_state
@@ -40,6 +42,11 @@ class DirectRoute(APIRoute):
     when the last part is sent or the client is gone. Several parts are sent as they are made, each
     when the client has room for it.
 
+    A route of GET answers HEAD too, without documenting it; the server leaves out the content.
+
+    Attributes:
+        answered: The methods that the route answers.
+
     Raises:
         TypeError: If no role is declared, or the function declares a parameter that this class does
             not read: OpenAPI would document it, and requests would ignore it.
@@ -60,6 +67,8 @@ class DirectRoute(APIRoute):
         self._bodies = [(f.name, TypeAdapter(hints[f.name])) for f in dependant.body_params]
         self._wants_request = dependant.request_param_name
         self.app = self._serve
+        methods = self.methods or set()
+        self.answered = methods | ({"HEAD"} if "GET" in methods else set())
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns a handler that fails: a router that includes this route would bypass `app`."""
@@ -68,6 +77,21 @@ class DirectRoute(APIRoute):
             raise TypeError("add routes of DirectRoute to the application itself")
 
         return fail
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Returns whether the route has the path of a request, and answers its method."""
+        match, found = super().matches(scope)
+        answers = match is Match.PARTIAL and scope["method"] in self.answered
+        return (Match.FULL if answers else match), found
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose path matches; raises `HTTPException` for a wrong method."""
+        if scope["method"] not in self.answered:
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(self.answered))})
+        if scope["method"] == "HEAD":
+            await self.app(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

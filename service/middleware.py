@@ -11,6 +11,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.access import client_of
+from service.content_coding import decoded
+from service.cors import Cors
 from service.exchange import exchange_of, header
 from service.fairness import Shares
 from service.logs import describe
@@ -47,8 +49,11 @@ class RequestContext:
     exception, which could quote a query.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None, cors: Cors | None = None
+    ) -> None:
         self._app = app
+        self._cors = cors or Cors(())
         self._metrics = metrics
         self._tracer = tracer
 
@@ -85,6 +90,7 @@ class RequestContext:
                 headers = list(message.get("headers", ()))
                 names = {name for name, _ in headers}
                 headers += (each for each in _HEADERS if each[0] not in names)
+                headers += self._cors.headers(scope)
                 headers.append((b"x-request-id", request_id.encode()))
                 message["headers"] = headers
             await send(message)
@@ -143,8 +149,8 @@ class Limits:
     A request beyond `max_requests` at once gets 503, as does one whose body would take the bodies
     in memory beyond `_MAX_BUFFERED_BYTES`; of both limits each client has a share. A request counts
     once its body is complete, so that clients which send half of one refuse no others. A body of
-    more than `max_body_bytes`, whatever its headers say, gets 413, and one that has not arrived
-    after `timeout_ms` gets 504.
+    more than `max_body_bytes`, before or after it is decoded and whatever its headers say, gets
+    413, and one that has not arrived after `timeout_ms` gets 504.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -182,6 +188,7 @@ class Limits:
                 return
         deadline = scope["state"]["arrived"] + self._timeout
         exchange = exchange_of(scope)
+        receive = decoded(scope, receive, self._max_bytes)
         received = 0
         complete = False
 

@@ -23,6 +23,8 @@ _MAX_FIELD = 96
 _MAX_MESSAGE = 256
 
 _STATUSES = {
+    "cors_refused": 400,
+    "invalid_content_encoding": 400,
     "invalid_http": 400,
     "invalid_json": 400,
     "unauthorized": 401,
@@ -32,7 +34,9 @@ _STATUSES = {
     "unknown_document": 404,
     "body_too_long": 413,
     "url_too_long": 414,
+    "unsupported_content_encoding": 415,
     "unsupported_media_type": 415,
+    "expectation_failed": 417,
     "invalid_request": 422,
     "overloaded": 429,
     "rate_limited": 429,
@@ -90,6 +94,8 @@ def problem_response(error: Exception, scope: Scope) -> Response:
         status, code, detail, errors = error.status, error.code, str(error), error.errors
         if status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
+        if code == "unsupported_content_encoding":
+            headers["Accept-Encoding"] = "gzip, deflate"
     elif isinstance(error, QueryError):
         status, code, detail = 422, error.code, f"{error.field}: {error}"
         limit = error.fields.get("limit")

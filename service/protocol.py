@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from service.connections import Connections, Ending, Progress
 from service.exchange import Exchange
 from service.problems import RequestError
+from service.request_head import origin_of, resolve
 
 _MAX_REQUEST_LINE = 8192
 _MAX_HEADERS = 128
@@ -73,6 +74,7 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         # Bytes that the parser has not seen: of an incomplete head, or of the next request.
         self._input = bytearray()
+        self._head = b""  # of the last request, as far as it has arrived
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_complete = False
@@ -174,7 +176,8 @@ class HttpProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keeps a header; trailers are dropped."""
         if not self._exchange:
-            self._headers.append((name.lower(), value))
+            # The parser leaves white space behind the value.
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """Notes whether the connection may stay open; the parser forgets it with the request."""
@@ -289,13 +292,14 @@ class HttpProtocol(asyncio.Protocol):
         found = self._input.find(b"\r\n\r\n")
         size = len(self._input) if found < 0 else found + 4
         line = self._input.find(b"\r\n", 0, _MAX_REQUEST_LINE)
+        most = self._limits.header_bytes
+        head = self._head = bytes(self._input[: min(size, most)])
         if line < 0 and size > _MAX_REQUEST_LINE:
             longest = f"the request line is longer than {_MAX_REQUEST_LINE} bytes"
             return self._reject("url_too_long", longest, limit=_MAX_REQUEST_LINE)
-        if size > (most := self._limits.header_bytes):
+        if size > most:
             longest = f"request line and headers are longer than {most} bytes"
             return self._reject("headers_too_long", longest, limit=most)
-        head = bytes(self._input[:size])
         # Proxies disagree on whether a line feed alone ends a line. Methods begin with a letter.
         if head.count(b"\n") != head.count(b"\r\n") or (head and not head[:1].isalpha()):
             return self._reject_syntax()
@@ -314,23 +318,29 @@ class HttpProtocol(asyncio.Protocol):
         if len(self._headers) > _MAX_HEADERS:
             too_many = f"the request has more than {_MAX_HEADERS} headers"
             return self._reject("headers_too_long", too_many, limit=_MAX_HEADERS)
+        version = self._parser.get_http_version()
+        method = self._parser.get_method().decode("ascii")
         try:
-            url = httptools.parse_url(self._url)
+            target, headers = resolve(method, self._url, version, self._headers)
+            url = httptools.parse_url(target)
             path = (url.path or b"/").decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             return self._reject_syntax()
-        fields = dict(self._headers)
+        except ValueError as error:
+            return self._reject("invalid_http", str(error))
+        fields = dict(headers)
+        expects = version == "1.1" and fields.get(b"expect", b"").lower()
+        if expects not in (False, b"", b"100-continue"):
+            return self._reject("expectation_failed", "the only Expect is 100-continue")
         self._chunked = b"transfer-encoding" in fields
         self._body_left = int(fields.get(b"content-length", b"0"))
         self._framing = 0
-        version = self._parser.get_http_version()
-        scope = self._scope(self._parser.get_method().decode("ascii"), version, path)
+        scope = self._scope(method, version, path)
         scope["query_string"] = url.query or b""
-        scope["headers"] = self._headers
+        scope["headers"] = headers
         exchange = Exchange(self, scope, self._server_state.default_headers)
         exchange.keep_alive = version == "1.1" and self._keep_alive
-        expects = fields.get(b"expect", b"").lower() == b"100-continue"
-        exchange.expects_continue = version == "1.1" and expects
+        exchange.expects_continue = bool(expects)
         self._begin(exchange, self._app)
         return True
 
@@ -404,7 +414,10 @@ class HttpProtocol(asyncio.Protocol):
                 return False
         self._input.clear()
         self._more_body = self._discards = True
-        refusal = Exchange(self, self._scope("-", "1.1", ""), self._server_state.default_headers)
+        method = "HEAD" if self._head.startswith(b"HEAD ") else "-"
+        scope = self._scope(method, "1.1", "")
+        scope["headers"] = origin_of(self._head)
+        refusal = Exchange(self, scope, self._server_state.default_headers)
         refusal.keep_alive = False
         self._begin(refusal, self._refuse(RequestError(code, message, **fields)))
         return False

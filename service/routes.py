@@ -125,13 +125,13 @@ async def metrics(request: Request) -> Response:
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
-@public_routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+@public_routes.get("/", include_in_schema=False)
 async def search_page() -> FileResponse:
     """Returns the search page."""
     return FileResponse(PAGE / "index.html")
 
 
-@public_routes.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+@public_routes.get("/docs", include_in_schema=False)
 async def api_page() -> FileResponse:
     """Returns the page that shows the OpenAPI document with Swagger UI."""
     return FileResponse(PAGE / "docs.html")

@@ -13,10 +13,12 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    GetJsonSchemaHandler,
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
@@ -33,12 +35,27 @@ _QUESTION = "高血压患者饮食上要注意什么？"
 
 # Unknown fields of a request that are named in its error.
 _MAX_UNKNOWN = 16
+# What an OpenAPI document says of a field besides its values.
+_ABOUT = {"title", "description", "default", "examples"}
+_NULL = {"type": "null"}
 
 
 class _Request(BaseModel):
-    """A request body; lists and objects in it fail at their first fault, so that faults are few."""
+    """A request body; lists and objects in it fail at their first fault, so that faults are few.
+
+    Null stands for the default of a field that has one.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, body: object) -> object:
+        """Drops fields that are null and have a default."""
+        if not isinstance(body, dict) or None not in body.values():
+            return body
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {n: value for n, value in body.items() if value is not None or n not in optional}
 
     @model_validator(mode="before")
     @classmethod
@@ -49,6 +66,20 @@ class _Request(BaseModel):
         known = cls.model_fields
         unknown = islice((name for name in body if name not in known), _MAX_UNKNOWN)
         return {name: body[name] for name in (*filter(body.__contains__, known), *unknown)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Documents that fields with a default can be null."""
+        document = handler(schema)
+        found = handler.resolve_ref_schema(document)
+        for name in found["properties"].keys() - found.get("required", ()):
+            field = found["properties"][name]
+            values = {key: field.pop(key) for key in list(field) if key not in _ABOUT}
+            choices = values.get("anyOf", [values])
+            field["anyOf"] = choices + ([] if _NULL in choices else [_NULL])
+        return document
 
 
 class LimitPer(_Request):

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -22,6 +22,7 @@ from core.errors import CareError
 from service.app import create_app
 from service.bus_error import restart_on_bus_error
 from service.connections import ConnectionLimits, Connections, available_connections
+from service.cors import Cors
 from service.logs import configure_logs
 from service.metrics import Metrics
 from service.middleware import RequestContext
@@ -65,7 +66,7 @@ def serve(settings: Settings) -> None:
         connections = make_connections(settings, app.state.service.metrics, most)
         config = uvicorn.Config(
             app,
-            http=http_protocol(connections, app.state.service.metrics),
+            http=http_protocol(connections, app.state.service.metrics, settings.cors_origins),
             ws="none",
             backlog=backlog,
             timeout_graceful_shutdown=_CANCEL_REQUESTS,
@@ -110,17 +111,19 @@ def make_connections(settings: Settings, metrics: Metrics, most: int) -> Connect
     return connections
 
 
-def http_protocol(connections: Connections, metrics: Metrics) -> Any:
+def http_protocol(connections: Connections, metrics: Metrics, origins: Sequence[str] = ()) -> Any:
     """Returns what makes the protocol of each connection, for uvicorn.
 
-    Refused requests get an id, a log line and metrics like all others.
+    Refused requests get an id, a log line, metrics and the headers for pages of other origins like
+    all others.
     """
+    cors = Cors(origins)
 
     def refuse(error: RequestError) -> ASGIApp:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await problem_response(error, scope)(scope, receive, send)
 
-        return RequestContext(answer, metrics, None)
+        return RequestContext(answer, metrics, None, cors)
 
     return partial(HttpProtocol, connections=connections, refuse=refuse)
 

@@ -122,7 +122,8 @@ class Settings(BaseSettings):
     """Most texts in one request to /v1/embeddings. The default is OpenAI's limit. Texts are encoded
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
     max_body_bytes: AtLeast1 = 4_194_304
-    """Largest request body [bytes]. The default fits 1000 texts of 1300 Chinese characters."""
+    """Largest request body, before and after it is decoded [bytes]. The default fits 1000 texts of
+    1300 Chinese characters."""
     max_answer_bytes: AtLeast1 = 268_435_456
     """Most bytes of answers that are being made or sent, estimated before the search: `top_k` times
     the mean size of a document, for each query. A request that exceeds it gets 429. Answers below

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
 import uvloop
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from service.connections import ConnectionLimits, Connections
@@ -139,10 +139,11 @@ class Client:
 class Server:
     """The protocol over an application."""
 
-    def __init__(self, app: Echo, **changes: Any) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str] = (), **changes: Any) -> None:
         limits = {"connections": 64, "header_bytes": 16_384, "unsent_bytes": 1 << 30}
         times = {"client_timeout": 10.0, "keep_alive": 75.0}
-        self.app = app
+        self.app: Any = app
+        self.origins = origins
         self.metrics = Metrics()
         settings: dict[str, Any] = limits | times | changes
         limit = ConnectionLimits(**settings)
@@ -154,7 +155,7 @@ class Server:
     async def start(self) -> None:
         config = uvicorn.Config(self.app, ws="none", lifespan="off", proxy_headers=False)
         config.load()
-        make = http_protocol(self.connections, self.metrics)
+        make = http_protocol(self.connections, self.metrics, self.origins)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: make(config, self.state, {}, loop), "127.0.0.1", 0

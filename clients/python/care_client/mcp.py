@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
@@ -156,4 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.transport == "stdio":
         server.run()
     else:
-        server.run("streamable-http", host=given.host, port=given.port)
+        app = server.streamable_http_app(host=given.host)
+        # A redirect is to the scheme and host that the request names, and can so leave TLS.
+        app.router.redirect_slashes = False
+        uvicorn.run(app, host=given.host, port=given.port, log_level="warning")

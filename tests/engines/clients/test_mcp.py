@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 
@@ -74,6 +75,15 @@ async def test_a_client_over_stdio(url: str) -> None:
 async def test_a_client_over_http(http_url: str, url: str) -> None:
     async with Client(http_url) as client:
         await check(client, url)
+
+
+def test_a_path_with_a_slash_too_many_is_unknown(http_url: str) -> None:
+    """A redirect would lead from TLS to the host that the client names."""
+    address = http_url.removesuffix("/mcp")
+    for path in ("/mcp/", "/health/live/"):
+        answer = httpx2.post(f"{address}{path}", headers={"Host": "evil.example"})
+        assert (answer.status_code, "location" in answer.headers) == (404, False)
+    assert httpx2.head(f"{address}/health/live").status_code == 200
 
 
 async def test_a_client_of_an_older_protocol(url: str) -> None:
