@@ -8,8 +8,8 @@ from typing import Literal, Protocol, get_args
 
 from prometheus_client import Counter
 
-# Files that the service opens besides connections: sockets that accept, a reload, Redis, Milvus, the
-# log.
+# Files that the service opens besides connections: sockets that accept, a reload, Redis, Milvus and
+# the log.
 _SPARE_FILES = 64
 _BACKLOG = 2048
 # What a client must take of a response within the time-out [bytes], if it is that long.
