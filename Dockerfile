@@ -49,7 +49,7 @@ ENV PATH=/opt/care/bin:$PATH \
 WORKDIR /home/care
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('CARE_PORT', '8000')}/health/ready\", timeout=4)"]
+    CMD ["python", "-c", "import os, http.client as h; port = os.environ.get('CARE_PORT', ''); c = h.HTTPConnection('127.0.0.1', int(port) if port.isdecimal() else 8000, timeout=4); c.request('GET', '/health/ready'); exit(c.getresponse().status != 200)"]
 CMD ["care", "serve"]
 
 # What NVIDIA's container toolkit makes available in the container.

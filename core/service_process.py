@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from core.errors import CareError
+from core.loopback import open_local
 
 # The import of model libraries takes minutes if their files are not in the page cache.
 _START_WITHIN = 180.0
@@ -114,7 +114,7 @@ def running_server(
 
     Args:
         command: Command line of the server.
-        url: Address of the server.
+        url: Address of the server, on this machine.
         ready: Path that returns status 200 once the server is ready.
         environment: All variables of the process.
         folder: Working directory of the process.
@@ -125,7 +125,7 @@ def running_server(
 
     def ready_url(_: IO[bytes]) -> str | None:
         try:
-            with urllib.request.urlopen(url + ready, timeout=30):
+            with open_local(url + ready, timeout=30):
                 return url
         except (urllib.error.URLError, OSError):
             return None

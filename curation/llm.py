@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from math import inf
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
+import httpx2
 import openai
 from pydantic import BaseModel, ValidationError
 from tqdm import tqdm
@@ -25,6 +26,7 @@ from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
 from curation.ledger import Ledger, Outcome
+from models.servers import http_client
 
 _LONGEST_RETRY_AFTER = 600.0
 # The least time between two messages about a failing endpoint [s].
@@ -32,6 +34,8 @@ _MESSAGE_INTERVAL = 10.0
 # Tokens that a chat template may add to each message.
 _TEMPLATE_TOKENS = 32
 _QUOTED_CHARS = 2000
+# Largest response [bytes].
+_ANSWER_BYTES = 16 * 1024 * 1024
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 _MEANINGS = {
     401: "the API key is wrong or missing",
@@ -117,29 +121,39 @@ class LanguageModels:
         self._account.stopped, self._account.changed = None, asyncio.Event()
 
         async def work(progress: "tqdm[Any]") -> None:
-            async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-                for name, asked in questions.items():
-                    endpoint = self._endpoints[name]
-                    # Retries are made here, because each counts against the budget.
-                    client = openai.AsyncOpenAI(
-                        base_url=endpoint.base_url,
-                        api_key=self._keys[name],
-                        max_retries=0,
-                        timeout=endpoint.timeout,
-                        # Texts and key are sent to the configured address only.
-                        http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
-                    )
-                    await stack.enter_async_context(client)
-                    session = _Session(self._account, endpoint, client, progress)
-                    todo = enumerate(asked)
-                    for _ in range(endpoint.concurrency):
-                        group.create_task(session.work(todo, answers[name]))
+            async with AsyncExitStack() as stack:
+                clients = {
+                    name: await stack.enter_async_context(self._client(name)) for name in questions
+                }
+                async with asyncio.TaskGroup() as group:
+                    for name, asked in questions.items():
+                        endpoint = self._endpoints[name]
+                        session = _Session(self._account, endpoint, clients[name], progress)
+                        todo = enumerate(asked)
+                        for _ in range(endpoint.concurrency):
+                            group.create_task(session.work(todo, answers[name]))
 
         with tqdm(total=sum(map(len, answers.values())), desc=title, unit=" answers") as progress:
             asyncio.run(work(progress))
         if self._account.stopped:
             raise self._account.stopped
         return answers
+
+    def _client(self, name: str) -> openai.AsyncOpenAI:
+        endpoint = self._endpoints[name]
+        return openai.AsyncOpenAI(
+            base_url=endpoint.base_url,
+            api_key=self._keys[name],
+            max_retries=0,  # retries are made here, because each counts against the budget
+            timeout=endpoint.timeout,
+            http_client=http_client(
+                openai.DefaultAsyncHttpxClient,
+                endpoint.base_url,
+                # Compressed responses would have no bound in memory.
+                headers={"Accept-Encoding": "identity"},
+                event_hooks={"response": [_bound]},
+            ),
+        )
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Returns calls by state, tokens and price of each endpoint, and their sums as "all".
@@ -276,6 +290,8 @@ class _Session:
                 reason = f"did not respond within {endpoint.timeout:g} s"
             except openai.APIConnectionError as error:
                 reason = f"cannot be reached ({type(error.__cause__ or error).__name__})"
+                if isinstance(error.__cause__, _TooLongError):
+                    reason = f"returned more than {_ANSWER_BYTES} bytes"
             except (openai.APIError, ValueError, TypeError, IndexError, AttributeError):
                 # The status is 200.
                 reason = "returned a body that is not a chat completion"
@@ -307,6 +323,35 @@ class _Session:
     def _error(self, reason: str, code: str | None = None, **fields: float) -> LanguageModelError:
         message = f"{_place(self.endpoint)} {reason}"
         return LanguageModelError(message, code=code, endpoint=self.endpoint.name, **fields)
+
+
+class _TooLongError(httpx2.RequestError):
+    """A response is longer than any answer."""
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of a response, up to a limit."""
+
+    def __init__(self, body: httpx2.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        read = 0
+        async for piece in self._body:
+            read += len(piece)
+            if read > _ANSWER_BYTES:
+                raise _TooLongError("the response is too long")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Limits the body of a response that is read after this call."""
+    response.headers.pop("Content-Encoding", None)  # none was asked for, and none is expanded
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _Bounded(response.stream)
 
 
 def _place(endpoint: Endpoint) -> str:

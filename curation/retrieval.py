@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import httpx2
-
 from core.encoders import Role
 from core.errors import CareError
 from core.text import normalize_text
@@ -92,12 +90,7 @@ def _run(
         case RunRetriever(path=path):
             return _of_corpus(read_run(path), documents, queries, path)
         case ServiceRetriever(url=url):
-            try:
-                run = search_run(url, queries, depth)
-            except httpx2.TransportError as error:
-                message = f"{url} cannot be reached ({type(error).__name__}): start the service"
-                raise CareError(message, code="service_unreachable", url=url) from error
-            return _of_corpus(run, documents, queries, url)
+            return _of_corpus(search_run(url, queries, depth), documents, queries, url)
         case PairRetriever(pair=pair, batch_size=batch_size, threads=threads):
             side = partial(encode, pair, cache=cache, batch_size=batch_size, threads=threads)
             vectors = side("document", list(document_texts(documents).values()))

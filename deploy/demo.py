@@ -10,10 +10,11 @@ import urllib.request
 from functools import partial
 from pathlib import Path
 
-from core.choices import DEFAULT_INDEXES
 from core.cli import run
 from core.errors import CareError
+from core.loopback import open_local
 from core.service_process import end_with, start_service
+from service.settings import read_settings
 
 CORPUS = Path("data/sample/corpus.jsonl")
 QUERIES = ("血压高的人平时吃饭要注意什么？", "孩子半夜发烧怎么办", "腰疼得直不起身是什么毛病？")
@@ -27,11 +28,12 @@ def demo() -> None:
     """
     # SIGTERM has the effect of Ctrl-C, so that the service stops too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    port, index, pair = (os.environ[f"CARE_{name}"] for name in ("PORT", "INDEX", "PAIR"))
+    settings = read_settings()
+    port, index, pair = settings.port, settings.index, settings.pair
     with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise CareError(
-                f"port {port} is in use: choose another, make demo CARE_PORT={int(port) + 1}",
+                f"port {port} is in use: choose another, make demo CARE_PORT={port + 1}",
                 code="address_unavailable",
                 port=port,
             )
@@ -40,10 +42,9 @@ def demo() -> None:
     with_demo = partial(end_with, os.getpid())
     if subprocess.run(build, check=False, preexec_fn=with_demo).returncode:
         raise CareError("the index was not built: see the error above", code="build_failed")
-    indexes = os.environ.get("CARE_INDEXES") or DEFAULT_INDEXES
-    settings = {"PORT": port, "PAIR": pair}
+    given = {"PORT": str(port), "PAIR": pair}
     try:
-        service = start_service(indexes, index, settings, ends_with_caller=True)
+        service = start_service(settings.indexes, index, given, ends_with_caller=True)
     except CareError as error:
         if error.code == "server_ended":  # after a line that says why
             sys.exit(1)
@@ -69,7 +70,7 @@ def _search(url: str, query: str) -> None:
     body = json.dumps({"query": query, "top_k": 3}).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/search", body, headers)
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with open_local(request, timeout=10) as response:
         result = json.load(response)
     print(f"\n问：{query}    （{result['timings_ms']['total']:.1f} ms）")
     for hit in result["hits"]:

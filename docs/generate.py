@@ -42,7 +42,13 @@ _SETTINGS = """# Settings
 The service reads these variables once, at start, and checks them before it loads a model. Any other
 variable that begins with `CARE_`, in upper or lower case, is an error that names the nearest
 setting, except `CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services
-named `care…`.
+named `care…`. One of these is `CARE_PORT=tcp://10.0.0.1:8000`, of a Service named `care`: it is
+ignored with a warning. `enableServiceLinks: false` in the pod, as in `deploy/kubernetes`, avoids
+it.
+
+Requests to servers that a setting or an option names follow `HTTP_PROXY`, `HTTPS_PROXY`,
+`ALL_PROXY` and `NO_PROXY`, in upper or lower case. Requests to loopback addresses and `localhost`
+never do.
 
 The other commands read `CARE_INDEXES`, `CARE_BUILDS`, `CARE_INDEX`, `CARE_PAIR`, `CARE_MILVUS_URI`
 and `CARE_MILVUS_TOKEN` as defaults of their options, and find trained pairs in `CARE_PAIRS`.

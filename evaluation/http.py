@@ -1,5 +1,6 @@
 """Runs and response times of a search service, over HTTP."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +11,13 @@ from tqdm import tqdm
 from core.errors import CareError
 from core.types import Mode
 from evaluation.beir import Run
+from models.servers import http_client
 
 _BATCH = 32
+# Longest wait for a response, and the longest response [s, bytes].
+_SECONDS, _BYTES = 120.0, 64 * 1024 * 1024
+# Bytes of an error response that a message quotes.
+_QUOTED = 2000
 
 
 class ChannelHit(NamedTuple):
@@ -42,8 +48,8 @@ def search_run(
         rerank: Whether the hits are ranked again.
 
     Raises:
-        CareError: If a response has a status other than 200; with a mode, also if one channel of a
-            search failed.
+        CareError: If the service cannot be reached, is late, or returns a status other than 200;
+            with a mode, also if one channel of a search failed.
     """
     fields: dict[str, Any] = {"top_k": top_k, "collapse": True, "rerank": rerank}
     if mode:
@@ -82,22 +88,23 @@ def search_times(
     """Returns the response times of single requests by one client, by system [s].
 
     A system is given by the fields of its requests. Systems take turns: each query is searched by
-    all of them before the next one. A response with a status other than 200 is a CareError.
+    all of them before the next one. Errors are those of `search_run`.
     """
     times: dict[str, list[float]] = {name: [] for name in systems}
-    with httpx2.Client(base_url=url, timeout=120.0) as client:
+    with _client(url) as client:
         for query in tqdm(queries, desc="response times", unit=" queries"):
             for name, taken in times.items():
                 started = time.perf_counter()
-                response = client.post("/search", json={"query": query, **systems[name]})
+                response = _send(client, url, "/search", {"query": query, **systems[name]})
                 taken.append(time.perf_counter() - started)
-                _content(response)
+                _content(*response)
     return times
 
 
 def served_index(url: str) -> dict[str, Any]:
     """Returns what a service tells about the index version that it serves (`GET /index`)."""
-    content: dict[str, Any] = _content(httpx2.get(f"{url}/index", timeout=120.0))
+    with _client(url) as client:
+        content: dict[str, Any] = _content(*_send(client, url, "/index"))
     return content
 
 
@@ -107,12 +114,12 @@ def _search(
     """Yields the hits of each query; `fields` are those of each request."""
     ids = list(queries)
     mode = fields.get("mode", "")
-    with httpx2.Client(base_url=url, timeout=120.0) as client:
+    with _client(url) as client:
         for start in tqdm(range(0, len(ids), _BATCH), desc=f"{mode} search", unit=" batches"):
             part = ids[start : start + _BATCH]
             shared = {"include": [], **fields}
             body = {"queries": [{"query": queries[id_], **shared} for id_ in part]}
-            results = _content(client.post("/search/batch", json=body))["results"]
+            results = _content(*_send(client, url, "/search/batch", body))["results"]
             for id_, result in zip(part, results, strict=True):
                 if mode and (failed := result["failed_channels"]):
                     message = f"query '{id_}': the channel {failed[0]} of the search failed or was "
@@ -125,8 +132,40 @@ def _document(hit: Mapping[str, Any]) -> str:
     return str(hit.get("parent", hit["id"]))
 
 
-def _content(response: httpx2.Response) -> Any:
+def _client(url: str) -> httpx2.Client:
+    # Compressed responses would have no bound in memory.
+    headers = {"Accept-Encoding": "identity"}
+    return http_client(httpx2.Client, url, timeout=_SECONDS, headers=headers)
+
+
+def _send(
+    client: httpx2.Client, url: str, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[httpx2.Response, bytes]:
+    """Sends a GET, or a POST of JSON; returns the response and its body."""
+    end, content = time.monotonic() + _SECONDS, bytearray()
+    method, address = "GET" if body is None else "POST", url.rstrip("/") + path
+    try:
+        with client.stream(method, address, json=body) as response:
+            for piece in response.iter_raw():
+                content += piece
+                if len(content) > _BYTES:
+                    message = f"{url} returned more than {_BYTES} bytes: is it a search service?"
+                    raise CareError(message, code="search_failed", limit=_BYTES)
+                if time.monotonic() > end:
+                    raise httpx2.ReadTimeout(f"no response within {_SECONDS:.0f} s")
+    except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        message = f"{url} cannot be reached ({type(error).__name__}): start the service"
+        raise CareError(message, code="service_unreachable", url=url) from error
+    return response, bytes(content)
+
+
+def _content(response: httpx2.Response, body: bytes) -> Any:
     if response.status_code != 200:
-        message = f"{response.url} returned status {response.status_code}: {response.text}"
+        text = body[:_QUOTED].decode(errors="replace")
+        message = f"{response.url} returned status {response.status_code}: {text}"
         raise CareError(message, code="search_failed", status=response.status_code)
-    return response.json()
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        message = f"{response.url} returned no JSON: is it a search service?"
+        raise CareError(message, code="search_failed") from error

@@ -1,8 +1,41 @@
-"""Addresses and keys of servers with OpenAI's or Cohere's routes. Requires httpx2."""
+"""Clients of servers of models and of search: proxies, addresses, keys. Requires httpx2."""
 
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx2
+
+from core.errors import CareError
+from core.loopback import is_local
+
+Client = TypeVar("Client", bound=httpx2.Client | httpx2.AsyncClient)
+
+
+def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client:
+    """Returns a client for one server, which follows no redirects.
+
+    It follows the proxies of the environment, except to this machine (`core.loopback.is_local`).
+
+    Args:
+        kind: A client class of httpx2.
+        url: Address of the server.
+        options: Other arguments of the class.
+
+    Raises:
+        CareError: If the environment names a proxy that httpx2 cannot use.
+    """
+    # Certificates that the environment names are trusted on this machine too.
+    options["verify"] = options.get("verify") or httpx2.create_ssl_context()
+    try:
+        return kind(trust_env=not is_local(url), follow_redirects=False, **options)
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        # Not quoted, because it can contain a password.
+        message = (
+            "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names a proxy that cannot be used: set it to "
+            "http://host:port, install the package socksio for a SOCKS proxy, or unset it"
+        )
+        raise CareError(message, code="bad_proxy") from error
 
 
 def route_url(base_url: str, route: str) -> str | None:

@@ -1,7 +1,6 @@
 """What all routes share: the state of the application, API keys, rate limits and deadlines."""
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from core.loopback import is_loopback
 from service import schemas
 from service.answers import AnswerBudget
 from service.api_keys import ApiKey, ApiKeys, Role
@@ -167,14 +167,6 @@ def _is_local(request: Request, host: str) -> bool:
     direct = not any(name in request.headers for name in _PROXY_HEADERS)
     client = request.client.host if request.client else ""
     return direct and is_loopback(host) and is_loopback(client)
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only clients on this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def problem_responses(*statuses: int, model: type = schemas.Problem) -> dict[int | str, Any]:

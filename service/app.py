@@ -17,11 +17,12 @@ from starlette.types import Lifespan
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
 from core.errors import IndexVersionError, PairError, ProviderError
+from core.loopback import is_loopback
 from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
-from service.access import RequireKey, State, is_loopback
+from service.access import RequireKey, State
 from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
 from service.application import Application
@@ -37,7 +38,7 @@ from service.rate_limit import RateLimiter
 from service.routes import PAGE, admin_routes, public_routes, search_routes
 from service.search import check_space
 from service.served_index import DAMAGE
-from service.settings import Settings
+from service.settings import Settings, ignored_port
 from service.tracing import make_tracer
 from stores.registry import MilvusAddress, VectorStores
 
@@ -100,6 +101,8 @@ def create_app(
             "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
             extra={"fields": fields},
         )
+    if warning := ignored_port():
+        _LOG.warning(warning, extra={"fields": {"port": settings.port}})
     pair = load_pair(settings.pair, settings.pairs)
     tracer = make_tracer()
     guard, redis = _redis(settings, metrics)

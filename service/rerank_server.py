@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
 from core.types import FloatArray
-from models.servers import authorization, route_url
+from models.servers import authorization, http_client, route_url
 
 _LOG = logging.getLogger("care.service")
 
@@ -43,7 +43,7 @@ class RerankServer:
             `truncate_prompt_tokens`; None sends none.
 
     Raises:
-        CareError: If the address or the key is not valid.
+        CareError: If the address, the key or the proxy of the environment is not valid.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class RerankServer:
             self._body["truncate_prompt_tokens"] = truncate_tokens
         self._timeout = timeout
         self._breaker = breaker
-        self._client = httpx2.AsyncClient(
+        self._client = http_client(
+            httpx2.AsyncClient,
+            address,
             # Compressed responses would have no bound in memory.
             headers=headers | {"Accept-Encoding": "identity"},
-            follow_redirects=False,
             timeout=None,
             limits=httpx2.Limits(max_connections=_CONNECTIONS),
         )

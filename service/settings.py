@@ -18,7 +18,7 @@ from models.encoders.providers import BATCH_TOKENS, ProviderName
 # of load tests, and those that Kubernetes sets for Services named care and care-….
 _OTHER_VARIABLES = {"CARE_BUILDS", "CARE_LOAD_KEY"}
 _OF_KUBERNETES = re.compile(
-    r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP)\w*=|PORT=(tcp|udp)://)"
+    r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP|SCTP)\w*=|PORT=(tcp|udp|sctp)://)"
 )
 # In the form that browsers send: lower case, other letters in Punycode.
 _ORIGIN = re.compile(r"\*|https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
@@ -207,6 +207,12 @@ class Settings(BaseSettings):
             return max(16, self.threads)
         return self.threads if self.encode_workers < self.threads else 0
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _ignore_address(cls, value: object) -> object:
+        of_kubernetes = _OF_KUBERNETES.match(f"CARE_PORT={value}")
+        return cls.model_fields["port"].default if of_kubernetes else value
+
     @field_validator("api_keys", "api_keys_file", mode="before")
     @classmethod
     def _check_not_empty(cls, value: object) -> object:
@@ -258,6 +264,16 @@ def check_variables() -> None:
         (nearest,) = get_close_matches(upper, known, n=1, cutoff=0)
         message = f"{name} is not a known variable; did you mean {nearest}? If not, unset it"
         raise CareError(message, code="unknown_setting", name=name, nearest=nearest)
+
+
+def ignored_port() -> str:
+    """Returns a warning if Kubernetes has set `CARE_PORT`, or ""."""
+    if not _OF_KUBERNETES.match(f"CARE_PORT={os.environ.get('CARE_PORT', '')}"):
+        return ""
+    return (
+        "CARE_PORT is the address of a Kubernetes Service named care, and is ignored: set "
+        "enableServiceLinks: false in the pod, or set CARE_PORT there to a port"
+    )
 
 
 def read_settings() -> Settings:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 
 from core.errors import CareError
+from core.loopback import is_local
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -22,6 +23,7 @@ class Tracer:
 
     def __init__(self) -> None:
         try:
+            import requests
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -33,7 +35,11 @@ class Tracer:
             raise CareError(message, code="missing_package") from error
         name = os.environ.get("OTEL_SERVICE_NAME", "care-retrieval")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        session = requests.Session()
+        address = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ[ENDPOINT]
+        session.trust_env = not is_local(address)
+        exporter = OTLPSpanExporter(session=session)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("care.service")
         self._propagator = TraceContextTextMapPropagator()
 

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import socket
-import urllib.request
 from collections.abc import Iterator
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -24,11 +22,13 @@ from service.api_keys import ApiKeys
 from service.app import load_query_encoder, make_reranker
 from service.key_file import KeyFile
 from service.search import load_index
-from service.settings import Settings, read_settings
+from service.settings import Settings, ignored_port, read_settings
 from stores.faiss.gpu import check_device, gpus
 
 # Longest wait for a server that is checked [s].
 _TIMEOUT = 3.0
+# Most bytes of a response of what holds the port.
+_MOST_BYTES = 4096
 
 
 def check_serving(*, index_required: bool) -> Iterator[Finding]:
@@ -45,7 +45,10 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
     except CareError as error:
         yield Finding.of("settings", error)
         return
-    yield Finding("settings", "ok", "all CARE_* variables are known and valid")
+    if warning := ignored_port():
+        yield Finding("settings", "warning", warning)
+    else:
+        yield Finding("settings", "ok", "all CARE_* variables are known and valid")
     encoder, finding = check_pair(settings)
     yield finding
     if settings.faiss_device != "cpu":
@@ -183,13 +186,25 @@ def check_port(settings: Settings) -> Finding:
 
 def _is_service(host: str, port: int) -> bool:
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
-    # A proxy of the environment would respond instead.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    async def answer() -> bytes:
+        # What listens is unknown: time and size are limited.
+        async with asyncio.timeout(_TIMEOUT):
+            reader, writer = await asyncio.open_connection(local, port)
+            try:
+                writer.write(
+                    b"GET /health/live HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+                )
+                return await reader.readexactly(_MOST_BYTES)
+            except asyncio.IncompleteReadError as end:
+                return end.partial
+            finally:
+                writer.close()
+
     try:
-        with opener.open(f"{url}/health/live", timeout=_TIMEOUT) as response:
-            return bool(json.load(response) == {"status": "live"})
-    except (HTTPError, URLError, OSError, ValueError):
+        head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
+        return head.split()[1:2] == [b"200"] and bool(json.loads(body) == {"status": "live"})
+    except (OSError, ValueError):
         return False
 
 

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import psutil
 
 from core.errors import CareError
+from core.loopback import open_local
 from core.service_process import ServerProcess, free_port, running_server, running_service
 from loadtest.bench.options import ServiceOptions
 
@@ -84,14 +85,14 @@ class Server:
 
     def get(self, path: str) -> str:
         """Sends a GET; returns the body of the response."""
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+        with open_local(self.url + path, timeout=30) as response:
             return str(response.read().decode())
 
     def post(self, path: str, body: Any) -> Any:
         """Sends a POST of JSON; returns the JSON of the response."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with open_local(request, timeout=30) as response:
             return json.load(response)
 
     def metric(self, name: str) -> float:

@@ -20,7 +20,7 @@ from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
-from models.servers import authorization, route_url
+from models.servers import authorization, http_client, route_url
 
 _CONNECT_SECONDS = 10.0
 # Largest response: one number of a vector as decimal digits, and everything else.
@@ -136,10 +136,11 @@ class OpenAIEncoder:
             async with permits:
                 return await self._embed(client, prompted[start : start + size], start)
 
-        async with httpx2.AsyncClient(
+        async with http_client(
+            httpx2.AsyncClient,
+            self.url,
             # Compressed responses would have no bound in memory.
             headers=self._headers | {"Accept-Encoding": "identity"},
-            follow_redirects=False,
             verify=self._tls,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             # The semaphore limits connections; waiting for it must not count towards the time-out.

@@ -254,5 +254,12 @@ for (const question of EXAMPLES) {
 }
 examples.hidden = false;
 
+// A proxy in front of the service need not publish the documentation.
+async function checkDocumentation() {
+  const { ok } = await fetch("docs", { method: "HEAD", referrerPolicy: "no-referrer" });
+  byId("docs-link").hidden = !ok;
+}
+
+checkDocumentation().catch(() => {});
 addEventListener("hashchange", openLink);
 openLink();

@@ -14,6 +14,7 @@ from core.breaker import UnavailableError
 from core.errors import CareError, IndexVersionError
 from core.files import write_text
 from core.filters import FilterReader
+from core.loopback import is_local
 from core.manifest import IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
@@ -52,7 +53,11 @@ class MilvusStore(VectorStore):
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with _milvus_request("connect"):
             self._client = MilvusClient(
-                uri=uri, token=token, timeout=timeout, dedicated=True, grpc_options=_GRPC_OPTIONS
+                uri=uri,
+                token=token,
+                timeout=timeout,
+                dedicated=True,
+                grpc_options=_GRPC_OPTIONS | {"grpc.enable_http_proxy": int(not is_local(uri))},
             )
         # After a broken connection the client would reconnect once per failed call, sequentially,
         # with a time-out for each; gRPC reconnects automatically.

@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 import signal
 import socket
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
@@ -210,6 +211,34 @@ def cut(_: object, handler: Any, before: int) -> str | None:
     return None
 
 
+def drip(_: object, handler: Any, before: int) -> str | None:
+    """Sends parts without an end, each before a time-out of parts."""
+    if before:
+        return BLUE
+    handler.send_response(200)
+    handler.end_headers()
+    handler.close_connection = True
+    with suppress(OSError):
+        while True:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            threading.Event().wait(0.2)
+    return None
+
+
+def packed(body: Any, handler: Any, before: int) -> str | None:
+    if before:
+        return BLUE
+    assert handler.headers["Accept-Encoding"] == "identity"
+    content = gzip.compress(json.dumps(completion(body, BLUE)).encode())
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+    return None
+
+
 def other_body(_: object, handler: Any, before: int) -> str | None:
     if before:
         return BLUE
@@ -227,6 +256,30 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
 
 
 @pytest.mark.e2e
+def test_a_response_without_end_is_read_up_to_a_limit(serve: Any, tmp_path: Path) -> None:
+    sent = 0
+
+    def endless(_: object, handler: Any, before: int) -> str | None:
+        nonlocal sent
+        if before:
+            return BLUE
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+        with suppress(OSError):
+            while sent < 500_000_000:
+                handler.wfile.write(b" " * 1_000_000)
+                sent += 1_000_000
+        return None
+
+    _, url = serve(endless)
+    with models(tmp_path, endpoint(url)) as llm:
+        assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
+        assert llm.costs()["judge"]["lost"] == 1
+    assert 16_000_000 < sent < 100_000_000
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("respond", "lost"),
     [
@@ -234,16 +287,18 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
         (reject(503), 0),
         (hang, 1),
         (cut, 1),
+        (drip, 1),
+        (packed, 1),
         (other_body, 1),
         (other_content, 1),
     ],
-    ids=["429", "503", "hang", "cut", "other body", "other content"],
+    ids=["429", "503", "hang", "cut", "drip", "packed", "other body", "other content"],
 )
 def test_a_transient_failure_is_retried(
     serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
 ) -> None:
     _, url = serve(respond)
-    with models(tmp_path, endpoint(url, timeout=0.8 if respond is hang else 30)) as llm:
+    with models(tmp_path, endpoint(url, timeout=0.8 if respond in (hang, drip) else 30)) as llm:
         assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
         costs = llm.costs()["judge"]
     assert (costs["calls"], costs["answered"]) == (2, 1)

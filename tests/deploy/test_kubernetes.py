@@ -20,7 +20,7 @@ from tests.commands import parse
 from tests.deploy import manifests
 from tests.deploy.manifests import Object, Objects, image_variables, pod
 from tests.deploy.rules import RULE_FILES
-from tests.deploy.tools import DEPLOY, ROOT, find, run
+from tests.deploy.tools import DEPLOY, PRIVATE, ROOT, find, run
 
 pytestmark = pytest.mark.deploy
 
@@ -404,7 +404,11 @@ def test_the_ingress_and_the_service_have_the_same_path(behind_ingress: Objects)
     (rule,) = behind_ingress["Ingress", "care"]["spec"]["rules"]
     (path,) = rule["http"]["paths"]
     root = behind_ingress["ConfigMap", "care-settings"]["data"]["CARE_ROOT_PATH"]
-    assert path["path"] == f"{root}/(.*)"
+    pattern = re.compile(path["path"])
+    for public in ("", "search", "v1/embeddings", "documents/metrics", "health/live", "index"):
+        found = pattern.fullmatch(f"{root}/{public}")
+        assert found and found[1] == public
+    assert not any(pattern.fullmatch(f"{root}{private}") for private in PRIVATE)
     assert Settings(root_path=root).root_path == root
     backend = path["backend"]["service"]
     ports = behind_ingress["Service", backend["name"]]["spec"]["ports"]

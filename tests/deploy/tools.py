@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
+# Paths of the service that an example of a proxy does not publish.
+PRIVATE = ("/metrics", "/metrics/", "/docs", "/docs/", "/openapi.json", "/health/ready")
+
 _SOURCES = {
     "promtool": "run deploy/install-tools.sh, or install Debian's package prometheus",
     "prometheus": "run deploy/install-tools.sh, or install Debian's package prometheus",

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.e2e
 
 def start_demo(folder: Path, port: int, stderr: int | None = None) -> "subprocess.Popen[str]":
     variables = {"CARE_PORT": str(port), "CARE_INDEX": "sample", "CARE_PAIR": "care-mini"}
+    # The demo asks its own service, which no proxy reaches.
+    variables |= {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
     return subprocess.Popen(
         [sys.executable, str(ROOT / "deploy" / "demo.py")],
         cwd=folder,

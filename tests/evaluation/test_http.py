@@ -1,23 +1,31 @@
-from contextlib import nullcontext
+import gzip
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from fastapi.testclient import TestClient
 
 from core.errors import CareError
+from core.service_process import free_port
 from evaluation import http
 from evaluation.http import search_channels, search_run, search_times, served_index
 from stores.lexical import LexicalIndex
 from tests.conftest import make_records
+from tests.curation.endpoints import scripted_server
 from tests.errors import raises
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _in_process(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests reach the application without a server."""
     # The end of a `with` block of the test client would end the application.
-    monkeypatch.setattr(http.httpx2, "Client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(http, "http_client", lambda *_, **__: nullcontext(client))
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_a_run_has_the_scores_of_each_query() -> None:
     records = make_records(60)
     queries = {f"q{i}": records[i]["text"] for i in range(40)}
@@ -28,10 +36,12 @@ def test_a_run_has_the_scores_of_each_query() -> None:
     assert best == [record["_id"] for record in records[:40]]
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_top_k_above_the_number_of_documents() -> None:
     assert len(search_run("http://test", {"q": "高血压"}, top_k=100)["q"]) == 60
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_a_run_is_that_of_its_mode() -> None:
     queries = {"q": make_records(60)[3]["text"]}
     dense, lexical, default = (
@@ -41,6 +51,7 @@ def test_a_run_is_that_of_its_mode() -> None:
     assert 0 < max(lexical.values()) <= 1
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_channels_have_the_scores_of_both_modes() -> None:
     queries = {"q": make_records(60)[3]["text"]}
     (hits,) = search_channels("http://test", queries, 20).values()
@@ -50,6 +61,7 @@ def test_channels_have_the_scores_of_both_modes() -> None:
     assert max(hit.lexical for hit in hits) > 0
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError
@@ -59,15 +71,71 @@ def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         search_run("http://test", {"q": "高血压"}, 5, "hybrid")
 
 
-def test_each_request_is_timed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_in_process")
+def test_each_request_is_timed() -> None:
     systems = {"by words": {"mode": "lexical"}, "first": {"mode": "dense", "top_k": 1}}
     times = search_times("http://test", ["高血压", "咳嗽"], systems)
     assert {name: len(taken) for name, taken in times.items()} == {"by words": 2, "first": 2}
     assert min(min(taken) for taken in times.values()) > 0
-    monkeypatch.setattr(http.httpx2, "get", lambda url, **_: client.get(url))
     assert served_index("http://test")["modes"][0] == "dense"
 
 
+@pytest.mark.usefixtures("_in_process")
 def test_a_service_that_rejects_the_request() -> None:
     with raises(CareError, code="search_failed", status=422):
         search_run("http://test", {"q": ""}, top_k=5)
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    while True:
+        handler.wfile.write(b" " * 2**16)
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    while not threading.Event().wait(0.1):
+        handler.wfile.write(b" ")
+
+
+def packed(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(gzip.compress(b'{"results": [{"hits": []}]}'))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("respond", "code"),
+    [
+        (endless, "search_failed"),
+        (drip, "service_unreachable"),
+        (packed, "search_failed"),
+        (lambda _: None, "search_failed"),
+    ],
+    ids=["endless", "drip", "packed", "empty"],
+)
+def test_a_response_has_limits_of_time_and_size(
+    respond: Callable[[BaseHTTPRequestHandler], None],
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "_SECONDS", 1.0)
+    monkeypatch.setattr(http, "_BYTES", 2**20)
+
+    def answer(_: object, handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip" if respond is packed else "identity")
+        handler.end_headers()
+        handler.close_connection = True
+        with suppress(OSError):
+            respond(handler)
+            handler.wfile.flush()
+
+    with scripted_server(answer) as url:  # type: ignore[arg-type]
+        started = time.monotonic()
+        with raises(CareError, code=code):
+            search_run(url, {"q": "text"}, 1)
+        assert time.monotonic() - started < 20
+
+
+def test_a_service_that_does_not_run_is_an_error() -> None:
+    for url in (f"http://127.0.0.1:{free_port()}", "http://[", "search.example"):
+        with raises(CareError, code="service_unreachable", url=url):
+            search_run(url, {"q": "text"}, 1)

@@ -158,6 +158,7 @@ def test_variables_of_other_programs_are_ignored(
         "CARE_REDIS_SERVICE_HOST": "10.0.0.8",
         "CARE_REDIS_PORT": "tcp://10.0.0.8:6379",
         "CARE_REDIS_PORT_6379_TCP": "tcp://10.0.0.8:6379",
+        "CARE_PORT": "tcp://10.0.0.7:80",
         "CAREFUL": "1",
     }.items():
         monkeypatch.setenv(name, value)

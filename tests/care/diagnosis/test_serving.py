@@ -1,7 +1,9 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -88,6 +90,13 @@ def test_wrong_variables_are_one_error(
     assert finding.message.endswith(f"[{code}]")
 
 
+def test_a_port_of_kubernetes_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_PORT", "tcp://10.0.0.1:8000")
+    found = findings()
+    assert found["settings"].status == "warning"
+    assert found["port"].message.startswith("127.0.0.1:8000 ")
+
+
 def test_the_variable_of_builds_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARE_BUILDS", "builds")
     assert findings()["settings"].status == "ok"
@@ -143,6 +152,30 @@ def service_port() -> Iterator[int]:
         thread.start()
         yield server.server_port
         server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 10_000, b"", b"HTTP/1.1"])
+def test_what_holds_the_port_may_send_anything(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an end, or so slowly that a time-out of each part would not be reached."""
+    monkeypatch.setattr("care.diagnosis.serving._TIMEOUT", 0.5)
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            while not ended.wait(0.1):
+                connection.sendall(sent or b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        started = time.monotonic()
+        assert check_port(Settings(port=server.getsockname()[1])).status == "error"
+        assert time.monotonic() - started < 10
+        ended.set()
         thread.join()
 
 
