@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     """Deadline of a request without the header X-Request-Timeout-Ms [ms]; after it the response is
     504. A request to /v1/embeddings has this time for each `CARE_MAX_BATCH` texts."""
     max_requests: AtLeast1 = 1024
-    """Most requests at once; one more gets 503."""
+    """Most requests at once, whose bodies have arrived; one more gets 503."""
     max_query_chars: AtLeast1 = 2000
     """Longest query, or text to encode [characters]."""
     channel_timeout_ms: AtLeast1 = 200
@@ -165,7 +165,8 @@ class Settings(BaseSettings):
     open_metrics: bool = True
     """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)
-    """Most queries per second of one API key; 0 disables the limit."""
+    """Most queries per second of one API key; 0 disables the limit. Replicas with one Redis, one
+    `CARE_CACHE_SECRET` and one `CARE_INDEX` share it."""
     rate_burst: AtLeast1 = 100
     """Most queries of one API key in a burst."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
