@@ -112,7 +112,7 @@ def assert_active(client: TestClient, version: str) -> None:
         *((truncate, name, "wrong_size") for name in FILES),
         *((overwrite, name, "wrong_checksum") for name in FILES),
         (Path.unlink, "manifest.json", "manifest_missing"),
-        (truncate, "manifest.json", "invalid_manifest"),
+        (truncate, "manifest.json", "wrong_checksum"),
         (remove_folder, "manifest.json", "manifest_missing"),
     ],
 )
