@@ -8,8 +8,8 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from core.errors import CareError
 from core.locks import exclusive
@@ -21,7 +21,7 @@ _TOKEN_BYTES = 8
 _TEMPORARY = f".*.{'[0-9a-f]' * 2 * _TOKEN_BYTES}.tmp"
 
 
-def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
     """Opens a regular file for reading.
 
     A FIFO or a device, for which a reader could wait for ever, is an error.
