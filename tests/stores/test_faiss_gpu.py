@@ -1,6 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import faiss
@@ -174,7 +174,7 @@ def test_an_error_of_the_copy_is_one_line(
 class Resources:
     """Stands for the memory of one copy, until it is released."""
 
-    alive: WeakSet["Resources"] = WeakSet()
+    alive: ClassVar[WeakSet["Resources"]] = WeakSet()
 
     def __init__(self) -> None:
         self.alive.add(self)
