@@ -130,7 +130,7 @@ class FaissVectors:
         )
 
     def leave_gpu(self) -> bool:
-        """Releases the copy on the GPU, so that searches do without it; returns False if none is."""
+        """Releases the copy on the GPU, which searches do without; returns False without one."""
         on_gpu, self._on_gpu = self._on_gpu, None
         if on_gpu:
             on_gpu.copy.release()
