@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from care.options import IndexOptions, vector_stores
@@ -15,6 +14,7 @@ from core.cpus import available_cpus
 from core.encoders import Encoder, Pair, TokenVectorSpec
 from core.errors import CareError, CorpusError, PairError, ProviderError
 from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
+from core.scratch import temporary_folder
 from core.terms import TermList
 from core.versions import index_folder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
@@ -432,8 +432,8 @@ def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
         yield str(corpus)
         return
     builds.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="documents-", dir=builds) as folder:
-        path = Path(folder) / "documents.jsonl"
+    with temporary_folder(builds) as folder:
+        path = folder / "documents.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for number, document in enumerate(corpus, start=1):
                 # ASCII, so that half a surrogate pair reaches the reader, which rejects it.

@@ -56,10 +56,15 @@ def canary_vectors(canaries: Sequence[Canary]) -> FloatArray:
     """Returns the document vectors of the canaries, float32 [n, dimension].
 
     Raises:
-        IndexVersionError: If a vector is not valid base64, or their lengths differ.
+        IndexVersionError: If a vector is not valid base64 of finite numbers, or their lengths
+            differ.
     """
     try:
-        return np.stack([np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries])
+        decoded = [np.frombuffer(base64.b64decode(c.vector), dtype="<f4") for c in canaries]
+        vectors = np.stack(decoded)
+        if not np.isfinite(vectors).all():
+            raise ValueError("not all numbers are finite")
+        return vectors
     except ValueError as error:
         message = f"the canaries of the index are damaged ({error}): build the index again"
         raise IndexVersionError(message, code="bad_canaries") from error

@@ -35,9 +35,9 @@ class Encoding:
 
 
 class FrozenModel(BaseModel):
-    """A pydantic model that is immutable and rejects unknown fields."""
+    """A pydantic model that is immutable and rejects unknown fields, NaN and infinite numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 _SHA256 = r"^([0-9a-f]{64})?$"

@@ -1,23 +1,62 @@
-"""Checksums and atomic writes of files and folders."""
+"""Checksums, bounded reads and atomic writes of files and folders."""
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
 from core.errors import CareError
 from core.locks import exclusive
 
+# The default limit of files that a process reads whole, such as manifests and recipes [bytes].
+SMALL_BYTES = 64 << 20
+
 _TOKEN_BYTES = 8
 _TEMPORARY = f".*.{'[0-9a-f]' * 2 * _TOKEN_BYTES}.tmp"
 
 
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
+    """Opens a regular file for reading.
+
+    A FIFO or a device, for which a reader could wait for ever, is an error.
+
+    Args:
+        path: The file.
+        links: Whether it can be a symbolic link to one.
+
+    Raises:
+        OSError: If it cannot be read, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_small(path: Path, limit: int = SMALL_BYTES, *, links: bool = True) -> bytes:
+    """Returns the content of a regular file of at most `limit` bytes; see `open_regular`.
+
+    Raises:
+        OSError: If it cannot be read, is not a regular file, or is larger (`errno.EFBIG`).
+    """
+    with open_regular(path, links=links) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+    return content
+
+
 def sha256_file(path: Path) -> str:
-    """Returns the SHA-256 of a file as 64 hexadecimal digits."""
-    with path.open("rb") as file:
+    """Returns the SHA-256 of a regular file as 64 hexadecimal digits."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

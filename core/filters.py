@@ -41,6 +41,9 @@ _BATCH_VALUES = 65_536
 # that are read from a run at a time.
 _BUFFERED_ROWS, _BUFFERED_VALUES = 1 << 20, 1 << 17
 _READ_VALUES = 256
+# Characters of the values of a run or a batch, and of those that are read at a time: a column of
+# Arrow holds 2 GiB of text, and a character takes up to 4 bytes.
+_BATCH_CHARS, _READ_CHARS = 1 << 25, 1 << 18
 # Fields and values that are listed, and characters of each; characters of a name in errors.
 _LISTED, _LISTED_CHARS, _NAME_CHARS = 100, 200, 64
 # Rows of recent filters that are kept, and what each entry takes besides [bytes].
@@ -79,16 +82,22 @@ class FilterWriter:
         self._open = ExitStack()
         self._runs = self._open.enter_context(_table(self._runs_path))
         self._rows: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
-        self._buffered = 0
+        self._buffered = self._chars = 0
         self._fields: Counter[str] = Counter()
 
     def add(self, row: int, metadata: Mapping[str, Any]) -> None:
         """Adds the metadata of one document; rows must be added in ascending order."""
         for field, value in metadata.items():
             for item in filter_values(value):
-                self._rows[field, item].append(row)
+                rows = self._rows[field, item]
+                self._chars += 0 if rows else len(item)
+                rows.append(row)
                 self._buffered += 1
-        if self._buffered >= _BUFFERED_ROWS or len(self._rows) >= _BUFFERED_VALUES:
+        if (
+            self._buffered >= _BUFFERED_ROWS
+            or len(self._rows) >= _BUFFERED_VALUES
+            or self._chars >= _BATCH_CHARS
+        ):
             self._write_run()
 
     def fields(self) -> dict[str, int]:
@@ -100,7 +109,7 @@ class FilterWriter:
             rows = [np.frombuffer(self._rows[key], dtype=np.int64) for key in keys]
             self._runs.write_batch(_batch(keys, [len(r) for r in rows], np.concatenate(rows)))
         self._rows.clear()
-        self._buffered = 0
+        self._buffered = self._chars = 0
 
     def _merge(self) -> None:
         with pa.memory_map(str(self._runs_path)) as file, _table(self._path) as table:
@@ -115,12 +124,16 @@ class FilterWriter:
         keys: list[_Key] = []
         lengths: list[int] = []
         with scratch(self._path.parent, np.int64) as rows:
+            chars = 0
             for key, entries in values:
                 keys.append(key)
                 lengths.append(0)
                 for _, own in entries:
                     rows.append(own.data)
                     lengths[-1] += len(own)
+                chars += len(key[1])
+                if chars >= _BATCH_CHARS:
+                    break
             self._fields.update(field for field, _ in keys)
             return _batch(keys, lengths, rows.array()) if keys else None
 
@@ -157,8 +170,9 @@ def _batch(keys: Sequence[_Key], lengths: Sequence[int], rows: RowArray) -> Any:
 def _entries(run: Any) -> Iterator[_Entry]:
     fields, values, lists = run.columns
     rows, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
-    for start in range(0, len(run), _READ_VALUES):
-        keys = (column.slice(start, _READ_VALUES).to_pylist() for column in (fields, values))
+    step = min(_READ_VALUES, 1 + len(run) * _READ_CHARS // (1 + values.nbytes))
+    for start in range(0, len(run), step):
+        keys = (column.slice(start, step).to_pylist() for column in (fields, values))
         for at, key in enumerate(zip(*keys, strict=True), start):
             yield key, rows[offsets[at] : offsets[at + 1]]
 

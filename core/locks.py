@@ -74,6 +74,8 @@ def lock_holder(path: Path) -> LockHolder | None:
 
     The file is only read: a process on another host is not known to be alive.
     """
+    if not path.is_file():
+        return None
     try:
         facts = json.loads(path.read_bytes())
         texts = (str(facts[name]) for name in ("host", "command", "since"))

@@ -1,9 +1,11 @@
 """The manifest of an index version, stored as `manifest.json`."""
 
+import hashlib
+import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.encoders import EncoderSpec, FrozenModel
 
@@ -22,6 +24,8 @@ UNKNOWN = "unknown"
 # Names of indexes, versions and their files: one folder or file, never a path.
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 Name = Annotated[str, Field(pattern=f"^{NAME}$")]
+# Above what a build measures: a wider search would compare every vector.
+MAX_SEARCH_PARAMETER = 1 << 20
 
 
 class FileRecord(FrozenModel):
@@ -179,13 +183,13 @@ class IndexManifest(FrozenModel):
     metric: Literal["cosine"]
     store: Literal["faiss", "milvus"]
     factory: str
-    search_parameters: dict[str, int]
+    search_parameters: dict[str, Annotated[int, Field(gt=0, le=MAX_SEARCH_PARAMETER)]]
     count: int = Field(gt=0)
-    filter_fields: dict[str, int]
+    filter_fields: dict[str, Annotated[int, Field(ge=0)]]
     files: dict[Name, FileRecord]
     components: dict[str, Component] = Field(default_factory=dict)
     thresholds: dict[str, float] = Field(default_factory=dict)
-    fusion: dict[str, float] = Field(default_factory=dict)
+    fusion: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     corpus: CorpusRecord
     recall: RecallReport
     canaries: list[Canary] = Field(min_length=1)
@@ -193,6 +197,20 @@ class IndexManifest(FrozenModel):
     build_seconds: float
     libraries: dict[str, str]
     chunking: Chunking | None = None
+
+    @model_validator(mode="after")
+    def _check_names_of_components(self) -> Self:
+        for component, part in self.components.items():
+            folder = f"{component}/" if component in COMPONENTS else f"({NAME}/)*"
+            if wrong := [name for name in part.files if not re.fullmatch(folder + NAME, name)]:
+                raise ValueError(f"components: '{wrong[0][:64]}' is not a file of {component[:64]}")
+        return self
+
+    @property
+    def identity(self) -> str:
+        """Checksum of all fields except those that `care versions migrate` changes."""
+        facts = self.model_dump_json(exclude={"schema_version", "parent", "number"})
+        return hashlib.sha256(facts.encode()).hexdigest()
 
     @property
     def all_files(self) -> dict[str, FileRecord]:

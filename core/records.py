@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import DataError
-from core.files import atomic
+from core.files import atomic, read_small
 
 # First characters of formulas in spreadsheet programs.
 _FORMULA = ("=", "+", "-", "@")
@@ -45,6 +45,35 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
+
+
+def read_small_text(path: Path) -> str:
+    """Returns the content of a small UTF-8 file, as `read_text`; see `core.files.read_small`.
+
+    Raises:
+        DataError: If the file cannot be read or is not UTF-8.
+    """
+    try:
+        return read_small(path).decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Returns a JSON value.
+
+    Raises:
+        ValueError: If it is not JSON, or is nested too deeply or has too long a number to be read.
+            NaN and Infinity are not JSON.
+    """
+    try:
+        return json.loads(content, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("the value is nested too deeply") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:

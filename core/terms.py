@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from core.errors import DataError
-from core.records import read_text, record_error
+from core.records import read_small_text, record_error
 from core.text import normalize_text
 
 # The list that the project ships.
@@ -48,7 +48,7 @@ class TermList:
         """
         terms: dict[str, tuple[str, ...]] = {}
         rows = 0
-        for number, line in enumerate(read_text(path).split("\n"), start=1):
+        for number, line in enumerate(read_small_text(path).split("\n"), start=1):
             if not line.strip() or line.startswith("#"):
                 continue
             rows += 1

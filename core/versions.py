@@ -1,12 +1,17 @@
 """Index versions on disk: immutable folders, and a file with the id of the active version.
 
-<root>/<name>/CURRENT                  id of the active version
-<root>/<name>/<version>/manifest.json  written last; folders without it are not versions
+<root>/<name>/CURRENT                    id of the active version
+<root>/<name>/<version>/manifest.json    folders without it are not versions
+<root>/<name>/<version>/manifest.sha256  its checksum, as sha256sum writes it
+
+A version is a folder of regular files: nothing in it, nor the folder itself, may be a symbolic
+link. The folders above it and `CURRENT` may be links.
 
 Versions are ordered by publication. Their numbers say the order; for versions of older releases,
 which have none, parents and then ids do. Clocks of machines do not matter otherwise.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -18,18 +23,25 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from core.errors import CareError, IndexVersionError
-from core.files import atomic, sha256_file, sync
+from core.files import atomic, read_small, sha256_file, sync, write_text
 from core.manifest import (
     NAME,
     OLDEST_SCHEMA_VERSION,
     SCHEMA_VERSION,
+    VECTORS_FILE,
     IndexManifest,
     upgrade_manifest,
 )
+from core.records import parse_json
 
 MANIFEST = "manifest.json"
+CHECKSUM = "manifest.sha256"
 
 _CURRENT = "CURRENT"
+# More than `CURRENT` and a checksum take [bytes].
+_LINE_BYTES = 1 << 12
+# Files that every version has, apart from its vectors.
+_FILES = ("documents.arrow", "filters.arrow")
 _T = TypeVar("_T")
 _NAME = re.compile(NAME)
 
@@ -80,7 +92,7 @@ def version_numbers(root: Path, name: str) -> dict[str, int]:
     places: dict[str, tuple[int | None, str | None]] = {}
     for path in index_folder(root, name).glob(f"[!.]*/{MANIFEST}"):
         with suppress(FileNotFoundError):  # it is being deleted
-            places[path.parent.name] = _place(path)
+            places[path.parent.name] = _place(path.parent)
     waiting = sorted(version for version, (number, _) in places.items() if number is None)
     numbered = {version: number for version, (number, _) in places.items() if number is not None}
     first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
@@ -94,13 +106,15 @@ def version_numbers(root: Path, name: str) -> dict[str, int]:
     return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
 
 
-def _place(path: Path) -> tuple[int | None, str | None]:
-    """Returns number and parent of a manifest of any schema; None for what it does not name."""
+def _place(folder: Path) -> tuple[int | None, str | None]:
+    """Returns number and parent of a version of any schema; None for what it does not name."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(_read(folder, MANIFEST))
         base = (content["corpus"].get("update") or {}).get("base")
         number, parent = content.get("number"), content.get("parent") or base
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except FileNotFoundError:
+        raise
+    except (OSError, CareError, ValueError, TypeError, KeyError, AttributeError):
         return None, None
     return number if isinstance(number, int) else None, parent
 
@@ -113,13 +127,16 @@ def current_version(root: Path, name: str) -> str:
     """
     path = index_folder(root, name) / _CURRENT
     try:
-        version = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError as error:
+        version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
+    except FileNotFoundError as error:
         message = (
             f"index '{name}' has no active version in {root}: build it with "
             f"care index CORPUS --index {name}"
         )
         raise IndexVersionError(message, code="no_active_version", index=name) from error
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror}): activate a version"
+        raise IndexVersionError.at(path, reason, "bad_current") from error
     if not _NAME.fullmatch(version):
         raise IndexVersionError.at(
             path, "does not contain a version id: activate a version", "bad_current"
@@ -186,15 +203,57 @@ def new_current(root: Path, name: str, version: str) -> Iterator[None]:
         yield
 
 
+def write_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Writes the manifest of a version and its checksum.
+
+    Without the checksum a manifest can be read, so a kill between the two writes does no harm.
+    """
+    (folder / CHECKSUM).unlink(missing_ok=True)
+    text = manifest.model_dump_json(indent=2)
+    write_text(folder / MANIFEST, text)
+    write_text(folder / CHECKSUM, _checksum_line(text.encode()))
+
+
+def has_checksum(folder: Path) -> bool:
+    """Returns whether the manifest of a version has a checksum; older releases wrote none."""
+    return (folder / CHECKSUM).is_file()
+
+
 def read_manifest(folder: Path) -> IndexManifest:
     """Reads the manifest of a version, in the current or the previous schema.
 
     Raises:
-        IndexVersionError: If the manifest is missing, invalid, or of another schema.
+        IndexVersionError: If the manifest is missing, invalid, a link, of another schema or
+            another version, or differs from its checksum.
     """
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        checksum = None
+        with suppress(FileNotFoundError):  # read first, because it is written last
+            checksum = _read(folder, CHECKSUM)
+        content = _read(folder, MANIFEST)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault, code = "is missing", "manifest_missing"
+        else:
+            path = Path(error.filename or path)
+            fault, code = f"cannot be read ({error.strerror})", "unreadable_file"
+        reason = (
+            f"{fault}: its folder is not a complete index version; activate another version, or "
+            "build the index again"
+        )
+        raise IndexVersionError.at(path, reason, code) from error
+    if checksum not in (None, _checksum_line(content).encode()):
+        reason = f"differs from its checksum in {CHECKSUM}: build the index again"
+        raise IndexVersionError.at(path, reason, "wrong_checksum")
+    manifest = _parse_manifest(path, content)
+    _check_place(folder, manifest)
+    return manifest
+
+
+def _parse_manifest(path: Path, text: bytes) -> IndexManifest:
+    try:
+        content = parse_json(text)
         schema = content["schema_version"]
         if schema == OLDEST_SCHEMA_VERSION:
             content = upgrade_manifest(content)
@@ -206,12 +265,6 @@ def read_manifest(folder: Path) -> IndexManifest:
             )
             raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
         return IndexManifest.model_validate_json(json.dumps(content))
-    except OSError as error:
-        reason = (
-            "is missing: its folder is not a complete index version; activate another version, or "
-            "build the index again"
-        )
-        raise IndexVersionError.at(path, reason, "manifest_missing") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -222,22 +275,65 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise IndexVersionError.at(path, reason, "invalid_manifest", field="") from error
 
 
+def _check_place(folder: Path, manifest: IndexManifest) -> None:
+    """Checks that a manifest names the folder that it is in; the folder of an index can be a link.
+
+    Hidden folders are those of versions that are being written or deleted.
+    """
+    folder = folder.absolute()
+    indexes = folder.parent.name, folder.parent.resolve().name
+    named = manifest.version == folder.name and manifest.name in indexes
+    if not (named or folder.name.startswith(".")):
+        reason = (
+            f"is the manifest of version {manifest.version} of index '{manifest.name}': give its "
+            "folders these names, or build the index again"
+        )
+        fields = {"index": manifest.name, "version": manifest.version}
+        raise IndexVersionError.at(folder / MANIFEST, reason, "misplaced_version", **fields)
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """Returns a small file of a version.
+
+    Raises:
+        IndexVersionError: If the file or the folder is a link.
+        OSError: If it cannot be read, or is not a regular file.
+    """
+    for path in (folder, folder / name):
+        if path.is_symlink():
+            raise _linked(path)
+    return read_small(folder / name, links=False)
+
+
+def _checksum_line(manifest: bytes) -> str:
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
+
+
+def _linked(path: Path) -> IndexVersionError:
+    reason = "is a link or a special file: copy the file or folder itself to this place"
+    return IndexVersionError.at(path, reason, "linked_file")
+
+
 def schema_of(folder: Path) -> int:
     """Returns the schema version of the manifest file of a valid version."""
-    return int(json.loads((folder / MANIFEST).read_bytes())["schema_version"])
+    return int(parse_json(_read(folder, MANIFEST))["schema_version"])
 
 
 def verify_files(folder: Path, manifest: IndexManifest) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
 
     Raises:
-        IndexVersionError: If a file is missing, truncated, modified, cannot be read, or is a link.
+        IndexVersionError: If a file is missing, truncated, modified, cannot be read or is not in
+            the manifest although it is needed, or if the folder or anything in it is a link.
     """
-    for path in folder.iterdir():
+    for path in (folder, *folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            reason = "is a link or a special file: copy the file itself to this place"
-            raise IndexVersionError.at(path, reason, "linked_file")
+            raise _linked(path)
     records = manifest.all_files
+    for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
+        if name not in records:
+            reason = f"does not list {name}: build the index again"
+            raise IndexVersionError.at(folder / MANIFEST, reason, "file_missing")
     for name, record in records.items():
         path = folder / name
         if not path.is_file():
@@ -257,3 +353,20 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         if found != record.sha256:
             reason = "differs from its checksum in the manifest: build the index again"
             raise IndexVersionError.at(folder / name, reason, "wrong_checksum")
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Turns every error of the block, which opens a version, into an IndexVersionError.
+
+    Libraries raise errors of many kinds for files that they cannot read, also if their checksums
+    are right.
+    """
+    try:
+        yield
+    except CareError:
+        raise
+    except Exception as error:
+        fault = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        reason = f"cannot be opened ({fault}): activate another version, or build the index again"
+        raise IndexVersionError.at(folder, reason, "unreadable_version") from error

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from core.encoders import FrozenModel
 from core.errors import CareError
-from core.records import read_text
+from core.records import read_small_text
 
 _CODES = {"extra_forbidden": "unknown_key", "missing": "missing_key"}
 
@@ -33,11 +33,11 @@ def load_config(
     Raises:
         CareError: If a key is unknown, missing or invalid; it names file, line and key.
     """
-    text = read_text(path)
+    text = read_small_text(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise CareError.at(path, f"is not valid YAML: {reason}", "not_yaml") from error
     if root is None or not isinstance(values, dict):
@@ -69,7 +69,14 @@ def _change(values: Any, change: str) -> None:
         for part in parents:
             values = values[int(part)] if isinstance(values, list) else values.setdefault(part, {})
         values[int(last) if isinstance(values, list) else last] = value
-    except (AttributeError, IndexError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (
+        AttributeError,
+        IndexError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        yaml.YAMLError,
+    ) as error:
         message = f"--set {change} is not KEY=VALUE with a dotted key that the file can have"
         raise CareError(message, code="bad_change", key=name) from error
 

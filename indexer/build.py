@@ -17,7 +17,7 @@ from core.canaries import check_canaries
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import IndexVersionError
-from core.files import remove_temporary, sha256_file, write_text, writing_in
+from core.files import remove_temporary, sha256_file, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
 from core.manifest import (
@@ -35,7 +35,13 @@ from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedTokens, ShardedVectors, has_shards, link_shards
 from core.text import normalize_text
-from core.versions import MANIFEST, current_version, index_folder, read_manifest, with_version
+from core.versions import (
+    current_version,
+    index_folder,
+    read_manifest,
+    with_version,
+    write_manifest,
+)
 from indexer.chunking import Chunker
 from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
 from indexer.encoding import EncodingSummary, LocalExecutor, VectorCache, encode_corpus
@@ -131,6 +137,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.chunking == options.chunking
         and same_full_text(manifest, options)
         and token_vector_spec(manifest) == options.token_vectors
+        and manifest.recall.source == _recall_source(options, _held_out(options))
     )
     return manifest if same else None
 
@@ -245,7 +252,7 @@ def build(
     with building(parent, command):
         remove_left_overs(parent, options.stores)
         # Read here to report an invalid file before the corpus is encoded.
-        held_out = read_queries(options.queries) if options.queries else []
+        held_out = _held_out(options)
         build_folder = _build_folder(options, document_encoder, source)
         # Locked until the version is published, so that no prune deletes the shards.
         with exclusive(build_folder, command, wait=BUILD_WAIT):
@@ -256,7 +263,7 @@ def build(
                 )
                 seconds = round(time.perf_counter() - started, 3)
                 manifest = manifest.model_copy(update={"build_seconds": seconds})
-                write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+                write_manifest(folder, manifest)
                 verify_version(folder, options.stores)
                 manifest = publish(options.indexes, manifest, folder, base, options.stores)
     return manifest, encoded
@@ -343,7 +350,7 @@ def _write_version(
         recall=RecallReport(
             k=RECALL_K,
             queries=len(queries),
-            source=options.queries.name if options.queries else "first sentences of documents",
+            source=_recall_source(options, held_out),
             target=_target(options),
             recall=choice.recall,
             tried=choice.tried,
@@ -422,6 +429,18 @@ def _corpus_record(
         update=staged.update,
         chunks=rows if staged.chunks else None,
     )
+
+
+def _held_out(options: BuildOptions) -> list[str]:
+    return read_queries(options.queries) if options.queries else []
+
+
+def _recall_source(options: BuildOptions, held_out: list[str]) -> str:
+    """Names the held-out queries for the manifest: their file, and the start of their checksum."""
+    if not options.queries:
+        return "first sentences of documents"
+    digest = hashlib.sha256(json.dumps(held_out).encode()).hexdigest()[:12]
+    return f"{options.queries.name}, SHA-256 {digest}"
 
 
 def _target(options: BuildOptions) -> float:

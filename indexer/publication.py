@@ -10,9 +10,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from core.errors import CareError, IndexVersionError
-from core.files import remove_folder, sync, sync_folder, write_text, writing_in
+from core.files import remove_folder, sync, sync_folder, writing_in
 from core.manifest import IndexManifest
-from core.versions import MANIFEST, current_version, index_folder, new_current, version_numbers
+from core.versions import (
+    current_version,
+    index_folder,
+    new_current,
+    version_numbers,
+    write_manifest,
+)
 from indexer.locks import changing
 from stores.registry import VectorStores
 
@@ -76,7 +82,7 @@ def publish(
             "number": max(version_numbers(root, name).values(), default=0) + 1,
         }
         manifest = manifest.model_copy(update=known)
-        write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+        write_manifest(folder, manifest)
         folder.rename(parent / manifest.version)
         sync(parent)
         switch(root, name, manifest.version, stores)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from core import documents, filters
 from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
-from core.files import sync, write_text
+from core.files import read_small, sync, write_text
 from core.filters import FilterWriter
 from core.manifest import UpdateRecord
 from core.progress import progress_bar
@@ -184,8 +184,8 @@ def write_staged(folder: Path, staged: StagedCorpus) -> None:
 
 def read_staged(folder: Path) -> StagedCorpus | None:
     """Returns the summary of a completed first pass, or None if the pass must be repeated."""
-    with suppress(FileNotFoundError, ValidationError):
-        return StagedCorpus.model_validate_json((folder / SUMMARY).read_bytes())
+    with suppress(OSError, ValidationError):
+        return StagedCorpus.model_validate_json(read_small(folder / SUMMARY))
     return None
 
 

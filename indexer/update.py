@@ -16,13 +16,13 @@ from core import documents, filters
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
 from core.errors import CareError, CorpusError, EmbeddingSpaceError
-from core.files import remove_folder, remove_temporary, sha256_file, write_text, writing_in
+from core.files import remove_folder, remove_temporary, sha256_file, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
 from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest, UpdateRecord
 from core.provenance import library_versions
 from core.types import Document
-from core.versions import MANIFEST, current_version, index_folder, with_version
+from core.versions import current_version, index_folder, with_version, write_manifest
 from indexer.build import (
     BuildOptions,
     EncodedCorpus,
@@ -136,6 +136,7 @@ def update(
         if not record.added + record.replaced + record.deleted and not other_components:
             return None
         facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
+        facts += ["encode all"] * changes.encode_all  # shards with known vectors are not resumed
         source = Source(
             checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
             stage=lambda target: _stage(target, options, base, merged, added),
@@ -224,7 +225,7 @@ def update_components(
             "libraries": library_versions(),
         }
         manifest = base.model_copy(update=facts)
-        write_text(folder / MANIFEST, manifest.model_dump_json(indent=2))
+        write_manifest(folder, manifest)
         verify_version(folder, options.stores)
         return publish(options.indexes, manifest, folder, base.version, options.stores)
 

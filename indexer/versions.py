@@ -10,20 +10,22 @@ from pathlib import Path
 from core import documents, filters
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import remove_folder, remove_temporary, write_text
+from core.files import remove_folder, remove_temporary
 from core.filters import FilterReader
 from core.locks import LOCK, exclusive
 from core.manifest import SCHEMA_VERSION, IndexManifest
 from core.versions import (
-    MANIFEST,
     check_version,
     current_version,
+    has_checksum,
     index_folder,
     list_versions,
+    opening,
     read_manifest,
     schema_of,
     verify_files,
     version_numbers,
+    write_manifest,
 )
 from indexer.locks import BUILD_LOCK, changing
 from indexer.publication import (
@@ -51,16 +53,18 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
     Raises:
         IndexVersionError: If a check fails.
     """
-    manifest = read_manifest(folder)
-    verify_files(folder, manifest)
-    reader = DocumentReader(folder / documents.FILE_NAME)
-    if len(reader) != manifest.count:
-        reason = f"has {len(reader)} documents instead of {manifest.count}: build the index again"
-        raise IndexVersionError.at(folder, reason, "wrong_count")
-    filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
-    stores.for_version(folder).open(folder, manifest, filter_reader)
-    open_full_text(folder, manifest, filter_reader)
-    open_token_vectors(folder, manifest)
+    with opening(folder):
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest)
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        if len(reader) != manifest.count:
+            reason = f"has {len(reader)} documents instead of {manifest.count}"
+            raise IndexVersionError.at(folder, f"{reason}: build the index again", "wrong_count")
+        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+        filter_reader.frequent_values()  # as a service reads them
+        open_full_text(folder, manifest, filter_reader)
+        open_token_vectors(folder, manifest)
+        stores.for_version(folder).open(folder, manifest, filter_reader)
     return manifest
 
 
@@ -173,7 +177,7 @@ def prune(
 
 
 def migrate(root: Path, name: str) -> list[str]:
-    """Rewrites the manifests of older releases in the current schema, with numbers.
+    """Rewrites the manifests of older releases in the current schema, with numbers and checksums.
 
     Other files do not change, and caches of services stay valid. Fields that the old schema lacks
     are derived; the parent of a version of schema 1 is the version that was published before it.
@@ -191,12 +195,11 @@ def migrate(root: Path, name: str) -> list[str]:
         for version, before in reversed([*zip(numbers, [None, *numbers], strict=False)]):
             manifest = read_manifest(folder / version)
             old_schema = schema_of(folder / version) != SCHEMA_VERSION
-            if old_schema or manifest.number is None:
+            if old_schema or manifest.number is None or not has_checksum(folder / version):
                 parent = manifest.parent or (before if old_schema else None)
                 facts = {"parent": parent, "number": numbers[version]}
-                text = manifest.model_copy(update=facts).model_dump_json(indent=2)
                 remove_temporary(folder / version)
-                write_text(folder / version / MANIFEST, text)
+                write_manifest(folder / version, manifest.model_copy(update=facts))
                 migrated.insert(0, version)
     return migrated
 

@@ -16,10 +16,12 @@ from core.choices import DEFAULT_PAIR as DEFAULT_PAIR
 from core.choices import DEFAULT_PAIRS
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
-from core.files import write_text
+from core.files import read_small, write_text
 
 REGISTRY = Path(__file__).parent / "registry"
 PAIR = "pair.toml"
+# Limit of the file of a pair [bytes].
+_MAX_BYTES = 1 << 20
 _PATHS = {"weights", "tokenizer", "adapter"}
 
 
@@ -50,7 +52,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
     else:
         path = trained if trained.is_file() else REGISTRY / f"{name}.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_small(path, _MAX_BYTES).decode())
     except OSError as error:
         if name.endswith(".toml"):
             reason = (
@@ -65,7 +67,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
                 "folder that 'care train RECIPE' writes; or give the path of a .toml file"
             )
         raise PairError(message, code="unknown_pair", pair=name) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise PairError.at(path, f"is not valid TOML: {error}", "not_toml") from error
     try:
         return Pair(

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from errno import EFBIG
 from pathlib import Path
 from typing import Any
 
 from core.errors import CareError
+from core.files import read_small
 from service.api_keys import ApiKeys
 from service.logs import describe
 from service.metrics import Metrics
@@ -76,15 +78,15 @@ class KeyFile:
 
     def _read(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
-                content = file.read(_MAX_BYTES + 1)
+            return read_small(self._path, _MAX_BYTES)
         except OSError as error:
-            reason = f"cannot be read ({error.strerror}): correct CARE_API_KEYS_FILE"
-            raise CareError.at(self._path, reason, "key_file_unreadable") from None
-        if len(content) > _MAX_BYTES:
-            reason = f"is larger than {_MAX_BYTES} bytes: name a file of entries"
-            raise CareError.at(self._path, reason, "key_file_too_large", limit=_MAX_BYTES)
-        return content
+            if error.errno == EFBIG:
+                reason = f"is larger than {_MAX_BYTES} bytes: name a file of entries"
+                code, fields = "key_file_too_large", {"limit": _MAX_BYTES}
+            else:
+                reason = f"cannot be read ({error.strerror}): correct CARE_API_KEYS_FILE"
+                code, fields = "key_file_unreadable", {}
+            raise CareError.at(self._path, reason, code, **fields) from None
 
 
 def _parse(content: bytes) -> ApiKeys:

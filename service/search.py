@@ -1,13 +1,11 @@
 """An index version opened for search: its checks, and the way from a query to its hits."""
 
-import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.text import document_text
 from core.types import Check, FilterValue, FloatArray, Mode, Query, RowArray, no_check
-from core.versions import index_folder, read_manifest, verify_files, with_version
+from core.versions import index_folder, opening, read_manifest, verify_files, with_version
 from service.answerable import Features, Judges, answerable, measure, suitable
 from service.evidence import term_weights
 from service.fusion import (
@@ -81,7 +79,7 @@ class LoadedIndex:
     """The open files of an index version; released when the last request that uses them ends.
 
     Attributes:
-        identity: Checksum of name, version and files; unique to the index version.
+        identity: Checksum of the manifest, which names version and files and their checksums.
         reference: Name and version as JSON, for answers.
         files: The files before they were verified.
         full_text: The full text, if the version has it.
@@ -443,7 +441,8 @@ def open_version(
         EmbeddingSpaceError: If index and query encoder do not share one embedding space.
     """
     files = VersionFiles.of(folder)
-    manifest = read_manifest(folder)
+    with opening(folder):
+        manifest = read_manifest(folder)
     for each in (encoder, *others):
         check_space(manifest, each.spec)
     with ThreadPoolExecutor(1) as pool:
@@ -452,23 +451,24 @@ def open_version(
             for each in (encoder, *others):
                 check_canaries(each, manifest.canaries)
         finally:
-            verified.result()
-    reader = DocumentReader(folder / documents.FILE_NAME)
-    if len(reader) != manifest.count:
-        reason = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
-        counts = {"documents": len(reader), "expected": manifest.count}
-        raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
-    filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
-    vectors = store.open(folder, manifest, filter_reader)
-    full_text = open_full_text(folder, manifest, filter_reader)
-    late = _late_reranker(open_token_vectors(folder, manifest), pair)
-    sums = sorted((name, record.sha256) for name, record in manifest.all_files.items())
-    identity = sha256(json.dumps([manifest.name, manifest.version, sums]).encode()).hexdigest()
-    listed = filter_reader.frequent_values()
+            with opening(folder):
+                verified.result()
+    with opening(folder):
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        if len(reader) != manifest.count:
+            reason = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
+            counts = {"documents": len(reader), "expected": manifest.count}
+            raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
+        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+        listed = filter_reader.frequent_values()
+        full_text = open_full_text(folder, manifest, filter_reader)
+        late = _late_reranker(open_token_vectors(folder, manifest), pair)
+        # Last, because a GPU may have to give up the vectors of the version that is served.
+        vectors = store.open(folder, manifest, filter_reader)
     reference = to_json({"name": manifest.name, "version": manifest.version})
     opened = reader, filter_reader, vectors, full_text
     judges = suitable(pair.answerable, manifest.count) if pair else {}
-    return LoadedIndex(identity, reference, files, manifest, *opened, listed, judges, late)
+    return LoadedIndex(manifest.identity, reference, files, manifest, *opened, listed, judges, late)
 
 
 def _late_reranker(tokens: TokenVectors | None, pair: Pair | None) -> LateReranker | None:

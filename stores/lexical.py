@@ -6,10 +6,9 @@ the store of the vectors: row i of the version is row i here.
 
 import json
 import math
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from uuid import UUID
@@ -24,6 +23,7 @@ from core.files import sha256_file, write_text
 from core.filters import FilterReader
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
+from core.scratch import temporary_folder
 from core.terms import TermList
 from core.text import document_text
 from core.types import Check, Filter, no_check
@@ -171,13 +171,14 @@ class LexicalIndex:
         self._term_list = term_list
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
         # may be on a read-only disk. So it opens links to the files.
-        links = tempfile.mkdtemp(prefix="care-")
-        weakref.finalize(self, shutil.rmtree, links, ignore_errors=True)
+        temporary = ExitStack()
+        weakref.finalize(self, temporary.close)
+        links = temporary.enter_context(temporary_folder())
         for name in component.files:
             path = folder / name
-            (Path(links) / path.name).symlink_to(path.absolute())
+            (links / path.name).symlink_to(path.absolute())
         try:
-            index = tantivy.Index.open(links)
+            index = tantivy.Index.open(str(links))
             index.config_reader(reload_policy="manual")
             self._searcher = index.searcher()
         except ValueError as error:

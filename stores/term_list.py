@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from core.documents import DocumentReader
-from core.errors import IndexVersionError
+from core.errors import DataError, IndexVersionError
 from core.files import sha256_file, write_text
 from core.manifest import TERMS, Component, FileRecord, IndexManifest
 from core.terms import TermList
@@ -39,8 +39,7 @@ def read_terms(folder: Path, manifest: IndexManifest, name: str) -> TermList | N
     """Reads a list of a version, `GIVEN` or `USED`; returns None if the version has none.
 
     Raises:
-        IndexVersionError: If the component has another format.
-        DataError: If the file cannot be read.
+        IndexVersionError: If the component has another format, or the file cannot be read.
     """
     component = manifest.components.get(TERMS)
     if component is None:
@@ -48,4 +47,8 @@ def read_terms(folder: Path, manifest: IndexManifest, name: str) -> TermList | N
     if component.format != FORMAT:
         reason = f"has format {component.format} instead of {FORMAT}: build the index again"
         raise IndexVersionError.at(folder / TERMS, reason, "unreadable_terms")
-    return TermList.read(folder / name)
+    try:
+        return TermList.read(folder / name)
+    except DataError as error:
+        message = f"{error}: build the index again"
+        raise IndexVersionError(message, code="unreadable_terms", path=folder / name) from error

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self, overload
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from core.encoders import Role
 from core.rows import Rows, RowsWriter, Texts, mapped, write_selected
+from core.scratch import temporary_folder
 from core.types import RowArray
 
 KeyArray = NDArray[np.uint64]
@@ -131,10 +131,10 @@ class Corpus:
     @classmethod
     def of(cls, examples: Iterable[Example]) -> Self:
         """Returns the corpus of a few examples."""
-        with TemporaryDirectory() as folder:
-            write_examples(Path(folder), examples)
+        with temporary_folder() as folder:
+            write_examples(folder, examples)
             # The maps outlive the names of their files.
-            return cls.open(Path(folder))
+            return cls.open(folder)
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from core.files import writing_in
+from core.files import read_small, writing_in
+from core.records import parse_json
 from models.pairs import PAIR as PAIR
 from training.errors import TrainingError
 
@@ -19,7 +20,7 @@ RECIPE, TOKENS = "recipe.yaml", "tokens.safetensors"
 
 def read_json(path: Path) -> Any:
     """Returns the value of a JSON file written by this package or a library."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(read_small(path))
 
 
 def checksum(value: Any) -> str:

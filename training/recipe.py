@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from core.encoders import Role
-from core.records import read_text
+from core.records import read_small_text
 from training.errors import TrainingError
 from training.schema import Dev, EncoderInit, Seed, Settings
 from training.stages.contrastive import Contrastive, Joint
@@ -137,8 +137,8 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
         reason = "extends: the recipe extends itself, directly or through another recipe"
         raise TrainingError.at(path, reason, "circular_recipe")
     try:
-        data = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(read_small_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TrainingError.at(path, f"not valid YAML: {error}", "not_yaml") from error
     if not isinstance(data, dict):
         raise TrainingError.at(path, "a recipe must be a mapping of keys", "not_a_mapping")
@@ -157,7 +157,7 @@ def _parse_change(change: str) -> dict[str, Any]:
         raise TrainingError.at(f"--set {change}", "must be KEY=VALUE", "invalid_change")
     try:
         nested: Any = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "the value is not valid YAML"
         raise TrainingError.at(f"--set {key}", reason, "invalid_change") from error
     for part in reversed(key.split(".")):

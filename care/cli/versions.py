@@ -129,16 +129,19 @@ def verify(
     milvus_uri: MilvusUri = None,
     json_: Json = False,
 ) -> None:
-    """Verify files, checksums, counts and canaries of a version."""
-    from core.versions import current_version, index_folder
+    """Verify manifest, files, checksums, counts and canaries of a version."""
+    from core.versions import current_version, has_checksum, index_folder
     from indexer import versions
 
     version = version or current_version(indexes, index)
-    manifest = versions.verify_version(
-        index_folder(indexes, index) / version, vector_stores(milvus_uri)
-    )
+    folder = index_folder(indexes, index) / version
+    manifest = versions.verify_version(folder, vector_stores(milvus_uri))
+    checked = has_checksum(folder)
     lines = [version_line(manifest), f"verified {version}"]
-    show(version_facts(manifest), lines, as_json=json_)
+    if not checked:
+        lines[-1] += ", except its manifest: an older release wrote it without a checksum "
+        lines[-1] += "(`care versions migrate` adds one)"
+    show({**version_facts(manifest), "manifest_checksum": checked}, lines, as_json=json_)
 
 
 @app.command()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from mteb.types import PromptType
 from core.encoders import Encoder, EncoderSpec, Pair, Role
 from core.errors import CareError
 from core.provenance import library_versions
+from core.scratch import temporary_folder
 from core.types import Document, FloatArray
 from evaluation.bm25 import SYSTEMS, Bm25Index
 from evaluation.cmedteb.results import TaskScore, run_path, write_score
@@ -237,7 +237,7 @@ def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> Tas
 
 def _predict(system: System, task: RankingTask | StsTask) -> Any:
     logging.getLogger("mteb").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         mteb.evaluate(
             cast("Any", system),
             task,
@@ -247,7 +247,7 @@ def _predict(system: System, task: RankingTask | StsTask) -> Any:
             prediction_folder=folder,
             show_progress_bar=False,
         )
-        file = Path(folder) / task.prediction_file_name
+        file = folder / task.prediction_file_name
         return json.loads(file.read_text("utf-8"))["default"]["test"]
 
 

@@ -17,7 +17,7 @@ from core.records import (
     duplicate_error,
     field_error,
     read_jsonl,
-    read_text,
+    read_small_text,
     record_error,
     record_id,
     string,
@@ -77,8 +77,8 @@ def read_instructions(path: Path) -> dict[str, str]:
         CareError: If a key is not the name of a task, or its value is not a text.
     """
     try:
-        instructions = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        instructions = tomllib.loads(read_small_text(path))
+    except (ValueError, RecursionError) as error:
         raise CareError.at(path, f"is not valid TOML: {error}", "not_toml") from error
     names = [known.name for known in TASKS]
     for name, text in instructions.items():

@@ -22,11 +22,11 @@ import numpy as np
 from core import documents, filters
 from core.encoders import Pair
 from core.errors import CareError
-from core.files import sha256_file, sync, write_text
+from core.files import sha256_file, sync
 from core.manifest import FULL_TEXT, VECTORS_FILE, FileRecord
 from core.service_process import running_service
 from core.types import FloatArray
-from core.versions import MANIFEST, current_version, set_current
+from core.versions import current_version, set_current, write_manifest
 from indexer.build import BuildOptions, build
 from loadtest.bench import results
 from loadtest.bench.engines import faiss_engine
@@ -182,7 +182,7 @@ def make_index(options: StartOptions) -> None:
         "files": {f.name: FileRecord(bytes=f.stat().st_size, sha256=sha256_file(f)) for f in files},
         "corpus": manifest.corpus.model_copy(update=counts),
     }
-    write_text(folder / MANIFEST, manifest.model_copy(update=changes).model_dump_json(indent=2))
+    write_manifest(folder, manifest.model_copy(update=changes))
     set_current(root, name, folder.name)
 
 

@@ -1,12 +1,13 @@
 """Reading and writing the module files of sentence-transformers in a checkpoint folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from core.encoders import Pooling
 from core.errors import PairError
-from core.records import write_json
+from core.files import read_small
+from core.records import parse_json, write_json
 
 # All versions of sentence-transformers and vLLM read these names of modules and pooling modes.
 TYPES = "sentence_transformers.models."
@@ -34,7 +35,7 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     if not file.is_file():
         return checkpoint, []
     folders: dict[str, list[Path]] = {kind: [] for kind in _KINDS}
-    for module in json.loads(file.read_text("utf-8")):
+    for module in read_config(file):
         kind = module["type"].rpartition(".")[2]
         if kind not in folders:
             reason = f"has the unsupported module {kind}: supported are {', '.join(_KINDS)}"
@@ -52,10 +53,22 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     return folders["Transformer"][0], folders["Dense"]
 
 
+def read_config(file: Path) -> Any:
+    """Returns the JSON value of a file of a checkpoint.
+
+    Raises:
+        PairError: If the file cannot be read, or is not JSON.
+    """
+    try:
+        return parse_json(read_small(file))
+    except (OSError, ValueError) as error:
+        raise PairError.at(file, f"is not readable JSON: {error}", "bad_module") from error
+
+
 def _check_pooling(file: Path, pooling: Pooling) -> None:
     if not file.is_file():
         return
-    config = json.loads(file.read_text("utf-8"))
+    config = read_config(file)
     names = [key for key, value in config.items() if value is True and key != "include_prompt"]
     found = [_POOLING.get(name, name) for name in names or [config.get("pooling_mode")]]
     if found != [pooling]:
@@ -92,7 +105,7 @@ def write_modules(
     ]
     for _, path in modules:
         (folder / path).mkdir(exist_ok=True)
-    width = json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"]
+    width = read_config(folder / "config.json")["hidden_size"]
     modes = dict.fromkeys(_MODES.values(), False) | {_MODES[pooling]: True}
     rows = [
         {"idx": i, "name": str(i), "path": path, "type": f"{TYPES}{kind}"}

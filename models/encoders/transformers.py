@@ -1,6 +1,5 @@
 """Encoders in PyTorch from checkpoints of transformers, on a processor or a GPU."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from models.encoders.checkpoints import (
     native_encoding,
 )
 from models.encoders.configuration import read_configuration
-from models.encoders.modules import read_modules
+from models.encoders.modules import read_config, read_modules
 from models.encoders.tokenizer import TokenEncoder, Tokens, pad
 
 # Most tokens of a batch, padding included.
@@ -145,7 +144,7 @@ def _bounded(tokens: Sequence[Tokens]) -> Iterator[Sequence[Tokens]]:
 def _load_dense(folder: Path) -> torch.nn.Module:
     """Loads a Dense module of sentence-transformers: a linear layer and an activation."""
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_config(folder / "config.json")
         bias = config.get("bias", True)
         linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=bias)
         if (weights := folder / "model.safetensors").is_file():

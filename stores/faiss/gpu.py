@@ -55,6 +55,10 @@ def check_device(device: SearchDevice) -> None:
     raise ProviderError(f"{message}or set CARE_FAISS_DEVICE=cpu", code=code, device=device)
 
 
+class ReleasedError(Exception):
+    """The copy on the GPU was released: the search has to run on the processor."""
+
+
 class GpuCopy:
     """A copy of an index on the first GPU; thread-safe.
 
@@ -92,17 +96,24 @@ class GpuCopy:
                     rows = min(_BLOCK_ROWS, stored.ntotal - first)
                     self._copy.add(stored.reconstruct_n(first, rows))
         except RuntimeError as error:
+            self._copy = self._resources = None  # a part of a copy is of no use
             message = f"the index cannot be copied to the GPU: {str(error).splitlines()[0]}"
             raise IndexVersionError(message, code="gpu_copy_failed") from error
 
     def search(
         self, query: FloatArray, k: int, parameters: faiss.SearchParameters | None = None
     ) -> ScoredRows:
-        """Returns the k nearest vectors of a query, float32 [dimension]; k ≤ `MOST_NEIGHBOURS`."""
+        """Returns the k nearest vectors of a query, float32 [dimension]; k ≤ `MOST_NEIGHBOURS`.
+
+        Raises:
+            ReleasedError: If the copy was released.
+        """
         depth = k
         if self._rescored is not None:
             depth = min(k + _MORE, self.ntotal, MOST_NEIGHBOURS)
         with self._lock:
+            if self._copy is None:
+                raise ReleasedError
             found = self._copy.search(query[None], depth, params=parameters)
         scores, rows = found[0][0], found[1][0]
         scores, rows = scores[rows >= 0], rows[rows >= 0]
@@ -111,6 +122,11 @@ class GpuCopy:
         scores = self._rescored.reconstruct_batch(rows) @ query
         best = np.argsort(-scores, kind="stable")[:k]
         return scores[best], rows[best]
+
+    def release(self) -> None:
+        """Frees the memory of the GPU when the search in progress ends."""
+        with self._lock:
+            self._copy = self._resources = None
 
 
 def needed_bytes(index: faiss.Index, stored: faiss.IndexFlatCodes | None, *, half: bool) -> int:

@@ -12,7 +12,7 @@ from core.errors import IndexVersionError
 from core.types import Check, Filter, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
 from stores.faiss.factory import reduced_graph
-from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy
+from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy, ReleasedError
 from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
 from stores.recall import RECALL_K, Parameters
 
@@ -112,13 +112,29 @@ class FaissVectors:
             self._approximate = _Lists(self._index, lists.nlist, probes, k_factor)
             refined = isinstance(self._index, faiss.IndexRefine)
             stored = faiss.downcast_index(self._index.refine_index) if refined else None
+        self._stored = stored
         self._scan: Scan = ListsScan(self._index) if stored is None else CodesScan(stored)
         self._on_gpu: _OnGpu | None = None
         if device != "cpu":
-            copied = self._approximate if isinstance(self._approximate, _Lists) else None
-            self._on_gpu = _OnGpu(
-                GpuCopy(self._index, stored, device), copied if stored is None else None
-            )
+            self.copy_to_gpu(device)
+
+    def copy_to_gpu(self, device: SearchDevice) -> None:
+        """Makes a copy on the GPU, in which searches run from now on.
+
+        Raises:
+            IndexVersionError: If the GPU has too little memory.
+        """
+        copied = self._approximate if isinstance(self._approximate, _Lists) else None
+        self._on_gpu = _OnGpu(
+            GpuCopy(self._index, self._stored, device), copied if self._stored is None else None
+        )
+
+    def leave_gpu(self) -> bool:
+        """Releases the copy on the GPU, which searches do without; returns False without one."""
+        on_gpu, self._on_gpu = self._on_gpu, None
+        if on_gpu:
+            on_gpu.copy.release()
+        return on_gpu is not None
 
     def search(
         self,
@@ -145,11 +161,14 @@ class FaissVectors:
         if matching < self.count:
             fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
         source: _OnGpu | _Graph | _Lists | None = self._approximate
-        if self._on_gpu and self._on_gpu.reaches(fetch):
-            source = self._on_gpu
+        if (on_gpu := self._on_gpu) and on_gpu.reaches(fetch):
+            source = on_gpu
         if source is None or matching <= source.cost(fetch):
             return self._scan.search(query, wanted, rows, check)
-        scores, found = source.search(query, fetch)
+        try:
+            scores, found = source.search(query, fetch)
+        except ReleasedError:
+            return self.search(query, k, rows, filter_, check)
         if rows is not None:
             at = np.minimum(np.searchsorted(rows, found), len(rows) - 1)
             passes = rows[at] == found

@@ -1,6 +1,9 @@
 """The store of FAISS files: builds and opens indexes and chooses search parameters."""
 
+import logging
+from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 import faiss
 
@@ -19,6 +22,8 @@ from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, se
 from stores.faiss.training import trained_index
 from stores.milvus.names import read_collection
 from stores.recall import RECALL_K, Parameters, choose_parameters
+
+_LOG = logging.getLogger("care.stores")
 
 _CHUNK_ROWS = 4096
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
@@ -39,6 +44,7 @@ class FaissStore(VectorStore):
     def __init__(self, device: SearchDevice = "cpu") -> None:
         check_device(device)
         self._device = device
+        self._opened: WeakSet[FaissVectors] = WeakSet()
 
     def build(self, new: NewVectors) -> SearchChoice:
         """Writes `vectors.faiss` and chooses the search parameters."""
@@ -54,7 +60,11 @@ class FaissStore(VectorStore):
         return choose_search(read_index(path), new.vectors, new.queries, new.recall)
 
     def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> FaissVectors:
-        """Maps the file of a version into memory, and copies it to the GPU if one searches."""
+        """Maps the file of a version into memory, and copies it to the GPU if one searches.
+
+        If the GPU has no room for a second copy, versions that are open leave it and are searched
+        on the processor; they return if the new version cannot be opened.
+        """
         if read_collection(folder):
             raise IndexVersionError(
                 f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI",
@@ -62,9 +72,32 @@ class FaissStore(VectorStore):
                 path=folder,
             )
         path = folder / VECTORS_FILE
-        vectors = FaissVectors(path, manifest.search_parameters, self._device)
-        check_vectors(vectors, manifest, path)  # also loads pages that the first searches need
+        vectors = FaissVectors(path, manifest.search_parameters)
+        moved: list[FaissVectors] = []
+        try:
+            if self._device != "cpu":
+                self._copy_to_gpu(vectors, moved)
+            check_vectors(vectors, manifest, path)  # also loads pages that the first searches need
+        except Exception:
+            vectors.leave_gpu()
+            for each in moved:
+                with suppress(IndexVersionError):  # it stays on the processor
+                    each.copy_to_gpu(self._device)
+            raise
+        self._opened.add(vectors)
         return vectors
+
+    def _copy_to_gpu(self, vectors: FaissVectors, moved: list[FaissVectors]) -> None:
+        """Copies vectors to the GPU; adds to `moved` the open versions that had to leave it."""
+        try:
+            vectors.copy_to_gpu(self._device)
+        except IndexVersionError as error:
+            moved += [each for each in self._opened if each.leave_gpu()]
+            if not moved:
+                raise
+            message = "the GPU has no room for two versions: the old one moves to the processor"
+            _LOG.warning(message, extra={"fields": {"code": error.code, **error.fields}})
+            vectors.copy_to_gpu(self._device)
 
 
 def build_index(

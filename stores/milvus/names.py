@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.errors import CareError, IndexVersionError
+from core.files import read_small
 from core.filter_rows import Requirement
 
 COLLECTION = "vectors.milvus"
@@ -71,9 +72,13 @@ def read_collection(folder: Path) -> str | None:
             one could drop.
     """
     path = folder / COLLECTION
-    if not path.is_file():
+    try:
+        collection = read_small(path, links=False).decode(errors="replace").strip()
+    except FileNotFoundError:
         return None
-    collection = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror}): build the index again"
+        raise IndexVersionError.at(path, reason, "unreadable_file") from error
     match = _COLLECTION.fullmatch(collection)
     if not match or match["name"] != _escape(folder.absolute().parent.name):
         reason = "does not name a collection of this index: build the index under this name"

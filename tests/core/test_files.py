@@ -1,5 +1,7 @@
+import errno
 import hashlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from core.errors import CareError
 from core.files import (
     atomic,
     new_folder,
+    read_small,
     remove_folder,
     remove_temporary,
     sha256_file,
@@ -22,6 +25,38 @@ def test_the_checksum_is_sha256_of_the_content(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000
     (tmp_path / "f").write_bytes(content)
     assert sha256_file(tmp_path / "f") == hashlib.sha256(content).hexdigest()
+
+
+def other_kinds(folder: Path) -> dict[str, Path]:
+    """Paths that are not regular files; opening a FIFO without a writer would wait for ever."""
+    paths = {name: folder / name for name in ("fifo", "folder", "socket", "missing", "link")}
+    os.mkfifo(paths["fifo"])
+    paths["folder"].mkdir()
+    paths["link"].symlink_to(paths["fifo"])
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(paths["socket"]))
+    return paths | {"device": Path("/dev/zero"), "terminal": Path("/dev/tty")}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_only_regular_files_are_read(tmp_path: Path, links: bool) -> None:
+    for path in other_kinds(tmp_path).values():
+        with pytest.raises(OSError, match=str(path)):
+            read_small(path, links=links)
+        with pytest.raises(OSError, match=str(path)):
+            sha256_file(path)
+
+
+def test_a_small_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path, link = tmp_path / "f", tmp_path / "link"
+    path.write_bytes(b"12345")
+    link.symlink_to(path)
+    assert read_small(path, 5) == read_small(link, 5) == b"12345"
+    with pytest.raises(OSError, match="4") as caught:
+        read_small(path, 4)
+    assert caught.value.errno == errno.EFBIG
+    with pytest.raises(OSError, match="link"):
+        read_small(link, links=False)
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:

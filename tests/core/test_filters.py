@@ -175,14 +175,20 @@ def test_thousands_of_values_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@given(st.lists(METADATA, max_size=12), st.integers(1, 6), st.integers(1, 4))
+@given(
+    st.lists(METADATA, max_size=12),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([1, 6, 1 << 25]),
+)
 def test_many_runs_give_the_same_table_as_one(
-    metadata: list[dict[str, Any]], held: int, batch: int
+    metadata: list[dict[str, Any]], held: int, batch: int, chars: int
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         whole = open_reader(Path(folder) / "whole", metadata)
         patch.setattr(filters, "_BUFFERED_ROWS", held)
         patch.setattr(filters, "_BATCH_VALUES", batch)
+        patch.setattr(filters, "_BATCH_CHARS", chars)
         patch.setattr(filters, "_READ_VALUES", 2)
         merged = open_reader(Path(folder) / "merged", metadata)
         assert merged.fields == whole.fields
@@ -198,6 +204,20 @@ def test_many_values_are_written_as_runs(tmp_path: Path, monkeypatch: pytest.Mon
     rows = reader.rows({"n": [3], "s": ["甲"]}, 50)
     assert rows is not None
     assert rows.tolist() == list(range(3, 50, 7))
+
+
+def test_long_values_are_written_in_bounded_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "_BATCH_CHARS", 1_000)
+    monkeypatch.setattr(filters, "_READ_CHARS", 100)
+    metadata = [{"f": f"{i % 40:02}" + "甲" * 300} for i in range(50)]
+    reader = open_reader(tmp_path / "f.arrow", metadata)
+    batches = reader._table.to_batches()
+    assert len(batches) == 10  # of four values with 304 characters, as JSON
+    rows = reader.rows({"f": [metadata[7]["f"]]}, 50)
+    assert rows is not None
+    assert rows.tolist() == [7, 47]
 
 
 def test_after_an_error_the_runs_are_deleted(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from core.scratch import allocate, scratch
+from core.scratch import allocate, scratch, temporary_folder
 from tests.indexer.builds import room_for
 
 
@@ -34,3 +36,48 @@ def test_allocated_records_are_written_in_any_order(tmp_path: Path) -> None:
 def test_missing_disk_space_is_an_error_at_allocation(tmp_path: Path) -> None:
     with room_for(4096), pytest.raises(OSError, match="File too large"):
         allocate(tmp_path, np.int64, 1000)
+
+
+_USES = """
+import sys
+from pathlib import Path
+from core.scratch import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def _use(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Starts a process that uses a temporary folder until its input ends."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", _USES, str(parent)], stdin=pipe, stdout=pipe, text=True
+    )
+    assert process.stdout
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_a_temporary_folder_is_removed_at_the_end_of_the_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with temporary_folder(tmp_path) as first, temporary_folder(tmp_path) as second:
+            assert first != second
+            assert list(first.iterdir()) == []
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    killed, left = _use(tmp_path)
+    killed.kill()
+    killed.wait()
+    assert (left / "file").exists()
+    (tmp_path / "care-tmp-link").symlink_to(tmp_path)
+    alive, used = _use(tmp_path)
+    assert not left.exists()
+    with temporary_folder(tmp_path):
+        assert (used / "file").exists()
+    alive.communicate("")
+    assert [path.name for path in tmp_path.iterdir()] == ["care-tmp-link"]

@@ -30,14 +30,16 @@ from core.versions import (
 from tests.encoders import make_spec
 from tests.errors import raises
 
+FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 CONTENT = b"content"
 
 
 def make_version(root: Path, version: str, **changes: Any) -> Path:
-    """Writes a version of index 'test' with one file, `data`; returns its folder."""
+    """Writes a version of index 'test' with the files that each has; returns its folder."""
     folder = root / "test" / version
     folder.mkdir(parents=True)
-    (folder / "data").write_bytes(CONTENT)
+    for file in FILES:
+        (folder / file).write_bytes(CONTENT)
     manifest = IndexManifest(
         schema_version=SCHEMA_VERSION,
         name="test",
@@ -52,7 +54,9 @@ def make_version(root: Path, version: str, **changes: Any) -> Path:
         search_parameters={},
         count=1,
         filter_fields={},
-        files={"data": FileRecord(bytes=len(CONTENT), sha256=sha256_file(folder / "data"))},
+        files=dict.fromkeys(
+            FILES, FileRecord(bytes=len(CONTENT), sha256=sha256_file(folder / FILES[0]))
+        ),
         corpus=CorpusRecord(
             checksum="0", files=[], documents=1, unique_texts=1, rejected=0, truncated=0, tokens=1
         ),
@@ -258,8 +262,8 @@ def test_a_missing_or_modified_file_is_named(
     tmp_path: Path, content: bytes | None, code: str
 ) -> None:
     folder = make_version(tmp_path, "1")
-    (folder / "data").unlink()
+    (folder / FILES[0]).unlink()
     if content is not None:
-        (folder / "data").write_bytes(content)
-    with raises(IndexVersionError, code, path=folder / "data"):
+        (folder / FILES[0]).write_bytes(content)
+    with raises(IndexVersionError, code, path=folder / FILES[0]):
         verify_files(folder, read_manifest(folder))

@@ -51,6 +51,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("http://localhost", "localhost", "bad_value", 11, "judges.0.base_url"),
         ("name: other", "name: bm25", "bad_value", None, ""),
         ("output: out", "output: [", "not_yaml", None, None),
+        ("output: out", "output: " + "[" * 100_000, "not_yaml", None, None),
+        ("output: out", "output: " + "1" * 10_000, "not_yaml", None, None),
     ],
 )
 def test_a_wrong_key_is_named_with_its_line(

@@ -51,7 +51,8 @@ def open_files(more: int) -> Iterator[None]:
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Edits the manifest of a version in place."""
+    """Edits the manifest of a version in place, without a checksum as in older releases."""
+    (folder / "manifest.sha256").unlink(missing_ok=True)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
     edit(manifest)

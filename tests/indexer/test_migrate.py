@@ -7,7 +7,7 @@ import pytest
 
 from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION
 from core.types import Query
-from core.versions import current_version, list_versions, read_manifest, schema_of
+from core.versions import current_version, has_checksum, list_versions, read_manifest, schema_of
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import migrate, verify_version
 from service.search import load_index
@@ -52,14 +52,18 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
     assert (updated[0].count, updated[0].parent, encoder.texts_seen) == (13, manifest.version, 1)
 
 
-def test_migration_writes_only_the_manifest_in_the_current_schema(index: Path) -> None:
+def test_migration_writes_only_the_manifest_and_its_checksum(index: Path) -> None:
     folder = folder_of(index)
     before = read_manifest(folder)
+    assert not has_checksum(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert migrate(index, "test") == [folder.name]
     assert schema_of(folder) == SCHEMA_VERSION
-    assert verify_version(folder) == before.model_copy(update={"number": 1})
-    changed = {path.name for path in folder.iterdir() if path.read_bytes() != files[path.name]}
-    assert changed == {"manifest.json"}
+    after = verify_version(folder)
+    assert after == before.model_copy(update={"number": 1})
+    assert after.identity == before.identity  # entries of caches stay valid
+    assert has_checksum(folder)
+    changed = {p.name for p in folder.iterdir() if p.read_bytes() != files.get(p.name)}
+    assert changed == {"manifest.json", "manifest.sha256"}
     assert list_versions(index, "test") == [folder.name]
     assert migrate(index, "test") == []

@@ -231,6 +231,25 @@ def test_encode_all_encodes_all_texts(
     assert (encoder.texts_seen, manifest.corpus.reused_texts) == (70, 0)
 
 
+def test_encode_all_encodes_all_texts_after_an_interrupted_update(
+    build_version: Builder,
+    options: BuildOptions,
+    change: Callable[..., Changes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_version(OLD)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("indexer.build._write_version", raise_interrupt)
+        run(options, change(NEW))
+    encoder = BigramEncoder("document")
+    run(options, change(NEW, encode_all=True), encoder)
+    assert encoder.texts_seen == 70
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_updates_are_built_on_each_other_and_rolled_back(
     build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
 ) -> None:

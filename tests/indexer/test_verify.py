@@ -104,8 +104,10 @@ def test_a_manifest_of_other_dimensions_is_an_error(published: Path) -> None:
 
 def test_an_invalid_manifest_is_named(published: Path) -> None:
     (published / "manifest.json").write_text("{")
-    with raises(IndexVersionError, "invalid_manifest", path=published / "manifest.json"):
-        verify_version(published)
+    for code in ("wrong_checksum", "invalid_manifest"):
+        with raises(IndexVersionError, code, path=published / "manifest.json"):
+            verify_version(published)
+        (published / "manifest.sha256").unlink(missing_ok=True)
 
 
 def canaries(vectors: FloatArray) -> dict[str, Any]:

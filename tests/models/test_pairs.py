@@ -1,3 +1,4 @@
+import os
 import re
 from pathlib import Path
 
@@ -168,6 +169,31 @@ def test_an_invalid_pair_file_is_an_error_that_names_the_field(
     path = write(tmp_path, PAIR.replace(old, new))
     with raises(PairError, code, path=path, field=field):
         load_pair(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "[" * 200_000, "x = " + "1" * 10_000, "x = '\udcff'", "x = 1\n" * 400_000],
+    ids=["nested", "long number", "not UTF-8", "large"],
+)
+def test_a_file_that_cannot_be_parsed_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with raises(PairError, "unknown_pair" if len(text) > 1 << 20 else "not_toml"):
+        load_pair(str(path))
+
+
+def test_a_special_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.toml")
+    with raises(PairError, "unknown_pair"):
+        load_pair(str(tmp_path / "p.toml"))
+
+
+def test_numbers_of_a_pair_are_finite(tmp_path: Path) -> None:
+    for value in ("inf", "nan"):
+        path = write(tmp_path, f"{PAIR}\n[fusion]\nlexical = {value}\n")
+        with raises(PairError, "bad_field", field="Pair.fusion.lexical"):
+            load_pair(path)
 
 
 def test_a_checkpoint_needs_neither_files_nor_checksums(tmp_path: Path) -> None:

@@ -71,8 +71,10 @@ def test_entries_are_on_lines_or_between_commas_and_comments_are_skipped(
     assert keys.find("secret") == ApiKey("ops", "admin")
 
 
-FAULTS: list[tuple[bytes | None, str, dict[str, Any]]] = [
+FIFO = "FIFO"
+FAULTS: list[tuple[bytes | str | None, str, dict[str, Any]]] = [
     (None, "key_file_unreadable", {}),
+    (FIFO, "key_file_unreadable", {}),
     (b"", "no_api_keys", {}),
     (b"# none\n,\n", "no_api_keys", {}),
     (f"{SEARCH_KEY}\ncare_aaaa".encode(), "invalid_key_entry", {"entry": 2}),
@@ -82,18 +84,21 @@ FAULTS: list[tuple[bytes | None, str, dict[str, Any]]] = [
 ]
 
 
-def put(path: Path, content: bytes | None) -> None:
+def put(path: Path, content: bytes | str | None) -> None:
+    new = path.with_name("new")
     if content is None:
         path.unlink()
-    else:
-        new = path.with_name("new")
+        return
+    if isinstance(content, bytes):
         new.write_bytes(content)
-        new.replace(path)
+    else:
+        os.mkfifo(new)
+    new.replace(path)
 
 
 @pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
 def test_a_wrong_file_is_an_error_at_the_start(
-    path: Path, content: bytes | None, code: str, fields: dict[str, Any]
+    path: Path, content: bytes | str | None, code: str, fields: dict[str, Any]
 ) -> None:
     put(path, content)
     with raises(CareError, code, **fields) as caught:
@@ -138,7 +143,7 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     manifest: IndexManifest,
     path: Path,
     caplog: pytest.LogCaptureFixture,
-    content: bytes | None,
+    content: bytes | str | None,
     code: str,
     fields: dict[str, Any],
 ) -> None:

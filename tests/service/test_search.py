@@ -17,14 +17,13 @@ from service.search import load_index
 from service.settings import Settings
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.errors import raises
+from tests.indexer.builds import edit_manifest
 
 FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 
 
 def change_manifest(folder: Path, **changes: Any) -> None:
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(json.dumps(manifest), encoding="utf-8")
+    edit_manifest(folder, lambda manifest: manifest.update(changes))
 
 
 def accept_file(folder: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from core.documents import DocumentReader
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.files import sha256_file
 from core.manifest import IndexManifest
@@ -27,6 +29,7 @@ from stores.faiss.store import FaissStore
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
+from tests.indexer.builds import edit_manifest
 from tests.service.conftest import ADMIN, Serve, sample
 from tests.service.test_engine import served, wait_until
 
@@ -85,6 +88,30 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def nest(path: Path) -> None:
+    """Replaces a manifest by deeply nested JSON, without a checksum."""
+    path.with_name("manifest.sha256").unlink()
+    path.write_bytes(b"[" * 200_000)
+
+
+def link_folder(path: Path) -> None:
+    elsewhere = path.parents[2] / "elsewhere"
+    path.parent.rename(elsewhere)
+    path.parent.symlink_to(elsewhere)
+
+
+def forge(path: Path) -> None:
+    """Replaces a file by one of another kind and makes manifest and checksums agree with it."""
+    path.write_bytes(b"ARROW1\0\0" + bytes(100))
+    record = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    edit_manifest(path.parent, lambda manifest: manifest["files"].update({path.name: record}))
+
+
 def errors(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of all logged errors."""
     return [r.fields for r in caplog.records if r.levelname == "ERROR"]  # type: ignore[attr-defined]
@@ -112,8 +139,15 @@ def assert_active(client: TestClient, version: str) -> None:
         *((truncate, name, "wrong_size") for name in FILES),
         *((overwrite, name, "wrong_checksum") for name in FILES),
         (Path.unlink, "manifest.json", "manifest_missing"),
-        (truncate, "manifest.json", "invalid_manifest"),
+        (truncate, "manifest.json", "wrong_checksum"),
         (remove_folder, "manifest.json", "manifest_missing"),
+        (fifo, "manifest.json", "unreadable_file"),
+        (fifo, "filters.arrow", "linked_file"),
+        (nest, "manifest.json", "invalid_manifest"),
+        (link_folder, "manifest.json", "linked_file"),
+        (forge, "filters.arrow", "unreadable_filters"),
+        (forge, "documents.arrow", "unreadable_documents"),
+        (forge, "vectors.faiss", "unreadable_vectors"),
     ],
 )
 def test_a_service_starts_on_the_last_whole_version(
@@ -134,6 +168,63 @@ def test_a_service_starts_on_the_last_whole_version(
     assert (response.status_code, response.json()["code"]) == (503, code)
     assert_fallback(client, versions[1].version)
     assert len(errors(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError(), MemoryError(), RuntimeError("std::bad_alloc"), KeyError("x")]
+)
+def test_any_error_of_a_library_that_opens_a_version_is_damage(
+    serve: Serve,
+    versions: list[IndexManifest],
+    folders: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    opened = DocumentReader.__init__
+
+    def open_documents(reader: DocumentReader, path: Path) -> None:
+        if path.parent == folders[2]:
+            raise error
+        opened(reader, path)
+
+    monkeypatch.setattr(DocumentReader, "__init__", open_documents)
+    client = serve()
+    assert_fallback(client, versions[1].version)
+    response = client.post("/index/reload", headers=ADMIN)
+    assert (response.status_code, response.json()["code"]) == (503, "unreadable_version")
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "manifest.json"])
+def test_a_watching_service_goes_on_after_a_fifo_is_gone(
+    serve: Serve, versions: list[IndexManifest], folders: list[Path], name: str
+) -> None:
+    root = folders[2].parent
+    set_current(root.parent, "test", versions[1].version)
+    client = serve(watch_seconds=0.05)
+    assert_active(client, versions[1].version)
+    path = root / name if name == "CURRENT" else folders[2] / name
+    content = path.read_bytes()
+    fifo(path)
+    if name != "CURRENT":
+        set_current(root.parent, "test", versions[2].version)
+    assert client.post("/index/reload", headers=ADMIN).status_code == 503
+    assert served(client) == versions[1].version
+    path.unlink()
+    path.write_bytes(content)
+    set_current(root.parent, "test", versions[2].version)
+    assert_active(client, versions[2].version)
+
+
+def test_a_changed_weight_of_a_version_is_refused_or_has_other_entries_of_caches(
+    serve: Serve, settings: Settings, versions: list[IndexManifest], folders: list[Path]
+) -> None:
+    before = load_index(settings.indexes, "test", BigramEncoder()).identity
+    path = folders[2] / "manifest.json"
+    changed = json.loads(path.read_bytes()) | {"fusion": {"lexical": 0.9}}
+    path.write_text(json.dumps(changed))
+    assert_fallback(serve(), versions[1].version)
+    (folders[2] / "manifest.sha256").unlink()
+    assert load_index(settings.indexes, "test", BigramEncoder()).identity != before
 
 
 def test_damaged_ancestors_are_passed_over(

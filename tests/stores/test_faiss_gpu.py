@@ -1,5 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import faiss
 import numpy as np
@@ -7,14 +9,19 @@ import pytest
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError, ProviderError
+from core.filters import FILE_NAME, FilterReader
 from core.gpus import Gpu
 from core.types import FloatArray, no_check
 from core.vectors import truncate_normalize
+from core.versions import index_folder, read_manifest
+from stores.base import ScoredRows
 from stores.faiss import gpu
-from stores.faiss.gpu import needed_bytes
+from stores.faiss.gpu import GpuCopy, needed_bytes
 from stores.faiss.search import FaissVectors
 from stores.faiss.store import FaissStore
 from stores.registry import VectorStores
+from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.stores.gpus import FakeGpuIndex, fake_gpus
 
@@ -162,3 +169,78 @@ def test_an_error_of_the_copy_is_one_line(
     with raises(IndexVersionError, "gpu_copy_failed") as caught:
         FaissVectors(folder / "IVF8,SQ8", {"nprobe": 8}, "cuda")
     assert "\n" not in str(caught.value)
+
+
+class Resources:
+    """Stands for the memory of one copy, until it is released."""
+
+    alive: ClassVar[WeakSet["Resources"]] = WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+
+@pytest.fixture
+def room_for_one(copies: list[FakeGpuIndex], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has room for one copy."""
+
+    def cards() -> list[Gpu]:
+        return [Gpu("small", 2 << 30, (2 << 30) * (1 - len(Resources.alive)), "1.0")]
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources)
+    monkeypatch.setattr(gpu, "visible_gpus", cards)
+
+
+def test_a_new_version_takes_the_place_of_the_old_one_if_the_gpu_has_room_for_one(
+    build_version: Builder, indexes: Path, room_for_one: None
+) -> None:
+    store = FaissStore("cuda")
+    query = BigramEncoder().encode([make_records(1)[0]["text"]]).vectors[0]
+
+    def open_version(count: int) -> FaissVectors:
+        folder = index_folder(indexes, "test") / build_version(make_records(count)).version
+        manifest = read_manifest(folder)
+        return store.open(
+            folder, manifest, FilterReader(folder / FILE_NAME, manifest.filter_fields)
+        )
+
+    old = open_version(20)
+    hits = old.search(query, 5)
+    new = open_version(21)
+    assert (old._on_gpu, len(Resources.alive)) == (None, 1)
+    assert new._on_gpu
+    assert old.search(query, 5)[1].tolist() == hits[1].tolist()
+
+
+def test_a_search_whose_version_leaves_the_gpu_ends_on_the_processor(
+    folder: Path, vectors: FloatArray, copies: list[FakeGpuIndex], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = FaissVectors(folder / "HNSW16,Flat", {"efSearch": 1000}, "cuda")
+    expected = on_gpu.search(vectors[0], K)
+    search = GpuCopy.search
+
+    def leave(copy: GpuCopy, *args: Any) -> ScoredRows:
+        assert on_gpu.leave_gpu()
+        return search(copy, *args)
+
+    monkeypatch.setattr(GpuCopy, "search", leave)
+    assert on_gpu.search(vectors[0], K)[1].tolist() == expected[1].tolist()
+    assert not on_gpu.leave_gpu()
+
+
+def test_the_old_version_returns_to_the_gpu_if_the_new_one_cannot_be_opened(
+    build_version: Builder,
+    indexes: Path,
+    room_for_one: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = FaissStore("cuda")
+    folder = index_folder(indexes, "test") / build_version(make_records(20)).version
+    manifest = read_manifest(folder)
+    reader = FilterReader(folder / FILE_NAME, manifest.filter_fields)
+    old = store.open(folder, manifest, reader)
+    wrong = manifest.model_copy(update={"count": 21})
+    with raises(IndexVersionError, "wrong_vectors"):
+        store.open(folder, wrong, reader)
+    assert old._on_gpu
+    assert len(Resources.alive) == 1

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_an_invalid_key_is_an_error_with_key_and_file(
         ("name: ${nothing}", "unknown_variable"),
         ("variables: [a]", "unknown_variable"),
         ("[1, 2", "not_yaml"),
+        ("[" * 100_000, "not_yaml"),
+        ("name: " + "1" * 10_000, "not_yaml"),
+        ("name: 2026-99-99", "not_yaml"),
         ("stages: [{kind: mine, data: [{texts: x}]}, {kind: mine, data: [{texts: x}]}]", None),
     ],
 )
@@ -149,6 +153,15 @@ def test_a_recipe_that_extends_itself_is_an_error(base: Path) -> None:
     path = extended(base, "")
     with raises(TrainingError, "circular_recipe", path=path):
         load_recipe(path)
+
+
+@pytest.mark.parametrize("extends", [False, True])
+def test_a_special_file_is_not_waited_for(base: Path, extends: bool) -> None:
+    path = base.with_name("fifo.yaml")
+    os.mkfifo(path)
+    base.write_text("extends: fifo.yaml")
+    with raises(DataError, "unreadable", path=path):
+        load_recipe(base if extends else path)
 
 
 def test_a_missing_recipe_is_an_error_with_its_path(tmp_path: Path) -> None:

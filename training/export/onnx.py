@@ -3,7 +3,6 @@
 The graph includes pooling and normalisation, so that its users need no settings for them.
 """
 
-import tempfile
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 
 from core.encoders import EncoderSpec, Pooling
 from core.files import sha256_file
+from core.scratch import temporary_folder
 from models.encoders.onnx import DATA_SHA256, OUTPUT
 from models.encoders.transformers import pool_states
 from training.export.attention import one_operator, rotary_table
@@ -96,8 +96,8 @@ def export_encoder(
     """
     kind = transformer.config.model_type
     encoder = SentenceEncoder(transformer, pooling, dense, dimension).eval()
-    with tempfile.TemporaryDirectory() as folder, rotary_table(transformer, max_length):
-        path = Path(folder) / "traced.onnx"
+    with temporary_folder() as folder, rotary_table(transformer, max_length):
+        path = folder / "traced.onnx"
         if fuse and kind in EXPORTED_FUSED:
             with one_operator(transformer):
                 _trace(encoder, path)

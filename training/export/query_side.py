@@ -4,13 +4,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError, ProviderError
+from core.scratch import temporary_folder
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.encoders.tokenizer import file_tokenizer
@@ -32,10 +32,10 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
     Raises:
         PairError: If the query side does not load, or is a graph of another architecture.
     """
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         spec = pair.query
         if spec.format == "onnx":
-            spec = write_checkpoint(spec, pair.folder, Path(folder, "query"))
+            spec = write_checkpoint(spec, pair.folder, folder / "query")
         encoder = TransformersEncoder(spec, pair.folder, device="cpu", dtype="float32")
     encoder.parts()[0].set_attn_implementation("eager")
     return encoder

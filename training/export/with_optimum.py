@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import onnx
 
@@ -19,6 +18,7 @@ from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, write_text
 from core.records import write_json
+from core.scratch import temporary_folder
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import PAIR, load_pair, write_pair
 from training.export.checkpoint import write_checkpoint
@@ -49,8 +49,8 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
     """
     query = load_query_side(pair)
     calibration = read_calibration(None)
-    with new_folder(out.resolve(), replace=True) as folder, TemporaryDirectory() as scratch:
-        source, written = Path(scratch, "source"), Path(scratch, "written")
+    with new_folder(out.resolve(), replace=True) as folder, temporary_folder() as scratch:
+        source, written = scratch / "source", scratch / "written"
         spec = write_checkpoint(pair.query, pair.folder, source)
         # transformers 4 does not know the classes of tokenizers that transformers 5 writes.
         tokenizer = source / "tokenizer_config.json"
