@@ -266,7 +266,7 @@ def _address(url: str) -> str:
             isinstance(url, str)
             and address.scheme in ("http", "https")
             and address.host
-            and 0 < (address.port or 80) < 65_536
+            and (address.port is None or 0 < address.port < 65_536)
             and not address.query
             and not address.fragment
         )
