@@ -22,6 +22,10 @@ class CareError(Exception):
         self.code = code or self.default_code
         self.fields = {name: _json(value) for name, value in fields.items()}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception would call __init__ with the message alone, which subclasses do not take.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
     @classmethod
     def at(cls, path: Path | str, reason: str, code: str, /, **fields: Any) -> Self:
         """Returns an error of a file or folder; the message is the path followed by `reason`."""

@@ -10,7 +10,7 @@ from care_client import AsyncClient, Client
 Answer = httpx2.Response | Exception
 
 
-class Recorded(Exception):  # noqa: N818
+class Recorded(BaseException):
     """Ends a call after its request is recorded."""
 
 

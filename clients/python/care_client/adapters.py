@@ -1,6 +1,5 @@
 """What the retrievers of the frameworks share."""
 
-import asyncio
 from typing import Any
 
 from care_client.client import AsyncClient, Client
@@ -8,27 +7,15 @@ from care_client.models import HitResponse
 
 
 class Clients:
-    """A client for threads, and one for each event loop: connections belong to a loop.
+    """A client for threads, and one for event loops.
 
     Args:
         url: As of `Client`, like the other arguments.
     """
 
     def __init__(self, url: str, **settings: Any) -> None:
-        self._arguments = {"url": url, **settings}
-        self.sync = Client(**self._arguments)
-        self._by_loop: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
-
-    @property
-    def of_loop(self) -> AsyncClient:
-        """The client of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._by_loop:
-            self._by_loop = {
-                each: client for each, client in self._by_loop.items() if not each.is_closed()
-            }
-            self._by_loop[loop] = AsyncClient(**self._arguments)
-        return self._by_loop[loop]
+        self.sync = Client(url, **settings)
+        self.loops = AsyncClient(url, **settings)
 
 
 def metadata(hit: HitResponse, answerable: float | None = None) -> dict[str, Any]:
@@ -41,7 +28,16 @@ def metadata(hit: HitResponse, answerable: float | None = None) -> dict[str, Any
         hit: A hit.
         answerable: That of the response, for frameworks that return nothing but documents.
     """
+    return {**(hit.metadata or {}), **_fields(hit, answerable)}
+
+
+def search_fields(hit: HitResponse, answerable: float | None = None) -> list[str]:
+    """Returns the names in `metadata` that describe the search, not the document."""
+    return [name for name in _fields(hit, answerable) if name != "title"]
+
+
+def _fields(hit: HitResponse, answerable: float | None) -> dict[str, Any]:
     fields = hit.model_dump(exclude={"id", "text", "metadata"}, exclude_none=True)
     if answerable is not None:
         fields["answerable"] = answerable
-    return {**(hit.metadata or {}), **fields}
+    return fields

@@ -1,9 +1,11 @@
 """The two clients: each route is written once, as a plan that both of them run."""
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import update_wrapper
+from numbers import Integral
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import quote
 
@@ -11,8 +13,20 @@ import httpx2
 from typing_extensions import Unpack
 
 from care_client import models as contract
-from care_client.errors import InvalidRequestError
-from care_client.exchange import Call, Connection, Plan, Reply, Step, Wait, checked, read
+from care_client.connections import Connections, async_http, sync_http, until
+from care_client.errors import InvalidRequestError, invalid
+from care_client.exchange import (
+    Answer,
+    Call,
+    Connection,
+    Plan,
+    Reply,
+    Step,
+    Wait,
+    checked,
+    number,
+    read,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,6 +34,7 @@ T = TypeVar("T")
 URL = "http://127.0.0.1:8000"
 # The default of CARE_MAX_BATCH; a service with a lower limit names it in its error.
 _BATCH = 64
+MAX_RESPONSE_BYTES = 64 * 2**20
 
 
 class _Route(Generic[P, T]):
@@ -55,6 +70,10 @@ class _Routes:
     """
 
     _connection: Connection
+    _connections: Connections[Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_connections": copy.copy(self._connections)}
 
     @_Route
     def search(
@@ -103,6 +122,7 @@ class _Routes:
         Returns:
             One response for each query, in order. A reload in between may change the version.
         """
+        number("batch", batch, Integral, 1)
         bodies = _bodies(queries, options)
         results: list[contract.SearchResponse] = []
         while len(results) < len(bodies):
@@ -128,7 +148,7 @@ class _Routes:
         `id` is that of a hit, of its `parent`, or of any document. For an unknown one
         `InvalidRequestError` is raised, with the code `unknown_document`.
         """
-        call = Call("GET", f"/documents/{_segment(id)}", deadline=True)
+        call = Call("GET", f"/documents/{_segment('id', id)}", deadline=True)
         response = yield from self._connection.exchange(call, timeout)
         return read(contract.DocumentResponse, response)
 
@@ -153,7 +173,8 @@ class _Routes:
         **options: Unpack[contract.EmbeddingsOptions],
     ) -> Plan[contract.EmbeddingsResponse]:
         """Encodes texts with the query encoder."""
-        texts = input if isinstance(input, str) else list(input)
+        several = isinstance(input, Iterable) and not isinstance(input, str | bytes)
+        texts = list(input) if several else input
         body = checked(contract.EMBEDDINGS_REQUEST, {**options, "input": texts})
         call = Call("POST", "/v1/embeddings", body, deadline=True)
         response = yield from self._connection.exchange(call, timeout)
@@ -168,7 +189,7 @@ class _Routes:
     @_Route
     def model(self, name: str, *, timeout: float | None = None) -> Plan[contract.ModelResponse]:
         """Describes a model."""
-        call = Call("GET", f"/v1/models/{_segment(name)}")
+        call = Call("GET", f"/v1/models/{_segment('name', name)}")
         return read(contract.ModelResponse, (yield from self._connection.exchange(call, timeout)))
 
     @_Route
@@ -186,23 +207,28 @@ class _Routes:
     @_Route
     def metrics(self, *, timeout: float | None = None) -> Plan[str]:
         """Returns the metrics in the text format of Prometheus."""
-        return (yield from self._connection.exchange(Call("GET", "/metrics"), timeout)).text
+        return (yield from self._connection.exchange(Call("GET", "/metrics"), timeout)).text()
 
 
 class Client(_Routes):
     """A client with a pool of connections; threads may share it.
 
+    A forked process opens connections of its own. A copy, and what is pickled, has the arguments,
+    with the key, and opens its own connections too.
+
     Args:
         url: Address of the service, with the path prefix of a proxy if there is one.
-        api_key: Key of the service, if it has keys.
-        timeout: Time of a call with all its retries [s]. The service gets it as the deadline.
+        api_key: Key of the service, if it has keys; spaces and line ends around it are ignored.
+        timeout: Time of a call with all its retries [s], at most a day. The service gets it as
+            the deadline.
         retries: Maximum number of retries after a broken connection, 429, 502 or 503. The wait
             is that of `Retry-After`, or grows from 0.1 s; it never exceeds the time-out.
+        max_response_bytes: Most bytes of a response.
         http: An HTTP client with a pool, certificates or a proxy of your own; it is closed with
-            this one.
+            this one, which cannot be copied or used in a forked process.
 
     Raises:
-        CareClientError: From all methods that call the service, and for a malformed `url`.
+        CareClientError: From all methods that call the service, and for a wrong argument.
     """
 
     def __init__(
@@ -212,10 +238,11 @@ class Client(_Routes):
         api_key: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         http: httpx2.Client | None = None,
     ) -> None:
-        self._connection = _connection(url, api_key, timeout, retries)
-        self._http = http or httpx2.Client()
+        self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
+        self._connections = Connections(sync_http, self._connection.url, http)
 
     def __enter__(self) -> Self:
         return self
@@ -225,7 +252,8 @@ class Client(_Routes):
 
     def close(self) -> None:
         """Closes all connections."""
-        self._http.close()
+        for _, http in self._connections.close():
+            http.close()
 
     def _run(self, plan: Plan[T]) -> T:
         reply: Reply = None
@@ -240,19 +268,32 @@ class Client(_Routes):
             time.sleep(step.seconds)
             return None
         try:
-            return self._http.request(
-                step.method,
-                step.url,
-                headers=step.headers,
-                content=step.content,
-                timeout=step.timeout,
-            )
-        except httpx2.RequestError as error:
+            http = self._connections.of()
+            with (
+                until(step.end),
+                http.stream(
+                    step.method,
+                    step.url,
+                    headers=step.headers,
+                    content=step.content,
+                    timeout=step.timeout,
+                ) as response,
+            ):
+                answer = Answer(response.status_code, response.headers, step)
+                whole = response.is_stream_consumed  # as the caller's transport can return it
+                for chunk in response.iter_bytes() if whole else response.iter_raw():
+                    if not answer.add(chunk):
+                        break
+                return answer
+        except Exception as error:
             return error
 
 
 class AsyncClient(_Routes):
-    """`Client` with coroutines; use it in one event loop. `http` is an `httpx2.AsyncClient`."""
+    """`Client` with coroutines; event loops may share it, each has connections of its own.
+
+    `http` is an `httpx2.AsyncClient`; a client that has it belongs to the loop of its first call.
+    """
 
     def __init__(
         self,
@@ -261,10 +302,11 @@ class AsyncClient(_Routes):
         api_key: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         http: httpx2.AsyncClient | None = None,
     ) -> None:
-        self._connection = _connection(url, api_key, timeout, retries)
-        self._http = http or httpx2.AsyncClient()
+        self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
+        self._connections = Connections(async_http, self._connection.url, http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -274,7 +316,12 @@ class AsyncClient(_Routes):
 
     async def aclose(self) -> None:
         """Closes all connections."""
-        await self._http.aclose()
+        here = asyncio.get_running_loop()
+        for loop, http in self._connections.close():
+            if loop in (here, None):
+                await http.aclose()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(http.aclose(), loop)
 
     async def _run(self, plan: Plan[T]) -> T:
         reply: Reply = None
@@ -290,32 +337,31 @@ class AsyncClient(_Routes):
             await asyncio.sleep(step.seconds)
             return None
         try:
-            return await self._http.request(
-                step.method,
-                step.url,
-                headers=step.headers,
-                content=step.content,
-                timeout=step.timeout,
-            )
-        except httpx2.RequestError as error:
+            http = self._connections.of(asyncio.get_running_loop())
+            async with (
+                asyncio.timeout(step.timeout),
+                http.stream(
+                    step.method,
+                    step.url,
+                    headers=step.headers,
+                    content=step.content,
+                    timeout=step.timeout,
+                ) as response,
+            ):
+                answer = Answer(response.status_code, response.headers, step)
+                whole = response.is_stream_consumed
+                async for chunk in response.aiter_bytes() if whole else response.aiter_raw():
+                    if not answer.add(chunk):
+                        break
+                return answer
+        except Exception as error:
             return error
 
 
-def _connection(url: str, api_key: str | None, timeout: float, retries: int) -> Connection:
-    try:
-        address = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        address = httpx2.URL()
-    if address.scheme not in ("http", "https") or not address.host:
-        # Not quoted, because it can contain a password.
-        message = "the address of the service is invalid: use http://host:port"
-        raise InvalidRequestError(message, code="invalid_address")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return Connection(url.rstrip("/"), headers, timeout, retries)
-
-
-def _segment(text: str) -> str:
-    """Returns a text as one segment of a path."""
+def _segment(name: str, text: str) -> str:
+    """Returns the text of an argument as one segment of a path."""
+    if not isinstance(text, str):
+        raise invalid(name, "is no text")
     # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
     return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
 
@@ -323,10 +369,12 @@ def _segment(text: str) -> str:
 def _bodies(
     queries: Iterable[str | Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
+    if isinstance(queries, str | bytes | Mapping) or not isinstance(queries, Iterable):
+        raise invalid("queries", "is no list of queries")
     return [
         checked(
             contract.SEARCH_REQUEST,
-            {**options, **({"query": query} if isinstance(query, str) else query)},
+            {**options, **(query if isinstance(query, Mapping) else {"query": query})},
         )
         for query in queries
     ]

@@ -1,6 +1,7 @@
 """Errors of the client: one family, whose codes are those of the service."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from care_client.models import FieldError
 
@@ -9,8 +10,9 @@ class CareClientError(Exception):
     """A call failed. No message contains a query.
 
     Attributes:
-        code: Stable identifier: of the service, or `connection_failed`, `deadline_exceeded`,
-            `invalid_address`, `invalid_request`, `invalid_response`, and `http_STATUS` for a
+        code: Stable identifier: of the service, or `client_closed`, `connection_failed`,
+            `deadline_exceeded`, `http_not_shareable`, `invalid_address`, `invalid_environment`,
+            `invalid_request`, `invalid_response`, `response_too_long`, and `http_STATUS` for a
             response of something else.
         status: HTTP status, if there was a response.
         errors: The invalid fields of the request, if any.
@@ -35,6 +37,10 @@ class CareClientError(Exception):
         self.request_id = request_id
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception would call __init__ with the message alone, without the code.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
     def __str__(self) -> str:
         request = f", request {self.request_id}" if self.request_id else ""
         return f"{super().__str__()} [{self.code}{request}]"
@@ -49,7 +55,7 @@ class DeadlineError(CareClientError):
 
 
 class InvalidRequestError(CareClientError):
-    """The request is wrong (400, 404, 413, 415, 422), or the address; `errors` names fields."""
+    """The request is wrong (400, 404, 413, 415, 422), or an argument; `errors` names fields."""
 
 
 class AccessError(CareClientError):
@@ -65,7 +71,13 @@ class ServerError(CareClientError):
 
 
 class InvalidResponseError(CareClientError):
-    """The body of a response is not what the contract says."""
+    """The body of a response is not what the contract says, or too long."""
+
+
+def invalid(field: str, reason: str) -> InvalidRequestError:
+    """Returns the error of an argument; the reason has no value of it."""
+    errors = [FieldError(field=field, code="value_error", message=reason)]
+    return InvalidRequestError(f"{field}: {reason}", code="invalid_request", errors=errors)
 
 
 def error_class(status: int) -> type[CareClientError]:

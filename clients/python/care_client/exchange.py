@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any, Self, TypeVar
 
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -24,6 +25,7 @@ from care_client.errors import (
     InvalidRequestError,
     InvalidResponseError,
     error_class,
+    invalid,
 )
 from care_client.models import FieldError, Problem
 
@@ -37,17 +39,59 @@ _LONGEST_BACKOFF = 5.0
 # The service ends a request itself at the deadline; its answer needs time to arrive [s].
 _GRACE = 1.0
 _LONGEST_DEADLINE_MS = 60_000
+_LONGEST_TIMEOUT = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Arguments of `httpx2.Client.request`."""
+    """A request.
+
+    Attributes:
+        end: When its response must be complete, in the time of `time.monotonic`.
+        limit: Most bytes of the response.
+    """
 
     method: str
     url: str
     headers: Mapping[str, str]
     content: bytes | None
-    timeout: float
+    end: float
+    limit: int
+
+    @property
+    def timeout(self) -> float:
+        """The time that is left [s]."""
+        return self.end - time.monotonic()
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response to a request, whose body is added part by part."""
+
+    status: int
+    headers: Mapping[str, str]
+    request: Send
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the body is longer than the request allows."""
+        return len(self.body) > self.request.limit
+
+    def add(self, chunk: bytes) -> bool:
+        """Adds a part of the body; returns whether the next one is wanted.
+
+        Raises:
+            TimeoutError: If the time of the request has passed.
+        """
+        self.body += chunk
+        if self.request.timeout < 0:
+            raise TimeoutError
+        return not self.too_long
+
+    def text(self) -> str:
+        """Returns the body as text."""
+        return self.body.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +102,7 @@ class Wait:
 
 
 Step = Send | Wait
-Reply = httpx2.Response | httpx2.RequestError | None
+Reply = Answer | Exception | None
 Plan = Generator[Step, Reply, T]
 
 
@@ -85,14 +129,33 @@ class Connection:
     Attributes:
         timeout: Time of a call with all its retries [s].
         retries: Maximum number of retries.
+        max_response_bytes: Most bytes of a response.
     """
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
     timeout: float
     retries: int
+    max_response_bytes: int
 
-    def exchange(self, call: Call, timeout: float | None) -> Plan[httpx2.Response]:
+    @classmethod
+    def to(
+        cls, url: str, api_key: str | None, timeout: float, retries: int, max_response_bytes: int
+    ) -> Self:
+        """Returns a connection of these arguments.
+
+        Raises:
+            InvalidRequestError: If one of them is wrong.
+        """
+        number("timeout", timeout, Real, 0, _LONGEST_TIMEOUT)
+        number("retries", retries, Integral, 0)
+        number("max_response_bytes", max_response_bytes, Integral, 1)
+        headers = {"Accept-Encoding": "identity"}  # what is read has then the size of the response
+        if key := _key(api_key):
+            headers["Authorization"] = f"Bearer {key}"
+        return cls(_address(url), headers, timeout, retries, max_response_bytes)
+
+    def exchange(self, call: Call, timeout: float | None) -> Plan[Answer]:
         """Returns the response of a call with status 200.
 
         Raises:
@@ -102,17 +165,21 @@ class Connection:
         headers = {**self.headers, "X-Request-ID": request_id}
         content = None
         if call.body is not None:
-            content = json.dumps(call.body, ensure_ascii=False).encode()
+            content = _encoded(call.body)
             headers["Content-Type"] = "application/json"
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        if timeout is None:
+            timeout = self.timeout
+        number("timeout", timeout, Real, 0, _LONGEST_TIMEOUT)
+        end = time.monotonic() + timeout
         for retry in range(self.retries + 1):
-            left = end - time.monotonic()
             if call.deadline:
-                milliseconds = min(max(1, int(left * 1000)), _LONGEST_DEADLINE_MS)
-                headers["X-Request-Timeout-Ms"] = str(milliseconds)
+                milliseconds = max(1, int((end - time.monotonic()) * 1000))
+                headers["X-Request-Timeout-Ms"] = str(min(milliseconds, _LONGEST_DEADLINE_MS))
             url = self.url + call.path
-            reply = yield Send(call.method, url, dict(headers), content, max(left, 0) + _GRACE)
-            if isinstance(reply, httpx2.Response) and reply.status_code == 200:
+            reply = yield Send(
+                call.method, url, dict(headers), content, end + _GRACE, self.max_response_bytes
+            )
+            if isinstance(reply, Answer) and reply.status == 200 and not reply.too_long:
                 return reply
             error, transient = _failure(reply, request_id)
             wait = error.retry_after or 0.0
@@ -126,20 +193,33 @@ class Connection:
         raise AssertionError("the last attempt returns or raises")
 
 
-def read(model: type[M], response: httpx2.Response) -> M:
+def number(name: str, value: float, kind: type, least: float, most: float = math.inf) -> None:
+    """Checks a numeric argument.
+
+    Raises:
+        InvalidRequestError: If it is no number of the kind, or outside the limits; a time is
+            more than the least.
+    """
+    inside = isinstance(value, kind) and (least < value if kind is Real else least <= value)
+    if not (inside and value <= most):
+        what = "number above" if kind is Real else "whole number from"
+        raise invalid(name, f"must be a {what} {least}" + (f" up to {most}" * (most < math.inf)))
+
+
+def read(model: type[M], response: Answer) -> M:
     """Returns the body of a response.
 
     Raises:
         InvalidResponseError: If it is not what the contract says.
     """
     try:
-        return model.model_validate_json(response.content)
+        return model.model_validate_json(response.body)
     except ValidationError:
         # Not chained, because the original error quotes the body.
         message = f"the response is no {model.__name__}: is this the address of the service?"
-        code, status = "invalid_response", response.status_code
+        code, status = "invalid_response", response.status
         raise InvalidResponseError(
-            message, code=code, status=status, request_id=_request_id(response, "")
+            message, code=code, status=status, request_id=_request_id(response)
         ) from None
 
 
@@ -147,7 +227,7 @@ def checked(adapter: TypeAdapter[Any], value: Mapping[str, Any]) -> dict[str, An
     """Returns a request body without the fields that are None.
 
     Raises:
-        InvalidRequestError: If a field has a wrong type.
+        InvalidRequestError: If a field has a wrong type, or a value that JSON cannot have.
     """
     given = {name: field for name, field in value.items() if field is not None}
     try:
@@ -162,20 +242,76 @@ def checked(adapter: TypeAdapter[Any], value: Mapping[str, Any]) -> dict[str, An
         ]
         message = "; ".join(f"{each.field}: {each.message}" for each in errors)
         raise InvalidRequestError(message, code="invalid_request", errors=errors) from None
+    except ValueError:
+        # A field that this version does not know; the original error can quote it.
+        raise invalid("options", "have a value that JSON cannot have") from None
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        if len(body) > 1:
+            for name, value in body.items():
+                _encoded({name: value})
+        reason = "has an unpaired surrogate, or a number that is not finite"
+        raise invalid(next(iter(body)), reason) from None
+
+
+def _address(url: str) -> str:
+    try:
+        address = httpx2.URL(url)
+        address.host.encode("idna")
+        valid = (
+            isinstance(url, str)
+            and address.scheme in ("http", "https")
+            and address.host
+            and (address.port is None or 0 < address.port < 65_536)
+            and not address.query
+            and not address.fragment
+        )
+    except (httpx2.InvalidURL, TypeError, ValueError):
+        valid = False
+    if not valid:
+        # Not quoted, because it can contain a password.
+        message = "the address of the service is invalid: use http://host:port"
+        raise InvalidRequestError(message, code="invalid_address")
+    return url.rstrip("/")
+
+
+def _key(api_key: str | None) -> str:
+    """Returns a key as a header can have it, without the line end of a file."""
+    if api_key is None:
+        return ""
+    if not isinstance(api_key, str) or not (key := api_key.strip()).isascii():
+        raise invalid("api_key", "is no ASCII text")
+    if not key.isprintable():
+        raise invalid("api_key", "has a control character")
+    return key
 
 
 def _failure(reply: Reply, request_id: str) -> tuple[CareClientError, bool]:
     """Returns the error of a reply, and whether an equal request may succeed."""
-    if isinstance(reply, httpx2.TimeoutException):
+    if isinstance(reply, CareClientError):
+        return reply, False
+    if isinstance(reply, httpx2.TimeoutException | TimeoutError):
         message = "the service did not respond in time"
         return DeadlineError(message, code="deadline_exceeded", request_id=request_id), False
-    if not isinstance(reply, httpx2.Response):
+    if isinstance(reply, httpx2.InvalidURL | httpx2.LocalProtocolError):
+        message = f"the request is no valid HTTP ({type(reply).__name__})"
+        return InvalidRequestError(message, code="invalid_request", request_id=request_id), False
+    if not isinstance(reply, Answer):
         message = f"the service cannot be reached ({type(reply).__name__})"
         failed = ConnectionFailedError(message, code="connection_failed", request_id=request_id)
         return failed, isinstance(reply, httpx2.NetworkError | httpx2.RemoteProtocolError)
-    status = reply.status_code
+    status = reply.status
+    if reply.too_long:
+        message = "the response is longer than max_response_bytes of the client"
+        code, request_id = "response_too_long", _request_id(reply, request_id)
+        long = InvalidResponseError(message, code=code, status=status, request_id=request_id)
+        return long, False
     try:
-        problem = Problem.model_validate_json(reply.content)
+        problem = Problem.model_validate_json(reply.body)
     except ValidationError:
         problem = Problem(status=status, code=f"http_{status}", detail=f"status {status}")
     error = error_class(status)(
@@ -189,7 +325,7 @@ def _failure(reply: Reply, request_id: str) -> tuple[CareClientError, bool]:
     return error, status in _TRANSIENT
 
 
-def _request_id(response: httpx2.Response, sent: str) -> str:
+def _request_id(response: Answer, sent: str = "") -> str:
     return str(response.headers.get("X-Request-ID", sent))
 
 

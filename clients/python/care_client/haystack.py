@@ -58,7 +58,7 @@ class CareRetriever:
     @component.output_types(documents=list[Document])
     async def run_async(self, query: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
         """Searches; `options` replace those of the component."""
-        found = await self._clients.of_loop.search(query, **{**self._options, **(options or {})})
+        found = await self._clients.loops.search(query, **{**self._options, **(options or {})})
         return {"documents": _documents(found)}
 
 

@@ -47,7 +47,7 @@ class CareRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        return _documents(await self._clients.of_loop.search(query, **self._options(options)))
+        return _documents(await self._clients.loops.search(query, **self._options(options)))
 
 
 class CareEmbeddings(Embeddings):
@@ -68,7 +68,7 @@ class CareEmbeddings(Embeddings):
 
     async def aembed_query(self, text: str) -> list[float]:
         """Returns the vector of a query."""
-        return _vectors(await self._clients.of_loop.embeddings(text, **self._options))[0]
+        return _vectors(await self._clients.loops.embeddings(text, **self._options))[0]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Returns the vectors of documents.
@@ -83,7 +83,7 @@ class CareEmbeddings(Embeddings):
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """As `embed_documents`."""
         options = {**self._options, "input_type": "document"}
-        return _vectors(await self._clients.of_loop.embeddings(texts, **options))
+        return _vectors(await self._clients.loops.embeddings(texts, **options))
 
 
 def _documents(response: SearchResponse) -> list[Document]:

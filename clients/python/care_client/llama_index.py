@@ -5,7 +5,7 @@ from typing import Any
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from care_client.adapters import Clients, metadata
+from care_client.adapters import Clients, metadata, search_fields
 from care_client.client import URL
 from care_client.models import SearchResponse
 
@@ -35,14 +35,19 @@ class CareRetriever(BaseRetriever):
         return _nodes(self._clients.sync.search(query_bundle.query_str, **self._options))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return _nodes(await self._clients.of_loop.search(query_bundle.query_str, **self._options))
+        return _nodes(await self._clients.loops.search(query_bundle.query_str, **self._options))
 
 
 def _nodes(response: SearchResponse) -> list[NodeWithScore]:
     return [
         NodeWithScore(
             node=TextNode(
-                id_=hit.id, text=hit.text or "", metadata=metadata(hit, response.answerable)
+                id_=hit.id,
+                text=hit.text or "",
+                metadata=metadata(hit, response.answerable),
+                # A prompt has the document, whatever question found it.
+                excluded_llm_metadata_keys=search_fields(hit, response.answerable),
+                excluded_embed_metadata_keys=search_fields(hit, response.answerable),
             ),
             score=hit.score,
         )

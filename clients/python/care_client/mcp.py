@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from care_client.adapters import Clients, metadata
-from care_client.client import URL
+from care_client.adapters import metadata
+from care_client.client import URL, AsyncClient
 from care_client.errors import CareClientError
 from care_client.models import DocumentResponse, IndexReference, Scalar
 
@@ -55,6 +56,24 @@ class Filters(BaseModel):
     documents: int
 
 
+class _Tool(Tool):
+    """A tool that refuses arguments that it does not have; those of the SDK ignore them."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self.parameters["additionalProperties"] = False
+
+    async def run(self, arguments: dict[str, Any], *args: Any, **more: Any) -> Any:
+        known = self.parameters["properties"]
+        if unknown := arguments.keys() - known:
+            names = ", ".join(sorted(unknown))
+            raise ToolError(
+                f"{self.name} has no argument {names}: "
+                + (f"its arguments are {', '.join(known)}" if known else "it has none")
+            )
+        return await super().run(arguments, *args, **more)
+
+
 def make_server(
     url: str = URL,
     api_key: str | None = None,
@@ -71,10 +90,8 @@ def make_server(
         options: Options of searches, which arguments of the tool replace.
     """
     defaults = {"top_k": 5, "evidence": True, **(options or {})}
-    clients = Clients(url, api_key=api_key, timeout=timeout)
-    server: MCPServer = MCPServer("care", instructions=_INSTRUCTIONS, log_level="WARNING")
+    client = AsyncClient(url, api_key=api_key, timeout=timeout)
 
-    @server.tool(annotations=_READ_ONLY)
     async def search(
         query: Annotated[str, Field(description="The question, in Chinese.")],
         top_k: Annotated[int | None, Field(description="Number of passages.", ge=1)] = None,
@@ -90,8 +107,12 @@ def make_server(
         """Returns the passages of the medical corpus that are nearest to a question."""
         named = {"top_k": top_k, "filter": filter, "min_score": min_score}
         chosen: Any = {name: value for name, value in named.items() if value is not None}
+        for field, value in (filter or {}).items():
+            if isinstance(value, str) and _is_object(value):
+                message = f"filter.{field} is a text that holds a JSON object: give the object"
+                raise ToolError(message)
         try:
-            found = await clients.of_loop.search(query, **{**defaults, **chosen})
+            found = await client.search(query, **{**defaults, **chosen})
         except CareClientError as error:
             raise ToolError(str(error)) from error
         passages = [
@@ -110,21 +131,19 @@ def make_server(
         ]
         return Passages(passages=passages, index=found.index)
 
-    @server.tool(annotations=_READ_ONLY)
     async def get_passage(
         id: Annotated[str, Field(description="Id of a passage, or the `parent` of its metadata.")],
     ) -> DocumentResponse:
         """Returns a passage that was found, or the whole document of its `parent`, by the id."""
         try:
-            return await clients.of_loop.document(id)
+            return await client.document(id)
         except CareClientError as error:
             raise ToolError(str(error)) from error
 
-    @server.tool(annotations=_READ_ONLY)
     async def list_filters() -> Filters:
         """Lists the fields that a filter may use, with their most frequent values."""
         try:
-            served = await clients.of_loop.index()
+            served = await client.index()
         except CareClientError as error:
             raise ToolError(str(error)) from error
         return Filters(
@@ -133,6 +152,14 @@ def make_server(
             documents=served.documents,
         )
 
+    tools: list[Tool] = [
+        _Tool.from_function(function, annotations=_READ_ONLY)
+        for function in (search, get_passage, list_filters)
+    ]
+    server: MCPServer = MCPServer(
+        "care", instructions=_INSTRUCTIONS, log_level="WARNING", tools=tools
+    )
+
     @server.custom_route("/health/live", methods=["GET"])
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -140,20 +167,37 @@ def make_server(
     return server
 
 
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _options(text: str) -> dict[str, Any]:
+    if not _is_object(text):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    options: dict[str, Any] = json.loads(text)
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the server until its client or a signal ends it."""
     parser = argparse.ArgumentParser("care-mcp", description=__doc__)
     parser.add_argument("--url", default=URL, help="address of the service (%(default)s)")
     parser.add_argument("--timeout", type=float, default=10.0, help="time of a search [s]")
-    parser.add_argument("--options", type=json.loads, help="options of all searches, as JSON")
+    parser.add_argument("--options", type=_options, help="options of all searches, as JSON")
     parser.add_argument("--transport", choices=["stdio", "http"], default="stdio")
     parser.add_argument("--host", default="127.0.0.1", help="address of --transport http")
     parser.add_argument("--port", type=int, default=8765, help="port of --transport http")
     parser.epilog = f"{KEY_VARIABLE} is the API key of the service."
     given = parser.parse_args(arguments)
-    server = make_server(
-        given.url, os.environ.get(KEY_VARIABLE), timeout=given.timeout, options=given.options
-    )
+    try:
+        server = make_server(
+            given.url, os.environ.get(KEY_VARIABLE), timeout=given.timeout, options=given.options
+        )
+    except CareClientError as error:
+        parser.error(str(error))
     if given.transport == "stdio":
         server.run()
     else:

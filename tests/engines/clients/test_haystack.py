@@ -1,6 +1,8 @@
 """The component of Haystack, in its own pipeline."""
 
 import asyncio
+import copy
+import pickle
 
 import pytest
 from haystack import Pipeline
@@ -44,3 +46,10 @@ def test_a_pipeline_runs_and_is_restored_from_its_file(url: str, secret: Secret)
     assert "RETRIEVER_KEY" in saved and f" {KEY}\n" not in saved
     restored = Pipeline.loads(saved, allowed_modules=["care_client.haystack"])
     assert asyncio.run(restored.run_async(inputs))["prompt"]["prompt"] == prompt
+
+
+def test_a_copy_finds_the_same_documents(url: str, secret: Secret) -> None:
+    retriever = CareRetriever(url, api_key=secret, top_k=2)
+    found = retriever.run(QUERY)
+    for each in (copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+        assert each.run(QUERY) == found

@@ -1,6 +1,8 @@
 """The adapters of LangChain, by the tests that LangChain has for all retrievers and embeddings."""
 
 import asyncio
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -127,3 +129,12 @@ def test_the_key_is_not_shown_and_a_wrong_one_is_an_error(url: str) -> None:
 def test_dimensions_shorten_the_vector(url: str) -> None:
     embeddings = CareEmbeddings(url, api_key=KEY, dimensions=8)
     assert len(embeddings.embed_query(QUERY)) == 8
+
+
+def test_a_copy_finds_the_same_documents(url: str) -> None:
+    retriever = CareRetriever(url=url, api_key=KEY, top_k=2)
+    embeddings = CareEmbeddings(url, api_key=KEY)
+    documents, vector = retriever.invoke(QUERY), embeddings.embed_query(QUERY)
+    for copied in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        assert copied(retriever).invoke(QUERY) == documents
+        assert copied(embeddings).embed_query(QUERY) == vector

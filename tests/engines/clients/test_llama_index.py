@@ -1,10 +1,13 @@
 """The retriever of LlamaIndex, in its own query engine."""
 
 import asyncio
+import copy
+import pickle
 
 from llama_index.core import get_response_synthesizer
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode
 
 from care_client import Client
 from care_client.llama_index import CareRetriever
@@ -33,3 +36,21 @@ def test_a_query_engine_answers_from_the_nodes(url: str) -> None:
     assert [node.node_id for node in response.source_nodes] == [
         node.node_id for node in retriever.retrieve(QUERY)
     ]
+
+
+def test_a_prompt_has_the_document_and_nothing_of_the_search(url: str) -> None:
+    options = {"mode": "hybrid", "explain": True, "evidence": True}
+    (node,) = CareRetriever(url, api_key=KEY, top_k=1, **options).retrieve(QUERY)
+    names = {"score", "rank", "explain", "evidence"}
+    assert names <= set(node.metadata)
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+        text = node.get_content(metadata_mode=mode)
+        assert DEPARTMENT in text and node.metadata["title"] in text
+        assert not names & {line.partition(":")[0] for line in text.splitlines()}
+
+
+def test_a_copy_finds_the_same_nodes(url: str) -> None:
+    retriever = CareRetriever(url, api_key=KEY, top_k=2)
+    nodes = retriever.retrieve(QUERY)
+    for each in (copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+        assert each.retrieve(QUERY) == nodes

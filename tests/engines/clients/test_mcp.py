@@ -1,6 +1,7 @@
 """`care-mcp` by the SDK's own client: as a child process over stdio, and over HTTP."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import care_client
-from care_client.mcp import KEY_VARIABLE, make_server
+from care_client.mcp import KEY_VARIABLE, main, make_server
 from core.service_process import free_port, running_server
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
@@ -43,6 +44,10 @@ async def check(client: Client, url: str) -> None:
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert set(tools) == {"search", "get_passage", "list_filters"}
     assert tools["search"].input_schema["required"] == ["query"]
+    for name, arguments in {"search": {"query": QUERY}, "get_passage": {"id": "1"}}.items():
+        await check_unknown_argument(client, name, arguments)
+    await check_unknown_argument(client, "list_filters", {})
+    assert all(not tool.input_schema["additionalProperties"] for tool in tools.values())
     listed = await client.call_tool("list_filters", {})
     assert DEPARTMENT in listed.structured_content["filters"]["department"]
     options = {"top_k": 3, "filter": {"department": DEPARTMENT}}
@@ -65,6 +70,15 @@ async def check(client: Client, url: str) -> None:
     assert none.structured_content["passages"] == []
     wrong = await client.call_tool("search", {"query": QUERY, "filter": {"ward": 1}})
     assert wrong.is_error and "unknown_filter_field" in wrong.content[0].text
+    quoted = await client.call_tool("search", {"query": QUERY, "filter": {"year": '{"gte": 1}'}})
+    assert quoted.is_error and "filter.year" in quoted.content[0].text
+
+
+async def check_unknown_argument(client: Client, name: str, arguments: dict[str, Any]) -> None:
+    result = await client.call_tool(name, {**arguments, "limit": 3})
+    assert result.is_error and {"limit", *arguments} <= set(
+        re.findall(r"\w+", result.content[0].text)
+    )
 
 
 async def test_a_client_over_stdio(url: str) -> None:
@@ -105,3 +119,13 @@ async def test_without_a_service_a_tool_says_so() -> None:
     async with Client(server) as client:
         result = await client.call_tool("search", {"query": QUERY})
     assert result.is_error and "connection_failed" in result.content[0].text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--options", "[1]"], ["--options", "{"], ["--timeout", "nan"], ["--url", "localhost:8000"]],
+)
+def test_a_wrong_option_is_an_error_of_the_command(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
