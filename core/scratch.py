@@ -6,22 +6,18 @@ process ends, even if it is killed; a temporary folder at the latest when the ne
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from stat import S_ISDIR
 from tempfile import TemporaryFile, gettempdir, mkdtemp
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from core.errors import CareError
 from core.files import remove_folder
-from core.locks import exclusive
 
 _PREFIX = "care-tmp-"
-# Time for another process to see that a new folder is in use [s].
-_WAIT = 10.0
 
 
 class Scratch:
@@ -75,16 +71,32 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(gettempdir())
     for left in parent.glob(f"{_PREFIX}*"):
-        with suppress(CareError, OSError):
-            facts = left.lstat()
-            if S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
-                with exclusive(left, "remove it"):
-                    remove_folder(left)
-    folder = Path(mkdtemp(prefix=_PREFIX, dir=parent))
-    with exclusive(folder, "use it", wait=_WAIT):
-        content = folder / "content"
-        content.mkdir()
+        with suppress(OSError), _locked(left) as facts:
+            if facts.st_uid == os.geteuid():
+                remove_folder(left)
+    with ExitStack() as stack:
+        while True:
+            folder = Path(mkdtemp(prefix=_PREFIX, dir=parent))
+            try:
+                facts = stack.enter_context(_locked(folder))
+                if os.path.samestat(facts, folder.stat()):
+                    break
+            except (BlockingIOError, FileNotFoundError):
+                pass  # another process has found it before it was locked, and removes it
+            except OSError:
+                break  # the file system has no locks of folders, so others cannot remove it
         try:
-            yield content
+            yield folder
         finally:
             remove_folder(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[os.stat_result]:
+    """Locks a folder itself, without a file in it; raises `BlockingIOError` if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+        yield os.fstat(descriptor)
+    finally:
+        os.close(descriptor)

@@ -81,3 +81,21 @@ def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(
         assert (used / "file").exists()
     alive.communicate("")
     assert [path.name for path in tmp_path.iterdir()] == ["care-tmp-link"]
+
+
+def test_processes_that_make_and_remove_folders_at_once_do_not_disturb_each_other(
+    tmp_path: Path,
+) -> None:
+    program = """
+import sys
+from pathlib import Path
+from core.scratch import temporary_folder
+for i in range(300):
+    with temporary_folder(Path(sys.argv[1])) as folder:
+        (folder / "file").write_text(str(i))
+        assert (folder / "file").read_text() == str(i)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    running = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert not list(tmp_path.iterdir())
