@@ -228,6 +228,8 @@ class Engine:
                 result = replace(result, kept=kept, overflow=True)
             self._judged(index, checked.queries[i], result.kept.answerable)
             self._metrics.observe_channels(result.channel_seconds, result.failed)
+            if result.cut:
+                self._metrics.cut_ties.inc()
             timings = _timings(result, flights.get(i), started, lookup)
             self._metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))

@@ -9,6 +9,7 @@ import numpy as np
 
 from core.types import FloatArray, RowArray
 from stores.base import ScoredRows
+from stores.order import DECIMALS, DEPTH
 
 # What contributes to the score of a hit: the channels of a search, and what ranks its hits again.
 Channel = Literal["dense", "lexical", "rerank"]
@@ -16,18 +17,10 @@ Channel = Literal["dense", "lexical", "rerank"]
 # Candidates of each channel; more if more hits are wanted. Similarities of neighbours differ by
 # less than a lexical score adds, so a row beyond 50 neighbours is a hit only if it is among the
 # lexical candidates. A row that the lexical channel does not return counts as 0, so its candidates
-# must reach down to low scores.
-DENSE_CANDIDATES = 50
+# must reach down to low scores. All of them are compared with the query, 0.06 ms, also where a
+# shorter list of hits needs fewer: it is the beginning of a longer one.
+DENSE_CANDIDATES = DEPTH
 LEXICAL_CANDIDATES = 300
-# Neighbours where only lexical candidates that can be hits are compared, and neighbours per hit.
-# With 20 for 10 hits, 60 of 288 candidates are compared; with 10 there are 254 to compare, and a
-# graph takes twice as long for 50 (14,950 vectors of care-mini, weight 0.1).
-FEW_DENSE_CANDIDATES, DENSE_PER_HIT = 20, 2
-# Lexical candidates that are compared in any case: the best ones are often near the query, also
-# where a graph has missed them.
-_COMPARED = 50
-# Scores that differ by less can change places, as those of a graph and of a scan are rounded.
-_ROUNDING = 1e-6
 # Weight of the lexical channel where neither pair nor manifest has one.
 DEFAULT_WEIGHT = 0.1
 NOTHING: ScoredRows = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -38,12 +31,13 @@ class Found:
     """What a search has found.
 
     Attributes:
-        scores: float32 [n], descending.
-        rows: int64 [n].
+        scores: float32 [n].
+        rows: int64 [n], in the order of hits (`stores/order.py`).
         failed: Channels of a hybrid search, and reranking, that failed or were late.
         seconds: Time of each channel of a hybrid search that answered, and of reranking [s].
         channels: The scored rows of each channel, best first, and its weight; for explanations.
         bound: No row that is not found has a higher score.
+        cut: Whether more rows than are compared have the score of the last one of a channel.
     """
 
     scores: FloatArray
@@ -52,6 +46,7 @@ class Found:
     seconds: Mapping[Channel, float] = field(default_factory=dict)
     channels: Mapping[Channel, tuple[ScoredRows, float]] = field(default_factory=dict)
     bound: float = math.inf
+    cut: bool = False
 
     def explain(self, row: int) -> dict[str, Any]:
         """Returns rank, score and weight of a row in each channel; None where it is not found."""
@@ -60,12 +55,14 @@ class Found:
 
 def _explain(found: ScoredRows, weight: float, row: int) -> dict[str, Any]:
     at = np.flatnonzero(found[1] == row)
-    rank, score = (int(at[0]) + 1, float(found[0][at[0]])) if len(at) else (None, None)
+    rank, score = (
+        (int(at[0]) + 1, round(float(found[0][at[0]]), DECIMALS)) if len(at) else (None, None)
+    )
     return {"rank": rank, "score": score, "weight": weight}
 
 
 def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) -> Found:
-    """Fuses two channels.
+    """Fuses two channels; rows with equal scores are in the order of rows.
 
     The fused score is the cosine similarity plus `fusion["lexical"]` times the lexical score, which
     is 0 for rows that the lexical channel did not find. With `fusion["rank_constant"]`, k, it is
@@ -95,32 +92,6 @@ def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) ->
         "lexical": (lexical, weight),
     }
     return Found(fused[best], rows[best], channels=channels)
-
-
-def contenders(
-    nearest: ScoredRows, lexical: ScoredRows, depth: int, fusion: Mapping[str, float]
-) -> RowArray:
-    """Returns the lexical rows, without the nearest ones, that can be among the best of a fusion.
-
-    Their similarities are at most that of the last of the nearest rows.
-
-    Args:
-        nearest: Cosine similarities and rows of all nearest vectors down to some similarity.
-        lexical: Scores and rows.
-        depth: Number of the best rows.
-        fusion: The weight, without the constant of ranks.
-    """
-    weight = np.float32(fusion.get("lexical", DEFAULT_WEIGHT))
-    scores, rows = nearest
-    found, at = _positions(rows, lexical[1])
-    candidates = np.ones(len(lexical[1]), np.bool_)
-    candidates[at] = False
-    if len(rows) >= depth:
-        fused = scores.copy()
-        fused[found] += weight * lexical[0][at]
-        least = np.partition(fused, -depth)[-depth] - _ROUNDING
-        candidates[_COMPARED:] &= scores[-1] + weight * lexical[0][_COMPARED:] >= least
-    return lexical[1][candidates]
 
 
 def _positions(rows: RowArray, others: RowArray) -> tuple[RowArray, RowArray]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, overload
 
@@ -13,6 +12,7 @@ from core.types import Check, Evidence, Hit, no_check
 from service.evidence import best_sentence
 from service.fusion import Channel
 from stores.base import ScoredRows
+from stores.order import rounded
 
 # The documents of a result with more hits are read when they are accessed. In memory all at once,
 # those of a large batch would hold up the process for each garbage collection.
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
     """What caches keep of a result.
 
     Attributes:
-        rows: Scores and rows.
+        rows: Scores and rows, in the order of hits.
         answerable: The score that says whether the index answers the query, if there is one.
     """
 
@@ -48,6 +48,7 @@ class QueryResult:
         overflow: Whether the query was encoded by the encoder for a full queue.
         failed: Channels of a hybrid search that failed or were late.
         channel_seconds: Time of each channel of a hybrid search that answered [s].
+        cut: Whether more rows than are compared have the score of the last one of a channel.
     """
 
     kept: Kept
@@ -58,6 +59,7 @@ class QueryResult:
     overflow: bool = False
     failed: tuple[Channel, ...] = ()
     channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
+    cut: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -67,13 +69,13 @@ class QueryResult:
 
 
 class Hits(Sequence[Hit]):
-    """The hits of a query, best first; equal scores are ordered by descending id.
+    """The hits of a query.
 
     The documents of a few hits are read at once, those of many when they are accessed.
 
     Args:
         documents: The documents of the index.
-        rows: Scores and rows.
+        rows: Scores and rows, in the order of hits.
         explain: Explains the score of a row, if hits are explained.
         weights: The weights of the query's terms, if hits have evidence.
         check: Called before a text is split into sentences; stops it by an exception.
@@ -90,10 +92,8 @@ class Hits(Sequence[Hit]):
         self._documents = documents
         self._explain = explain
         self._weights = weights
-        scores: list[float] = rows[0].tolist()
+        scores: list[float] = rounded(rows[0]).tolist()
         self._found = list(zip(scores, rows[1].tolist(), strict=True))
-        if any(better <= worse for better, worse in pairwise(scores)):
-            self._found.sort(key=lambda hit: (hit[0], documents.id(hit[1])), reverse=True)
         self._read: list[JsonDocument] | None = None
         self._sentences: list[Evidence | None] | None = None
         if len(self._found) <= _FEW_HITS:

@@ -14,11 +14,14 @@ from core.filters import FilterReader, filter_values
 from core.types import DOCUMENT, Query, RowArray
 from service.fusion import NOTHING, Found, merged
 from stores.base import ScoredRows
+from stores.order import DECIMALS
 
 # Under a limit, this many rows are searched for each hit wanted; as long as too few of them are
 # within the limit, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# Steps that scores are compared in (`stores/order.py`).
+_STEP = 10.0**-DECIMALS
 
 
 class HitLimits:
@@ -122,6 +125,7 @@ def search_limited(
     limits: HitLimits,
     count: int,
     min_score: float | None,
+    order: Callable[[ScoredRows], ScoredRows],
     *,
     narrow: bool,
 ) -> Found:
@@ -133,6 +137,7 @@ def search_limited(
         limits: The limits.
         count: Number of rows of the index.
         min_score: Lowest score; the search widens no further below it.
+        order: Returns scored rows in the order of hits.
         narrow: Whether further searches may leave out values that have all their hits. Scores of
             a row must not depend on the others.
 
@@ -146,9 +151,10 @@ def search_limited(
         found = search(query, fetch)
         # What is kept of values that are excluded by now is not found again.
         others = ~np.isin(kept[1], found.rows)
-        kept = limits.apply(merged((kept[0][others], kept[1][others]), (found.scores, found.rows)))
+        earlier = kept[0][others], kept[1][others]
+        kept = limits.apply(order(merged(earlier, (found.scores, found.rows))))
         exhausted = fetch == count or len(found.rows) < fetch
-        is_below = min_score is not None and found.bound < min_score
+        is_below = min_score is not None and found.bound < min_score - _STEP
         if len(kept[1]) == query.top_k or exhausted or is_below:
             return replace(found, scores=kept[0], rows=kept[1])
         fetch = min(count, _WIDEN * fetch)

@@ -101,6 +101,10 @@ class Metrics:
             "care_unanswered_queries_total",
             "Queries whose answerable score is below the threshold of the pair.",
         )
+        self.cut_ties = counter(
+            "care_cut_ties_total",
+            "Searches in which more rows had the score of the last one than the 2,048 compared.",
+        )
         self.channel_seconds = seconds(
             "care_channel_seconds",
             "Time that a channel of a hybrid search, or reranking, takes.",

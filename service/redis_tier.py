@@ -23,7 +23,7 @@ from service.metrics import RedisError as ErrorKind
 T = TypeVar("T")
 
 _PREFIX = "care:query:"
-_FORMAT = 2
+_FORMAT = 3
 _HEADER = struct.Struct("<BId")
 _SCORE = np.dtype("<f4")
 _ROW = np.dtype("<i8")

@@ -27,13 +27,10 @@ from service.answerable import Features, Judges, answerable, measure, suitable
 from service.evidence import term_weights
 from service.fusion import (
     DENSE_CANDIDATES,
-    DENSE_PER_HIT,
-    FEW_DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
     NOTHING,
     Channel,
     Found,
-    contenders,
     fuse,
     merged,
 )
@@ -45,14 +42,15 @@ from service.version_files import VersionFiles
 from stores.base import ScoredRows, Vectors, VectorStore
 from stores.faiss.store import FaissStore
 from stores.lexical import LexicalIndex, open_full_text
+from stores.order import are_cut, ordered, rounded
 from stores.token_vectors import TokenVectors, open_token_vectors
 
 _LOG = logging.getLogger("care.service")
 
 # Hits pass that are this much below `min_score`. A vector, and with it a score, varies by up to
-# 1.2e-7 with the batch that a query is encoded in; a score that is sent as `min_score` must keep
-# its hit in any batch.
-_SAME_SCORE = 1e-6
+# 1.2e-7 with the batch that a query is encoded in, and so by one in the sixth decimal; a score that
+# is sent as `min_score` must keep its hit in any batch.
+_SAME_SCORE = 1.1e-6
 
 
 # Scored rows, and the time to find them [s].
@@ -126,9 +124,8 @@ class LoadedIndex:
         """Returns where to find a query's rows by `search_together`, and how many; None if not."""
         if query.filter or is_limited(query) or query.mode == "lexical":
             return None
-        query = _sought(query)
-        k = self._neighbours(query, query.top_k) if query.mode == "hybrid" else query.top_k
-        return self.vectors, min(self.manifest.count, k)
+        least = DENSE_CANDIDATES if query.mode == "hybrid" else 1
+        return self.vectors, self._candidates(_sought(query).top_k, least)
 
     def search(
         self,
@@ -197,7 +194,8 @@ class LoadedIndex:
             limits = HitLimits(query, self.documents, self.filters)
             # Ranks of a narrower search are others, and explanations are those of the last search.
             narrow = not (query.explain or self.manifest.fusion.get("rank_constant"))
-            found = search_limited(find, query, limits, count, lowest, narrow=narrow)
+            order = self._ordered
+            found = search_limited(find, query, limits, count, lowest, order, narrow=narrow)
         else:
             found = find(query, first_depth(query, count))
         best = slice(query.top_k)
@@ -207,16 +205,20 @@ class LoadedIndex:
         return Candidates(found, self._answerable(query, searches[0]), seconds)
 
     def result(self, query: Query, candidates: Candidates, check: Check = no_check) -> QueryResult:
-        """Returns the hits of a query among candidates in their final order."""
+        """Returns the hits of a query among candidates that have their final scores."""
         found, lowest = candidates.found, _lowest_accepted(query)
-        scores, rows = found.scores, found.rows
+        scores, rows = self._ordered((found.scores, found.rows), query.top_k)
+        scores = rounded(scores).astype(np.float32)
         if lowest is not None:
             good = scores >= lowest
             scores, rows = scores[good], rows[good]
-        kept = Kept((scores[: query.top_k], rows[: query.top_k]), candidates.answerable)
-        explain = found.explain if query.explain else None
+        kept = Kept((scores, rows), candidates.answerable)
+        explain = None
+        if query.explain:
+            channels = {c: (self._ordered(own), w) for c, (own, w) in found.channels.items()}
+            explain = replace(found, channels=channels).explain
         result = self._read(query, kept, candidates.seconds, explain, check)
-        return replace(result, failed=found.failed, channel_seconds=found.seconds)
+        return replace(result, failed=found.failed, channel_seconds=found.seconds, cut=found.cut)
 
     def texts(self, rows: RowArray) -> list[str]:
         """Returns the text of each row, with its title, as encoders read it."""
@@ -262,34 +264,41 @@ class LoadedIndex:
     ) -> Found:
         """Returns at least the `depth` best rows, or all; other arguments as in `search`."""
         if query.mode == "hybrid":
-            return self._hybrid(query, depth, vector, check, text, near, timeout)
-        if query.mode == "lexical":
-            found = self.search_text(query, check, depth)[0]
-        elif near:
-            found = near[0]
+            found = self._hybrid(query, depth, vector, check, text, near, timeout)
         else:
-            passing = self.filters.rows(query.filter, self.manifest.count, check)
-            vector = _vector(vector)
-            found = self.vectors.search(vector, depth, passing, query.filter, check)
-        return Found(*found, bound=_lowest(found))
+            if query.mode == "lexical":
+                k = self._candidates(depth, LEXICAL_CANDIDATES)
+                rows = self.search_text(query, check, depth)[0]
+            else:
+                k = depth
+                rows = self._near(query, k, vector, near, check)
+            cut = are_cut(rows, k, self.manifest.count)
+            found = Found(*rows, bound=_lowest(rows), cut=cut)
+        most = None if is_limited(query) else depth
+        scores, own = self._ordered((found.scores, found.rows), most)
+        return replace(found, scores=scores, rows=own)
+
+    def _ordered(self, found: ScoredRows, most: int | None = None) -> ScoredRows:
+        return ordered(found, self.documents.id, most)
+
+    def _near(
+        self,
+        query: Query,
+        k: int,
+        vector: FloatArray | Exception | None,
+        near: Timed | None,
+        check: Check,
+    ) -> ScoredRows:
+        """Returns the k nearest rows, or what a search as by `nearest` has found."""
+        vector = _vector(vector)
+        if near:
+            return near[0]
+        passing = self.filters.rows(query.filter, self.manifest.count, check)
+        return self.vectors.search(vector, k, passing, query.filter, check)
 
     def _candidates(self, depth: int, least: int) -> int:
         """Returns how many hits of a channel are fused."""
         return min(self.manifest.count, max(least, depth))
-
-    def _compares_all(self, query: Query) -> bool:
-        """Returns whether all lexical candidates are compared, not only those that can be hits.
-
-        Ranks, and limits of hits, depend on the others too.
-        """
-        by_rank = bool(self.manifest.fusion.get("rank_constant"))
-        return query.explain or is_limited(query) or by_rank
-
-    def _neighbours(self, query: Query, depth: int) -> int:
-        """Returns how many of the nearest rows a hybrid search fuses."""
-        if self._compares_all(query):
-            return self._candidates(depth, DENSE_CANDIDATES)
-        return self._candidates(DENSE_PER_HIT * depth, FEW_DENSE_CANDIDATES)
 
     def _hybrid(
         self,
@@ -312,47 +321,38 @@ class LoadedIndex:
         except ValueError as error:
             _LOG.error("full-text search failed", extra={"fields": describe(error)})
         started = time.perf_counter()
+        count, by_rank = self.manifest.count, bool(self.manifest.fusion.get("rank_constant"))
         try:
-            dense = self._dense_candidates(query, depth, _vector(vector), lexical, near, check)
+            k = self._candidates(depth, DENSE_CANDIDATES)
+            nearest = self._near(query, k, vector, near, check)
+            dense = self._compared(nearest, lexical, _vector(vector), check)
         except Exception as error:
             is_expected = error is vector or isinstance(error, UnavailableError)
             if not seconds or not is_expected:
                 raise
+            cut = False
             found = Found(*lexical, channels={"lexical": (lexical, 1.0)}, bound=_lowest(lexical))
         else:
             seconds["dense"] = time.perf_counter() - started + (near[1] if near else 0.0)
-            found = fuse(dense, lexical, self.manifest.fusion)
-            if is_limited(query) and not self.manifest.fusion.get("rank_constant"):
-                nearest = dense[0][: self._candidates(depth, DENSE_CANDIDATES)], dense[1]
+            cut = are_cut(nearest, k, count)
+            dense = self._ordered(dense)
+            found = fuse(
+                dense, self._ordered(lexical) if by_rank else lexical, self.manifest.fusion
+            )
+            if is_limited(query) and not by_rank:
                 weight = found.channels["lexical"][1]
                 bound = _lowest(nearest) + weight * max(0.0, _lowest(lexical))
                 found = replace(found, bound=bound)
+        cut |= are_cut(lexical, self._candidates(depth, LEXICAL_CANDIDATES), count)
         both: tuple[Channel, ...] = ("dense", "lexical")
         failed = tuple(channel for channel in both if channel not in seconds)
-        return replace(found, failed=failed, seconds=seconds)
+        return replace(found, failed=failed, seconds=seconds, cut=cut)
 
-    def _dense_candidates(
-        self,
-        query: Query,
-        depth: int,
-        vector: FloatArray,
-        lexical: ScoredRows,
-        near: Timed | None,
-        check: Check,
+    def _compared(
+        self, nearest: ScoredRows, lexical: ScoredRows, vector: FloatArray, check: Check
     ) -> ScoredRows:
         """Returns the nearest rows together with lexical ones, all with their similarities."""
-        if near:
-            nearest = near[0]
-        else:
-            passing = self.filters.rows(query.filter, self.manifest.count, check)
-            k = self._neighbours(query, depth)
-            nearest = self.vectors.search(vector, k, passing, query.filter, check)
-        if not len(lexical[1]):
-            return nearest
-        if self._compares_all(query):
-            missing = np.setdiff1d(lexical[1], nearest[1], assume_unique=True)
-        else:
-            missing = contenders(nearest, lexical, depth, self.manifest.fusion)
+        missing = np.setdiff1d(lexical[1], nearest[1], assume_unique=True)
         if not len(missing):
             return nearest
         return merged(nearest, self.vectors.search(vector, len(missing), missing, None, check))

@@ -102,14 +102,15 @@ class Vectors(Protocol):
 
         Args:
             query: float32 [dimension], unit norm.
-            k: Number of hits, at most the number of vectors.
+            k: Number of hits, at least 1.
             rows: int64 [n], the rows that match the filter, ascending; None for all.
             filter_: The filter, for stores that do not search by rows.
             check: Called between the steps of the search; stops it by an exception.
 
         Returns:
-            Cosine similarities, float32 [m], descending, and rows, int64 [m], with
-            m = min(k, number of matching rows).
+            Cosine similarities, float32 [m], and rows, int64 [m], best first: the k nearest of the
+            matching rows, or all of them, and those that are as near as the last one
+            (`stores/order.py`).
 
         Raises:
             UnavailableError: If the store is temporarily unavailable.
@@ -124,7 +125,8 @@ class Vectors(Protocol):
             k: Number of hits.
 
         Returns:
-            What `search` returns for each query, or None where a search for each is as fast.
+            What `search` of all rows returns for each query, or None where a search for each is as
+            fast.
         """
         ...
 

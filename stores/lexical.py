@@ -28,6 +28,7 @@ from core.terms import TermList
 from core.text import document_text
 from core.types import Check, Filter, no_check
 from stores.base import ScoredRows
+from stores.order import with_ties
 from stores.term_list import USED, read_terms
 
 FORMAT = 1
@@ -45,6 +46,9 @@ _K1 = 1.2
 _MEANT_WEIGHT = 0.5
 # Terms whose weights are kept in memory.
 _WEIGHTS = 1 << 16
+# Further hits of a search, which show the rows with the score of the last one: among 300 hits they
+# are 50 at most (14,950 passages).
+_TIED = 64
 # Memory of the writer before it starts another segment [bytes].
 _HEAP = 128 << 20
 
@@ -204,15 +208,16 @@ class LexicalIndex:
 
         Args:
             query: Normalised text of the query.
-            k: Number of hits.
+            k: Number of hits, at least 1.
             filter_: The filter, checked for the index.
             check: Called before the search; stops it by an exception.
             characters: Whether single characters of Chinese words are searched for as well. Without
                 them a search takes a third of the time.
 
         Returns:
-            Scores from 0 to 1, float32 [m], descending, and rows, int64 [m]: the rows, at most k,
-            that match the filter and share a term with the query.
+            Scores from 0 to 1, float32 [m], and rows, int64 [m], best first: at most k of the rows
+            that match the filter and share a term with the query, and those with the score of the
+            last one (`stores/order.py`).
         """
         check()
         wanted = dict.fromkeys(self._terms(query, characters=characters), 1.0)
@@ -227,10 +232,14 @@ class LexicalIndex:
         )
         clauses = [(tantivy.Occur.Must, any_term), *self._conditions(filter_ or {})]
         search = tantivy.Query.boolean_query(clauses) if filter_ else any_term
-        hits = self._searcher.search(search, k, count=False).hits
-        rows = self._searcher.fast_field_values(_ROW, [address for _, address in hits])
-        scores = np.array([score for score, _ in hits], np.float32)
-        return scores / np.float32(highest), np.array(rows, np.int64)
+
+        def find(wanted: int) -> ScoredRows:
+            hits = self._searcher.search(search, wanted, count=False).hits
+            rows = self._searcher.fast_field_values(_ROW, [address for _, address in hits])
+            scores = np.array([score for score, _ in hits], np.float32)
+            return scores / np.float32(highest), np.array(rows, np.int64)
+
+        return with_ties(find, k, k + _TIED, self.count)
 
     def _having(self, term: str, boost: float) -> tantivy.Query:
         query = tantivy.Query.term_query(self._schema, _TEXT, term, "freq")

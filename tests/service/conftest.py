@@ -18,6 +18,7 @@ from core.types import FloatArray
 from indexer.build import BuildOptions, build
 from service.app import create_app
 from service.settings import Settings
+from stores.base import ScoredRows
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 
@@ -127,6 +128,12 @@ def exact_scores(folder: Path, query: str) -> dict[str, float]:
     vectors: FloatArray = BigramEncoder("document").encode(texts).vectors
     scores = vectors @ BigramEncoder().encode([query]).vectors[0]
     return dict(zip((document.id for document in documents), scores.tolist(), strict=True))
+
+
+def by_row(found: ScoredRows) -> ScoredRows:
+    """Scored rows in the order of hits, if a row with a lower number has a higher id."""
+    order = np.lexsort((found[1], -found[0]))
+    return found[0][order], found[1][order]
 
 
 def ranking(scores: dict[str, float]) -> list[tuple[str, float]]:

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from core.types import FloatArray
-from service.fusion import NOTHING, contenders, fuse, merged
+from service.fusion import NOTHING, fuse, merged
 from stores.base import ScoredRows
 
 
@@ -54,29 +53,6 @@ def test_lexical_rows_without_a_similarity_do_not_count() -> None:
     found = fuse(DENSE, scored(r8=0.9, r2=0.5), {"lexical": 0.5})
     assert found.rows.tolist() == [2, 3, 1, 9]
     assert found.explain(2)["lexical"]["rank"] == 2
-
-
-def nearest(similarities: FloatArray, k: int) -> ScoredRows:
-    rows = np.argsort(-similarities, kind="stable")[:k]
-    return similarities[rows], rows
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("k", [10, 20, 40])
-def test_the_best_of_a_fusion_are_among_neighbours_and_contenders(seed: int, k: int) -> None:
-    random = np.random.default_rng(seed)
-    similarities = random.normal(0.8, 0.02, 2000).astype(np.float32)
-    lexical_rows = random.permutation(2000)[:300]
-    lexical = np.sort(random.beta(2, 12, 300).astype(np.float32))[::-1], lexical_rows
-    depth, fusion = 10, {"lexical": 0.1}
-    near = nearest(similarities, k)
-    rows = contenders(near, lexical, depth, fusion)
-    assert not np.isin(rows, near[1]).any()
-    assert len(rows) < 200 or k < 40
-    found = fuse(merged(near, (similarities[rows], rows)), lexical, fusion)
-    expected = fuse(nearest(similarities, 2000), lexical, fusion)
-    assert found.rows[:depth].tolist() == expected.rows[:depth].tolist()
-    np.testing.assert_array_equal(found.scores[:depth], expected.scores[:depth])
 
 
 def test_lists_are_merged_in_the_order_of_scores() -> None:

@@ -17,7 +17,7 @@ from service.limits import HitLimits, search_limited, within
 from service.search import LoadedIndex
 from tests.conftest import Builder
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve
+from tests.service.conftest import Serve, by_row
 
 QUERY = "高血压患者的护理"
 DEPARTMENTS = [*["内科"] * 150, *["外科"] * 30, *["儿科"] * 8, *["眼科"] * 2]
@@ -249,7 +249,7 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     for narrow in (False, True):
         documents: Any = _Metadata(parts, most)
         limits = HitLimits(query, documents, documents)
-        found = search_limited(find, query, limits, len(parts), min_score, narrow=narrow)
+        found = search_limited(find, query, limits, len(parts), min_score, by_row, narrow=narrow)
         rows = found.rows
         if min_score is not None:
             rows = rows[found.scores >= min_score]
@@ -269,7 +269,7 @@ def test_full_values_are_left_out_of_further_searches() -> None:
     query = Query("", 10, limit_per=HitLimit("part", 1))
     documents: Any = _Metadata(parts, 100)
     limits = HitLimits(query, documents, documents)
-    found = search_limited(find, query, limits, len(parts), None, narrow=True)
+    found = search_limited(find, query, limits, len(parts), None, by_row, narrow=True)
     assert [parts[row] for row in found.rows.tolist()] == list(range(10))
     assert len(depths) == 3
 

@@ -13,7 +13,7 @@ from core.types import Query, RowArray
 from service.fusion import Found
 from service.limits import HitLimits, search_limited
 from tests.conftest import SUBJECTS, Builder
-from tests.service.conftest import Serve, exact_scores, ranking
+from tests.service.conftest import Serve, by_row, exact_scores, ranking
 
 CHUNKING = Chunking(tokens=40, overlap=10)
 QUERY = "高血压患者第3号的护理"
@@ -179,7 +179,7 @@ def search_documents(
     query = Query("", top_k, min_score=min_score, collapse=True)
     documents: Any = _Chunks(firsts)
     limits = HitLimits(query, documents, documents)
-    return search_limited(search, query, limits, len(firsts), min_score, narrow=True)
+    return search_limited(search, query, limits, len(firsts), min_score, by_row, narrow=True)
 
 
 @given(data=st.data())

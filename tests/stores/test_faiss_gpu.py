@@ -111,7 +111,8 @@ def test_searches_deeper_than_a_gpu_supports_run_on_the_processor(
     index = FaissVectors(folder / factory, TYPES[factory], "cuda-fp16")
     assert sorted(index.search(vectors[0], COUNT)[1].tolist()) == list(range(COUNT))
     assert copies[0].searches == []
-    assert len(index.search(vectors[0], gpu.MOST_NEIGHBOURS)[1]) == gpu.MOST_NEIGHBOURS
+    most = gpu.MOST_NEIGHBOURS - 1  # one more shows whether the last ones are tied
+    assert len(index.search(vectors[0], most)[1]) >= most
     assert copies[0].searches == [gpu.MOST_NEIGHBOURS]
 
 

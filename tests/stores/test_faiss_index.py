@@ -313,8 +313,7 @@ def test_a_version_built_in_parts_is_one_file_and_can_be_moved(
     folder = indexes / "test" / manifest.version
     queries = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     before = read_index(folder / "vectors.faiss").search(queries, 10)[1].tolist()
-    moved = folder.rename(tmp_path / "elsewhere")
-    indexes.rename(tmp_path / "gone")
+    moved = indexes.rename(tmp_path / "elsewhere") / "test" / manifest.version
     assert verify_version(moved) == manifest
     assert read_index(moved / "vectors.faiss").search(queries, 10)[1].tolist() == before
 

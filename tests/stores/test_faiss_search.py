@@ -161,7 +161,8 @@ def recall(graph: Graph, kind: str, k: int = K) -> float:
         rows = None if kind == "all" else np.flatnonzero(mask)
         found = graph.index.search(vector, k, rows)
         assert_sound(graph, query, found, mask)
-        assert len(found[1]) == k
+        assert len(found[1]) >= k  # more if several are as near as the last one
+        found = found[0][:k], found[1][:k]
         hits += int((found[0] >= graph.exact(query, mask, k)[-1] - EQUAL).sum())
     return hits / (k * QUERIES)
 
@@ -346,7 +347,7 @@ def test_the_search_uses_the_parameters_of_the_manifest(
     path = save(tmp_path, small_vectors, "IVF8,PQ4x4fs,RFlat")
     parameters = cheap | {"k_factor": k_factor}
     index = FaissVectors(path, parameters)
-    index._approximate.cost = lambda fetch: 0
+    index._approximate.cost = lambda *_: 0
     same = faiss.IndexRefineSearchParameters(
         k_factor=k_factor, base_index_params=faiss.SearchParametersIVF(**cheap)
     )
@@ -369,7 +370,7 @@ def test_queries_that_are_searched_together_have_the_hits_of_each(
 
 
 def test_a_graph_that_finds_too_few_vectors_is_searched_exactly(tmp_path: Path) -> None:
-    vectors = truncate_normalize(np.random.default_rng(0).random((400, 8), np.float32), 8)
+    vectors = truncate_normalize(np.random.default_rng(0).random((4000, 8), np.float32), 8)
     index = FaissVectors(save(tmp_path, vectors, "HNSW2,Flat"), {"efSearch": 1})
     for query, (_, rows) in zip(vectors, index.search_together(vectors, 5) or [], strict=True):
         assert rows.tolist() == index.search(query, 5)[1].tolist()

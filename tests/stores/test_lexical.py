@@ -94,7 +94,7 @@ def test_all_spellings_of_a_name_are_found_and_the_same_one_first(
     index, _, _ = opened(tmp_path / "indexes/test" / build_version(records).version)
     for name in spellings:
         scores, rows = index.search(name, len(spellings), characters=characters)
-        assert set(rows.tolist()) == set(range(len(spellings)))
+        assert set(rows[: len(spellings)].tolist()) == set(range(len(spellings)))
         best = {row for row, score in zip(rows.tolist(), scores, strict=True) if score == scores[0]}
         assert all(folded(name) in folded(spellings[each]) for each in best)
 
@@ -102,7 +102,9 @@ def test_all_spellings_of_a_name_are_found_and_the_same_one_first(
 def test_the_best_rows_are_returned(folder: Path) -> None:
     index, _, documents = opened(folder)
     scores, rows = index.search("糖尿病患者第7号", 5)
-    assert len(rows) == 5
+    # Those with the score of the last one are returned as well.
+    assert len(rows) > 5
+    assert np.allclose(scores[4:], scores[4], atol=1e-6)
     assert "第7号" in documents[rows[0]].text
     assert rows.dtype == np.int64
     assert scores.dtype == np.float32
@@ -146,7 +148,7 @@ def test_a_check_stops_the_search(folder: Path) -> None:
 def test_a_version_can_be_read_where_nothing_can_be_written(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     index, _, _ = opened(folder)
-    assert len(index.search("患者", 5)[1]) == 5
+    assert len(index.search("患者", 5)[1]) >= 5
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     for path in (folder / FULL_TEXT).iterdir():
         assert path.stat().st_mode & 0o044 == 0o044

@@ -84,7 +84,7 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_variable(
         ({"CARE_API_KEYS": "app:search:not-a-hash"}, "invalid_key_hash"),
         ({"CARE_API_KEYS_FILE": "/missing"}, "key_file_unreadable"),
         ({"CARE_API_KEYS_FILE": "/"}, "key_file_unreadable"),
-        ({"CARE_API_KEYS_FILE": "/dev/null"}, "no_api_keys"),
+        ({"CARE_API_KEYS_FILE": "/dev/null"}, "key_file_unreadable"),
         ({"CARE_REDIS_URL": "cache:6379", "CARE_CACHE_SECRET": "s"}, "invalid_setting"),
         ({"CARE_PAIR": "missing"}, None),
         ({"CARE_HOST": "192.0.2.1"}, "address_unavailable"),
