@@ -1,7 +1,6 @@
 r"""Answers a question from the passages of a running service, with citations, or refuses.
 
-    python examples/rag.py "高血压能喝咖啡吗" --min-score 0.8 \
-        --chat http://127.0.0.1:8001/v1 --model NAME
+    python examples/rag.py "高血压能喝咖啡吗" --chat http://127.0.0.1:8001/v1 --model NAME
 
 The chat server is any with OpenAI's interface; OPENAI_API_KEY is its key. Needs care-client and
 openai.
@@ -11,11 +10,12 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openai import OpenAI
 
-from care_client import Client, HitResponse
+from care_client import Client, HitResponse, SearchOptions
 
 REFUSAL = "资料中没有能回答这个问题的内容。"
 SYSTEM = (
@@ -33,15 +33,27 @@ class Answer:
 
 
 def answer(
-    question: str, search: Client, chat: OpenAI, model: str, *, min_score: float, top_k: int = 5
+    question: str,
+    search: Client,
+    chat: OpenAI,
+    model: str,
+    *,
+    thresholds: Mapping[str, float],
+    min_score: float | None = None,
+    top_k: int = 5,
 ) -> Answer:
-    """Answers from passages with at least `min_score`.
+    """Answers from passages, of at least `min_score` if it is given.
 
-    It refuses if no passage has this score (the chat model is not called then), or if the model
-    cites no passage, or one that it did not get.
+    It refuses if nothing in the index seems to answer by the `thresholds` of the modes, or no
+    passage has `min_score` (the chat model is not called then), or if the model cites no passage,
+    or one that it did not get.
     """
-    hits = search.search(question, top_k=top_k, min_score=min_score).hits
-    if not hits:
+    options: SearchOptions = {"top_k": top_k}
+    if min_score is not None:
+        options["min_score"] = min_score
+    found = search.search(question, **options)
+    hits, score = found.hits, found.answerable
+    if not hits or (score is not None and score < thresholds.get(found.mode, 0.0)):
         return Answer(REFUSAL, {})
     passages = "\n\n".join(f"[{hit.rank}] {hit.title}\n{hit.text}" for hit in hits)
     completion = chat.chat.completions.create(
@@ -68,12 +80,25 @@ def main() -> None:
     parser.add_argument("--chat", required=True, help="address of the chat server, up to /v1")
     parser.add_argument("--model", required=True, help="name of the chat model")
     parser.add_argument(
-        "--min-score", type=float, required=True, help="`care evaluate` suggests one for an index"
+        "--min-score",
+        type=float,
+        help="lowest score of a passage, needed if the index has no threshold of `answerable`; "
+        "`care evaluate` suggests one",
     )
     options = parser.parse_args()
     chat = OpenAI(base_url=options.chat, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     with Client(options.url) as search, chat:
-        found = answer(options.question, search, chat, options.model, min_score=options.min_score)
+        thresholds = search.index().answerable_thresholds
+        if not thresholds and options.min_score is None:
+            parser.error("the index has no threshold of `answerable`: give --min-score")
+        found = answer(
+            options.question,
+            search,
+            chat,
+            options.model,
+            thresholds=thresholds,
+            min_score=options.min_score,
+        )
     lines = [f"[{number}] {hit.id} {hit.title}" for number, hit in found.sources.items()]
     sys.stdout.write("\n".join([found.text, *lines, ""]))
 

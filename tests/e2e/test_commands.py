@@ -46,7 +46,7 @@ def read_until_up(demo: "subprocess.Popen[str]") -> str:
     return "".join(lines)
 
 
-def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
+def test_demo_answers_and_refuses_stays_up_and_reuses_its_index(
     tmp_path: Path, built: Path
 ) -> None:
     (tmp_path / "data").symlink_to(ROOT / "data")
@@ -58,7 +58,11 @@ def test_demo_answers_three_questions_stays_up_and_reuses_its_index(
         demo = start_demo(tmp_path, port, subprocess.PIPE)
         output = read_until_up(demo)
         versions.append(current_version(tmp_path / "indexes", "sample"))
-        assert output.count("问：") == 3
+        assert output.count("问：") == 4
+        refused = output.partition("红烧肉")[2].splitlines()[1]
+        assert "answerable" in refused
+        assert output.count("answerable 0.") == 1
+        assert output.count("  1. ") == 3
         assert f"http://127.0.0.1:{port}/" in output
         assert "curl" in output
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as response:

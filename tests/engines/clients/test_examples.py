@@ -10,12 +10,14 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import nbclient
 import nbformat
 import pytest
 
 from care_client import Client
+from examples import rag
 from examples.rag import REFUSAL
 from tests.curation.endpoints import Body, scripted_server, send_json
 from tests.engines.clients.conftest import QUERY, ROOT
@@ -77,6 +79,18 @@ def test_rag_refuses_without_the_model_if_no_passage_has_the_score(open_url: str
         "rag.py", lambda _: {"content": "[1]"}, QUERY, "--url", open_url, "--min-score", "0.999"
     )
     assert output.splitlines() == [REFUSAL] and not asked
+
+
+def test_rag_refuses_without_the_model_what_nothing_in_the_index_answers(open_url: str) -> None:
+    model = MagicMock()
+    with Client(open_url) as client:
+        found = client.search(QUERY, top_k=3).model_copy(update={"answerable": 0.2})
+        search = MagicMock(search=lambda *_, **__: found)
+        refused = rag.answer(QUERY, search, model, "m", thresholds={found.mode: 0.3})
+        assert refused.text == REFUSAL and not model.mock_calls
+        model.chat.completions.create.return_value.choices[0].message.content = "少吃盐[1]。"
+        answered = rag.answer(QUERY, search, model, "m", thresholds={found.mode: 0.1})
+        assert answered.text == "少吃盐[1]。"
 
 
 def test_an_agent_searches_by_mcp_and_answers(open_url: str) -> None:
