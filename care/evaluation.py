@@ -5,6 +5,7 @@ from pathlib import Path
 
 from care.extras import require
 from care.search import open_index
+from core.choices import DEFAULT_QUERY_CHARS
 from core.types import Mode
 
 
@@ -40,7 +41,8 @@ def evaluate(
         Means over the judged queries: nDCG@10, MRR@10, Recall@10 and Recall@100.
 
     Raises:
-        DataError: If a file is wrong, or the judgements reference an unknown query.
+        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
+            is empty or has more than 2,000 characters.
         CareError: If the index cannot be opened (see `open_index`), or the packages of evaluation
             are not installed.
         QueryError: If the index has no full text, which the mode needs.
@@ -50,7 +52,7 @@ def evaluate(
     from evaluation.index_evaluation import TOP_K, judgement_coverage
     from evaluation.metrics import score
 
-    judged, judgements = read_judged_queries(Path(queries), Path(qrels))
+    judged, judgements = read_judged_queries(Path(queries), Path(qrels), DEFAULT_QUERY_CHARS)
     with open_index(name, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as index:
         if warning := judgement_coverage(judgements, index.documents()).warning(name):
             warnings.warn(warning, stacklevel=2)

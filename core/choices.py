@@ -16,3 +16,5 @@ DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")
 DEFAULT_BUILDS = Path("builds")
 DEFAULT_PAIRS = Path("pairs")
+# Most characters of a query (CARE_MAX_QUERY_CHARS).
+DEFAULT_QUERY_CHARS = 2000

@@ -1,38 +1,90 @@
 """Reading and writing JSONL, JSON, TSV and CSV files; writes are atomic."""
 
+import codecs
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from core.errors import DataError
 from core.files import atomic, read_small
 
 # First characters of formulas in spreadsheet programs.
 _FORMULA = ("=", "+", "-", "@")
+# A line: the longest text of a corpus (a million characters of up to 12 bytes, escaped) with title
+# and metadata.
+MAX_LINE_BYTES = 16 << 20
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers, starting at 1, and records; empty lines are skipped.
 
+    A file whose name ends with `.gz` is decompressed as it is read.
+
     Raises:
-        DataError: If the file cannot be read or a line is not a JSON object.
+        DataError: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES` or is not
+            a JSON object.
     """
+    for number, line in _lines(path):
+        try:
+            record = parse_json(line)
+        except json.JSONDecodeError as error:
+            reason = f"is not valid JSON: {error.msg} (column {error.colno})"
+            raise record_error(path, number, reason, code="not_json") from error
+        except ValueError as error:
+            reason = f"is not valid JSON: {error}"
+            raise record_error(path, number, reason, code="not_json") from error
+        if not isinstance(record, dict):
+            raise record_error(path, number, "is not a JSON object", code="not_json")
+        yield number, record
+
+
+def read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields line numbers, starting at 1, and the fields of lines; empty lines are skipped.
+
+    Quotes have no meaning: a field is what is between two tabs. Errors are those of `read_jsonl`.
+    """
+    for number, line in _lines(path):
+        yield number, line.rstrip("\r\n").split("\t")
+
+
+def open_lines(path: Path) -> BinaryIO:
+    """Opens a file of lines; one compressed by gzip is decompressed piece by piece as it is read.
+
+    Positions are those in the decompressed file.
+    """
+    return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the number and text of each line that is not empty, without a byte order mark."""
     number = 0
     try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise record_error(path, number, "is not a JSON object", code="not_json")
-                yield number, record
-    except (OSError, UnicodeDecodeError) as error:
+        with open_lines(path) as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    reason = f"is longer than {MAX_LINE_BYTES} bytes: split it"
+                    raise record_error(path, number, reason, code="line_too_long")
+                if line.strip():
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8 (byte {error.start + 1}): {other_encoding(error.object)}"
+        raise record_error(path, number, reason, code="not_utf8") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError.at(path, f"is not a whole gzip file: {error}", "unreadable") from error
+    except OSError as error:
         raise unreadable(path, error) from error
-    except json.JSONDecodeError as error:
-        raise record_error(path, number, "is not valid JSON", code="not_json") from error
+
+
+def other_encoding(content: bytes) -> str:
+    """Returns what to do with content that is not UTF-8."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "its byte order mark is that of UTF-16; save the file as UTF-8"
+    return "save the file as UTF-8 (from GBK: iconv -f GB18030 -t UTF-8)"
 
 
 def read_text(path: Path) -> str:
@@ -70,6 +122,12 @@ def parse_json(content: bytes | str) -> Any:
         return json.loads(content, parse_constant=_no_constant)
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "digits" not in str(error):
+            raise
+        raise ValueError("a number has too many digits") from error
 
 
 def _no_constant(name: str) -> None:
@@ -80,11 +138,15 @@ def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str
     """Returns the string field `name` of the record on line `number` of `path`.
 
     Raises:
-        DataError: If the field is missing or not a string.
+        DataError: If the field is missing or not a string of Unicode characters.
     """
     value = record.get(name)
     if not isinstance(value, str):
         raise field_error(path, number, name, "is missing or not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise field_error(path, number, name, "contains an unpaired surrogate") from error
     return value
 
 
@@ -124,8 +186,9 @@ def duplicate_error(path: Path, number: int, id_: str, name: str = "_id") -> Dat
 def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
     """Returns the error of a file that cannot be read or is not UTF-8."""
     if isinstance(error, UnicodeDecodeError):
-        return DataError(f"{path} is not encoded in UTF-8", code="not_utf8", path=path)
-    return DataError(f"{path} cannot be read: {error.strerror}", code="unreadable", path=path)
+        reason = f"is not UTF-8: {other_encoding(error.object)}"
+        return DataError.at(path, reason, "not_utf8")
+    return DataError.at(path, f"cannot be read: {error.strerror or error}", "unreadable")
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -143,9 +206,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Writes tab-separated rows; the first is the header."""
+    """Writes tab-separated rows, as `read_tsv` reads them; the first is the header.
+
+    Raises:
+        DataError: If a field contains a tab or a line end.
+    """
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+        for number, row in enumerate(rows, start=1):
+            fields = [str(field) for field in row]
+            if any(character in field for field in fields for character in "\t\r\n"):
+                raise record_error(path, number, "would have a field with a tab or a line end")
+            file.write("\t".join(fields) + "\n")
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:

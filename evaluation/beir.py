@@ -7,7 +7,6 @@ qrels/SPLIT.tsv     query-id, corpus-id, score; with a header
 A file that cannot be read, and an invalid line or id, is a DataError with its place.
 """
 
-import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -18,14 +17,14 @@ from core.records import (
     duplicate_error,
     field_error,
     read_jsonl,
-    read_text,
+    read_tsv,
     record_error,
     record_id,
     string,
     write_jsonl,
     write_tsv,
 )
-from core.text import document_text
+from core.text import document_text, normalize_text
 from core.types import Document
 
 Qrels = dict[str, dict[str, int]]
@@ -66,9 +65,30 @@ def iterate_documents(path: Path) -> Iterator[Document]:
         yield Document(id_, string(path, number, record, "text"), title, metadata)
 
 
-def read_queries(path: Path) -> dict[str, str]:
-    """Reads the text of each query, by id; a duplicate id is an error."""
-    return {id_: string(path, number, record, "text") for number, id_, record in _records(path)}
+def read_queries(
+    path: Path, searched: Collection[str] = (), max_chars: int | None = None
+) -> dict[str, str]:
+    """Reads the text of each query, by id; a duplicate id is an error.
+
+    Args:
+        path: The file.
+        searched: The ids of queries that are searched: their texts must not be empty.
+        max_chars: Most characters of these.
+    """
+    queries = {}
+    for number, id_, record in _records(path):
+        queries[id_] = text = string(path, number, record, "text")
+        if id_ not in searched:
+            continue
+        if not normalize_text(text):
+            raise field_error(path, number, "text", f"of query '{id_}' is empty", code="empty_text")
+        if max_chars is not None and len(text) > max_chars:
+            reason = (
+                f"of query '{id_}' has {len(text)} characters; the limit is {max_chars}: shorten "
+                "it, or raise CARE_MAX_QUERY_CHARS"
+            )
+            raise field_error(path, number, "text", reason, code="text_too_long")
+    return queries
 
 
 def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -82,30 +102,42 @@ def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Reads judgements: scores by document id, by query id; a file without any is a DataError."""
+    """Reads judgements: scores by document id, by query id.
+
+    A file without any, and two different judgements of a document for a query, are a DataError.
+    """
     qrels: Qrels = {}
-    lines = read_text(path).removesuffix("\n").split("\n")
-    for number, row in enumerate(csv.reader(lines, delimiter="\t"), start=1):
+    for number, row in read_tsv(path):
         if number == 1 and row[:1] == ["query-id"]:
             continue
         try:
-            query, document, score = row
-            qrels.setdefault(query, {})[document] = int(score)
+            query, document, text = row
+            score = int(text)
         except ValueError as error:
             reason = "must be query-id, corpus-id and a whole-number score, tab-separated"
             raise record_error(path, number, reason, code="not_qrels") from error
+        if qrels.setdefault(query, {}).setdefault(document, score) != score:
+            reason = (
+                f"judges document '{document}' for query '{query}' otherwise than an earlier line: "
+                "keep one of both"
+            )
+            raise record_error(path, number, reason, code="contradiction")
     if not qrels:
         raise DataError.at(path, "has no judgements", "no_judgements")
     return qrels
 
 
-def read_judged_queries(queries: Path, qrels: Path) -> tuple[dict[str, str], Qrels]:
+def read_judged_queries(
+    queries: Path, qrels: Path, max_chars: int | None = None
+) -> tuple[dict[str, str], Qrels]:
     """Reads judgements and the texts of their queries, both by query id in the same order.
 
     Raises:
-        DataError: If a file is wrong, or the judgements reference an unknown query.
+        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
+            is empty or longer than `max_chars`.
     """
-    judgements, texts = read_qrels(qrels), read_queries(queries)
+    judgements = read_qrels(qrels)
+    texts = read_queries(queries, judgements, max_chars)
     check_judged(qrels, dict.fromkeys(judgements, ()), texts, ())
     return {id_: texts[id_] for id_ in judgements}, judgements
 

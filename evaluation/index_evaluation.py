@@ -10,6 +10,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from core import documents
+from core.choices import DEFAULT_QUERY_CHARS
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import sha256_file
@@ -170,6 +171,7 @@ def evaluate_index(
     qrels: Path,
     weights: Sequence[float] = (),
     rerank: Mapping[str, str] | None = None,
+    max_query_chars: int = DEFAULT_QUERY_CHARS,
 ) -> IndexEvaluation:
     """Starts the service on the active version of an index and scores its modes, and BM25.
 
@@ -186,12 +188,14 @@ def evaluate_index(
         weights: Weights of full text to compare; they need an index with full text.
         rerank: Settings of the server that ranks hits again, such as `RERANK_URL`; without it
             late interaction does, if pair and index have token vectors.
+        max_query_chars: Most characters of a query.
 
     Raises:
         CareError: If the index does not exist or is damaged, or the service does not start.
-        DataError: If a file is wrong, or the judgements reference an unknown query.
+        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
+            is empty or too long.
     """
-    judged, judgements = read_judged_queries(queries, qrels)
+    judged, judgements = read_judged_queries(queries, qrels, max_query_chars)
     root = Path(indexes)
     folder = index_folder(root, index) / current_version(root, index)
     manifest = read_manifest(folder)
@@ -200,7 +204,8 @@ def evaluate_index(
         raise CareError(message, code="mode_not_available")
     chunks = DocumentReader(folder / documents.FILE_NAME)
     timed = list(judged.values())[:: math.ceil(len(judged) / _TIMED)]
-    with running_service(indexes, index, pair, **_SETTINGS, **(rerank or {})) as server:
+    settings = {**_SETTINGS, "MAX_QUERY_CHARS": str(max_query_chars), **(rerank or {})}
+    with running_service(indexes, index, pair, **settings) as server:
         served = served_index(server.url)
         if served["version"] != manifest.version:
             message = (

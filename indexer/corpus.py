@@ -1,24 +1,25 @@
 """Finds the files of a corpus, JSONL or Parquet, and reads them record by record."""
 
-import gzip
 import hashlib
 import logging
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.errors import CorpusError
 from core.files import sha256_file
+from core.records import open_lines
 from core.types import Document
 from indexer import limits
-from indexer.records import Reject, parse_line, parse_row
+from indexer.records import FIELDS, Reject, count_ignored, parse_line, parse_row
 
 # Exceptions of the JSON, gzip and Parquet readers for unreadable or malformed files.
 READ_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, pa.ArrowException)
@@ -28,7 +29,7 @@ _SUFFIXES = (".jsonl", f".jsonl{_GZIP}", PARQUET)
 _FORMATS = ".jsonl, .jsonl.gz and .parquet"
 # Rows and bytes that are read at a time.
 _PARQUET_ROWS, _PARQUET_BYTES = 1024, 64 * 1024 * 1024
-_COLUMNS = ["_id", "id", "title", "text", "metadata"]
+_COLUMNS = list(FIELDS)
 # Files that a warning names.
 _NAMED = 5
 
@@ -72,6 +73,12 @@ def corpus_files(corpus: str) -> list[Path]:
     if not files:
         found = f"has no file of {_FORMATS}" if path.is_dir() else "is not a file or does not exist"
         message = f"{corpus} {found}: give a file, a folder or a glob"
+        if links := sorted(p.name for p in path.rglob("*") if p.is_symlink() and p.exists()):
+            more = f" and {len(links) - _NAMED} more" if len(links) > _NAMED else ""
+            message += (
+                f". Links that lead out of the folder are not followed: "
+                f"{', '.join(links[:_NAMED])}{more}; a glob follows them"
+            )
         raise CorpusError(message, code="corpus_missing", path=corpus)
     for file in files:
         if not file.name.endswith(_SUFFIXES):
@@ -129,31 +136,31 @@ def corpus_checksum(files: list[Path]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def read_corpus(files: list[Path], max_chars: int = limits.MAX_TEXT_CHARS) -> Iterator[Record]:
+def read_corpus(
+    files: list[Path],
+    max_chars: int = limits.MAX_TEXT_CHARS,
+    ignored: Counter[str] | None = None,
+) -> Iterator[Record]:
     """Yields the location of each record, and its document or the reason why it is rejected.
 
     Args:
         files: JSONL files, also compressed by gzip, and Parquet files.
         max_chars: Maximum length of a text [characters].
+        ignored: Counts the records by the names of fields that are not read.
 
     Raises:
         CorpusError: If a file cannot be read.
     """
+    ignored = Counter() if ignored is None else ignored
     for file in files:
         try:
             read = _read_parquet if file.suffix == PARQUET else _read_jsonl
-            for number, record in enumerate(read(file, max_chars), start=1):
+            for number, record in enumerate(read(file, max_chars, ignored), start=1):
                 if record:
                     yield Location(str(file), number), record
         except READ_ERRORS as error:
             reason = " ".join(str(error).split())
             raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
-
-
-def open_lines(path: Path) -> BinaryIO:
-    """Opens a JSONL file; one compressed by gzip is decompressed piece by piece as it is read."""
-    # Positions are those in the decompressed file.
-    return cast("BinaryIO", gzip.open(path)) if path.suffix == _GZIP else path.open("rb")
 
 
 def read_byte_range(
@@ -171,7 +178,7 @@ def read_byte_range(
     file.seek(max(start - 1, 0))
     if start:
         _skip_line(file)
-    yield from filter(None, _parse_lines(file, end, max_chars))
+    yield from filter(None, _parse_lines(file, end, max_chars, Counter()))
 
 
 def read_row_group(
@@ -192,12 +199,16 @@ def read_row_group(
         yield list(_parse_batch(batch, max_chars))
 
 
-def _read_jsonl(path: Path, max_chars: int) -> Iterator[Document | Reject | None]:
+def _read_jsonl(
+    path: Path, max_chars: int, ignored: Counter[str]
+) -> Iterator[Document | Reject | None]:
     with open_lines(path) as file:
-        yield from _parse_lines(file, math.inf, max_chars)
+        yield from _parse_lines(file, math.inf, max_chars, ignored)
 
 
-def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Document | Reject | None]:
+def _parse_lines(
+    file: BinaryIO, end: float, max_chars: int, ignored: Counter[str]
+) -> Iterator[Document | Reject | None]:
     """Yields the records of the lines that begin before byte `end`; None for empty lines."""
     limit = limits.MAX_RECORD_BYTES
     while (at := file.tell()) < end and (line := file.readline(limit)):
@@ -205,7 +216,8 @@ def _parse_lines(file: BinaryIO, end: float, max_chars: int) -> Iterator[Documen
             _skip_line(file)
             yield Reject(f"the line is longer than {limit} bytes")
         else:
-            yield parse_line(line, max_chars, first=at == 0) if line.strip() else None
+            first = at == 0
+            yield parse_line(line, max_chars, ignored, first=first) if line.strip() else None
 
 
 def _skip_line(file: BinaryIO) -> None:
@@ -214,8 +226,9 @@ def _skip_line(file: BinaryIO) -> None:
         pass
 
 
-def _read_parquet(path: Path, max_chars: int) -> Iterator[Document | Reject]:
+def _read_parquet(path: Path, max_chars: int, ignored: Counter[str]) -> Iterator[Document | Reject]:
     file = pq.ParquetFile(path)
+    count_ignored(ignored, file.schema_arrow.names, file.metadata.num_rows)
     for number in range(file.num_row_groups):
         rows = _rows_at_a_time(file.metadata.row_group(number))
         # Other columns can be large, or have values that Python cannot represent.
@@ -237,10 +250,10 @@ def _rows_at_a_time(group: pq.RowGroupMetaData) -> int:
 def _parse_batch(batch: pa.RecordBatch, max_chars: int) -> Iterator[Document | Reject]:
     limit = limits.MAX_RECORD_BYTES
     if batch.nbytes <= limit:
-        yield from (parse_row(row, max_chars) for row in batch.to_pylist())
+        yield from (parse_row(row, max_chars) for row in batch.to_pylist(maps_as_pydicts="lossy"))
         return
     for row in (batch.slice(number, 1) for number in range(len(batch))):
         if row.nbytes > limit:
             yield Reject(f"the row is longer than {limit} bytes")
         else:
-            yield parse_row(row.to_pylist()[0], max_chars)
+            yield parse_row(row.to_pylist(maps_as_pydicts="lossy")[0], max_chars)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from core.encoders import Encoder
 from core.errors import CorpusError
+from core.records import open_lines
 from core.text import document_text
 from core.types import Document
 from indexer.build import BuildOptions
@@ -27,7 +28,6 @@ from indexer.corpus import (
     PARQUET,
     READ_ERRORS,
     corpus_files,
-    open_lines,
     read_byte_range,
     read_row_group,
     warn_about_unread,

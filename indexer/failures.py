@@ -172,7 +172,7 @@ def failed_documents(
         message = (
             f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
             f"{max_reject_rate:.1%}); the first that cannot be encoded is document '{id_}': "
-            f"{reason}"
+            f"{reason}. Correct them, or allow more (--max-reject-rate)"
         )
         raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total, id=id_)
     if len(reasons) == staged.documents:

@@ -5,9 +5,10 @@ Real corpora are far below them: they bound what one record can cost a build, an
 cost each request that lists or filters it.
 """
 
-# One line of JSONL or one row of Parquet, in memory: the longest text (a million characters of up
-# to 12 bytes, escaped) with title and metadata. Longer lines are skipped piece by piece.
-MAX_RECORD_BYTES = 16 * 1024 * 1024
+from core.records import MAX_LINE_BYTES
+
+# One line of JSONL or one row of Parquet, in memory. Longer lines are skipped piece by piece.
+MAX_RECORD_BYTES = MAX_LINE_BYTES
 
 MAX_ID_CHARS = 512
 # Titles are encoded in front of the text; encoders read 512 to some thousands of tokens.

@@ -1,9 +1,14 @@
 """Checks of one record of a corpus: a document, or the reason why it cannot be indexed."""
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from typing import Any, NoReturn
 
+from core.records import other_encoding
 from core.text import normalize_text
 from core.types import Document
 from indexer import limits
@@ -16,19 +21,38 @@ class Reject:
     reason: str
 
 
-def parse_line(line: bytes, max_chars: int, *, first: bool) -> Document | Reject:
+# The fields of a record.
+FIELDS = ("_id", "id", "title", "text", "metadata")
+# Names of ignored fields that are counted.
+_COUNTED = 1000
+
+
+def count_ignored(ignored: Counter[str], names: Iterable[str], records: int = 1) -> None:
+    """Counts the fields of records that are not read."""
+    for name in names:
+        if name not in FIELDS and (name in ignored or len(ignored) < _COUNTED):
+            ignored[name] += records
+
+
+def parse_line(
+    line: bytes, max_chars: int, ignored: Counter[str], *, first: bool
+) -> Document | Reject:
     """Returns the document of a line of JSONL, or the reason why it is rejected.
 
     Args:
         line: The line.
         max_chars: Maximum length of a text [characters].
+        ignored: Counts the records by the names of fields that are not read.
         first: Whether the line is the first of its file and may have a byte order mark.
     """
     try:
         text = line.rstrip().decode("utf-8-sig" if first else "utf-8")
-        return _document(json.loads(text, parse_constant=_no_constant), max_chars)
+        record = json.loads(text, parse_constant=_no_constant)
+        document = _document(record, max_chars)
+        count_ignored(ignored, record)
+        return document
     except UnicodeDecodeError as error:
-        return Reject(f"the line is not UTF-8 (byte {error.start + 1})")
+        return Reject(f"the line is not UTF-8 (byte {error.start + 1}): {other_encoding(line)}")
     except json.JSONDecodeError as error:
         return Reject(f"the line is not JSON: {error.msg} (column {error.colno})")
     except RecursionError:
@@ -47,9 +71,33 @@ def parse_row(row: Any, max_chars: int) -> Document | Reject:
         max_chars: Maximum length of a text [characters].
     """
     try:
+        if row.get("metadata") is not None:
+            row = row | {"metadata": _plain(row["metadata"], "metadata")}
         return _document(row, max_chars)
     except _RecordError as fault:
         return Reject(str(fault))
+
+
+def _plain(value: Any, field: str) -> Any:
+    """Returns a typed value of Parquet as JSON has it.
+
+    Dates and times are text in ISO 8601, decimals numbers or, if those are not exact, text.
+    """
+    if isinstance(value, dict):
+        return {str(name): _plain(inner, f"{field}.{name}") for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, field) for inner in value]
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        number = int(value) if value == value.to_integral_value() else float(value)
+        return number if Decimal(repr(number)) == value else str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise _RecordError(
+        f"{field} is of type {type(value).__name__}, which JSON does not have: convert it to text "
+        "or to a number"
+    )
 
 
 class _RecordError(ValueError):

@@ -10,10 +10,13 @@ rejects.jsonl    file, line and reason of each rejected record
 
 import itertools
 import json
+import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +40,10 @@ from indexer.records import Reject
 
 SUMMARY = "corpus.json"
 REJECTS = "rejects.jsonl"
+
+# Fields that a warning names.
+_NAMED = 5
+_log = logging.getLogger(__name__)
 
 _TEXTS = "texts.npy"
 _VECTORS = "vectors.npy"
@@ -103,6 +110,7 @@ def stage(
     accepted = rows = rejected = 0
     first_reject = ""
     fields: set[str] = set()
+    unfilterable: Counter[str] = Counter()
     with (
         scratch(folder, DIGEST) as texts,
         scratch(folder, DIGEST) as id_digests,
@@ -126,6 +134,7 @@ def stage(
                 accepted += 1
                 metadata = parts[0].metadata.items()
                 fields.update(name for name, value in metadata if value is not None)
+                unfilterable.update(name for name, value in metadata if _is_nested(value))
                 if len(fields) > MAX_INDEX_FIELDS:
                     message = (
                         f"{location}: the corpus has more than {MAX_INDEX_FIELDS} different "
@@ -154,10 +163,11 @@ def stage(
             message = (
                 f"{rejected} of {total} records are rejected ({rejected / total:.1%}, allowed "
                 f"{max_reject_rate:.1%}); the first is {first_reject}; all are listed in "
-                f"{folder / REJECTS}"
+                f"{folder / REJECTS}: correct them, or allow more (--max-reject-rate)"
             )
             raise CorpusError(message, code="too_many_rejects", rejected=rejected, total=total)
         ids.check(folder)
+        _warn("metadata that filters cannot use, as they are objects", unfilterable)
         equal = first_occurrences(texts.array(), folder)
         first_rows = unique_positions(equal, folder)
         np.save(folder / _TEXTS, first_rows)
@@ -173,6 +183,11 @@ def stage(
     )
     write_staged(folder, staged)
     return staged
+
+
+def _is_nested(value: Any) -> bool:
+    values = value if isinstance(value, list) else (value,)
+    return any(isinstance(each, dict | list) for each in values)
 
 
 def write_staged(folder: Path, staged: StagedCorpus) -> None:
@@ -247,8 +262,19 @@ def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
     Raises:
         CorpusError: If a file cannot be read.
     """
-    records = read_corpus(files, max_text_chars(chunked=chunker is not None))
-    return ((location, split_record(record, chunker)) for location, record in records)
+    ignored: Counter[str] = Counter()
+    records = read_corpus(files, max_text_chars(chunked=chunker is not None), ignored)
+    for location, record in records:
+        yield location, split_record(record, chunker)
+    _warn("fields that are not read: put what filters or readers need into metadata", ignored)
+
+
+def _warn(about: str, records: Counter[str]) -> None:
+    """Logs one warning that names fields, the most frequent first, and counts their records."""
+    if records:
+        named = ", ".join(f"{name} ({n:,} records)" for name, n in records.most_common(_NAMED))
+        more = f" and {len(records) - _NAMED} more" if len(records) > _NAMED else ""
+        _log.warning("%s: %s%s", about, named, more)
 
 
 class _Ids:

@@ -9,7 +9,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_PAIRS, SearchDevice
+from core.choices import (
+    DEFAULT_INDEXES,
+    DEFAULT_PAIR,
+    DEFAULT_PAIRS,
+    DEFAULT_QUERY_CHARS,
+    SearchDevice,
+)
 from core.cpus import available_cpus
 from core.errors import CareError
 from models.encoders.providers import BATCH_TOKENS, ProviderName
@@ -91,7 +97,7 @@ class Settings(BaseSettings):
     504. A request to /v1/embeddings has this time for each `CARE_MAX_BATCH` texts."""
     max_requests: AtLeast1 = 1024
     """Most requests at once, whose bodies have arrived; one more gets 503."""
-    max_query_chars: AtLeast1 = 2000
+    max_query_chars: AtLeast1 = DEFAULT_QUERY_CHARS
     """Longest query, or text to encode [characters]."""
     channel_timeout_ms: AtLeast1 = 200
     """Longest time that a hybrid search waits for full text once the vector of its query is ready

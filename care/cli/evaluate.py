@@ -11,7 +11,7 @@ import typer
 from care.cli.options import Index, Indexes, Json, PairName
 from care.cli.output import note, show
 from care.extras import require
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_QUERY_CHARS
 
 if TYPE_CHECKING:
     from evaluation.index_evaluation import IndexEvaluation
@@ -60,6 +60,14 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
     ] = None,
+    max_query_chars: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            envvar="CARE_MAX_QUERY_CHARS",
+            help="Most characters of a query; longer ones are an error.",
+        ),
+    ] = DEFAULT_QUERY_CHARS,
     json_: Json = False,
 ) -> None:
     """Compare the modes of an index over HTTP with BM25, and suggest a min_score.
@@ -90,6 +98,7 @@ def evaluate(
         qrels,
         [float(part) for part in (weights or "").split(",") if part],
         rerank,
+        max_query_chars,
     )
     if result.warning:
         note(f"warning: {result.warning}")

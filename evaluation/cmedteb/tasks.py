@@ -221,7 +221,11 @@ def read_sts(path: Path) -> PairData:
         data.first.append(normalize_text(string(path, number, record, "text1")))
         data.second.append(normalize_text(string(path, number, record, "text2")))
         label = record.get("label")
-        if not isinstance(label, int | float) or not math.isfinite(label):
+        if (
+            isinstance(label, bool)
+            or not isinstance(label, int | float)
+            or not math.isfinite(label)
+        ):
             raise field_error(path, number, "label", "is missing or not a number")
         data.label.append(float(label))
     if len(set(data.label)) < 2:

@@ -1,12 +1,15 @@
+import gzip
 from pathlib import Path
 
 import pytest
 
 from core.errors import DataError
 from core.records import (
+    MAX_LINE_BYTES,
     duplicate_error,
     read_jsonl,
     read_text,
+    read_tsv,
     record_id,
     string,
     write_csv,
@@ -70,3 +73,49 @@ def test_tables_are_written_and_formulas_are_escaped(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_jsonl(tmp_path / "a.jsonl", fails())  # type: ignore[arg-type]
     assert (tmp_path / "a.jsonl").read_text("utf-8") == '{"a": "二"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b'{"a": ' + b"1" * 5000 + b"}", "not_json"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not_json"),
+        (b'{"a": NaN}', "not_json"),
+        (b'{"a": -Infinity}', "not_json"),
+        ('{"a": "高血压"}'.encode("gb18030"), "not_utf8"),
+        ('{"a": "高血压"}'.encode("utf-16"), "not_utf8"),
+        (b'{"a": "' + b"x" * MAX_LINE_BYTES + b'"}', "line_too_long"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_line_that_cannot_be_read_is_named(
+    tmp_path: Path, line: bytes, code: str, suffix: str
+) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    content = b'{"a": 1}\n\n' + line + b"\n"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    with raises(DataError, code, path=path, line=3):
+        list(read_jsonl(path))
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"a": 1}\n' * 1000)[:-20]])
+def test_a_damaged_gzip_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(content)
+    with raises(DataError, "unreadable", path=path):
+        list(read_jsonl(path))
+
+
+def test_a_text_with_half_a_surrogate_pair_is_named() -> None:
+    with raises(DataError, "bad_field", line=1, field="text"):
+        string(Path("a.jsonl"), 1, {"text": "a\ud83d"}, "text")
+
+
+def test_quotes_of_tables_have_no_meaning(tmp_path: Path) -> None:
+    rows = [("a", '"b'), ('c"d"', "e "), ("'", '""')]
+    write_tsv(tmp_path / "a.tsv", rows)
+    assert [fields for _, fields in read_tsv(tmp_path / "a.tsv")] == [list(row) for row in rows]
+    for wrong in ("a\tb", "a\nb", "a\rb"):
+        with raises(DataError, "bad_record", line=1):
+            write_tsv(tmp_path / "b.tsv", [(wrong, 1)])
+    assert not (tmp_path / "b.tsv").exists()

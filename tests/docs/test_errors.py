@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT
 PAGE = ROOT / "docs" / "reference" / "errors.md"
 PACKAGES = (
     *("care", "core", "curation", "deploy", "evaluation", "indexer", "loadtest", "models"),
-    *("service", "stores", "training"),
+    *("service", "stores", "training", "clients/python/care_client"),
 )
 CODE = re.compile(r"[a-z]+(_[a-z0-9]+)*")
 # Functions that make an error: the code is the last or the first argument.
@@ -18,10 +18,10 @@ FIRST = re.compile(r"(RequestError|_reject|_wrong)$")
 ASSIGNED = {"code", "default_code"}
 TABLES = {"_CODES"}
 # Codes that are made from the kind of what is wrong, and names of HTTP statuses.
-COMPOSED = {"unknown_query", "unknown_document", "no_examples", "no_texts"}
+COMPOSED = {"unknown_query", "unknown_document", "no_examples", "no_texts", "http_STATUS"}
 STATUSES = {"not_found", "method_not_allowed"}
-# A kind of Redis's errors, in metrics.
-NO_CODES = {"value"}
+# A kind of errors of Redis, in metrics, and of a field, as pydantic names it.
+NO_CODES = {"value", "value_error"}
 
 
 def listed() -> set[str]:

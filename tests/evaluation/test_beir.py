@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from evaluation.beir import (
     beir_paths,
     check_judged,
     read_documents,
+    read_judged_queries,
     read_qrels,
     read_queries,
     write_beir,
@@ -106,3 +108,34 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(json.dumps({"_id": "q", "text": "文"}, ensure_ascii=False).encode("gb18030"))
     with raises(DataError, code="not_utf8", path=path):
         read_queries(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_judgements_may_have_a_mark_blank_lines_and_quotes(tmp_path: Path, suffix: str) -> None:
+    content = '\ufeffquery-id\tcorpus-id\tscore\r\n\r\nq1\t"d1\t1\r\nq1\td2\t0\n\nq1\t"d1\t1\n\n'
+    path = tmp_path / f"qrels.tsv{suffix}"
+    path.write_bytes(gzip.compress(content.encode()) if suffix else content.encode())
+    assert read_qrels(path) == {"q1": {'"d1': 1, "d2": 0}}
+
+
+def test_two_judgements_of_a_pair_that_differ_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.tsv"
+    path.write_text("q1\td1\t1\nq2\td1\t0\nq1\td1\t0\n")
+    with raises(DataError, "contradiction", path=path, line=3):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("痛" * 11, "text_too_long"), (" \u200b", "empty_text"), ("", "empty_text")]
+)
+def test_a_query_that_cannot_be_searched_is_named_if_it_is_judged(
+    tmp_path: Path, text: str, code: str
+) -> None:
+    records = [{"_id": "q1", "text": "头痛" * 5}, {"_id": "q2", "text": text}]
+    queries = write_jsonl(tmp_path / "queries.jsonl", records)
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("q1\td1\t1\n")
+    assert read_judged_queries(queries, qrels, 10)[0] == {"q1": "头痛" * 5}
+    qrels.write_text("q1\td1\t1\nq2\td1\t1\n")
+    with raises(DataError, code, path=queries, line=2, field="text"):
+        read_judged_queries(queries, qrels, 10)

@@ -4,8 +4,11 @@ import json
 import logging
 import os
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import CorpusError
+from core.records import other_encoding
 from core.types import Document
 from indexer import corpus, limits
 from indexer.corpus import (
@@ -28,10 +32,11 @@ from indexer.corpus import (
     warn_about_unread,
 )
 from indexer.records import Reject
-from tests.conftest import make_records, write_jsonl
+from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
 
 GOOD = b'{"_id": "a", "text": "x"}'
+ADVICE = other_encoding(b"")
 
 
 @contextmanager
@@ -67,8 +72,8 @@ def record(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"_id": "b", "text": "\xff"}', "the line is not UTF-8 (byte 23)"),
-        ("{'_id': '发热'}".encode("gb18030"), "the line is not UTF-8 (byte 10)"),
+        (b'{"_id": "b", "text": "\xff"}', f"the line is not UTF-8 (byte 23): {ADVICE}"),
+        ("{'_id': '发热'}".encode("gb18030"), f"the line is not UTF-8 (byte 10): {ADVICE}"),
         (b'{"_id": "b", "text": "y"', "the line is not JSON: Expecting ',' delimiter (column 25)"),
         (b"\x00", "the line is not JSON: Expecting value (column 1)"),
         (GOOD + GOOD, "the line is not JSON: Extra data (column 26)"),
@@ -501,3 +506,86 @@ def test_the_checksum_depends_only_on_contents_and_order(tmp_path: Path) -> None
     a, b, c = paths
     assert corpus_checksum([a, b]) == corpus_checksum([c, b])
     assert len({corpus_checksum(files) for files in ([a], [b], [a, b], [b, a], [a, c])}) == 5
+
+
+RECORDS = [{"_id": str(i), "text": "头痛", "department": "神经科"} for i in range(3)]
+
+
+def test_fields_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [*RECORDS, {"_id": "9", "text": "头痛", "year": 1}])
+    pq.write_table(pa.Table.from_pylist(RECORDS[:2]), tmp_path / "b.parquet")
+    ignored: Counter[str] = Counter()
+    found = list(read_corpus([tmp_path / "a.jsonl", tmp_path / "b.parquet"], ignored=ignored))
+    assert len(found) == 6
+    assert ignored == {"department": 5, "year": 1}
+
+
+def test_ignored_and_nested_fields_are_named_once(
+    build_version: Builder, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = [r | {"metadata": {"author": {"name": "a"}, "year": 1}} for r in RECORDS]
+    build_version(nested)
+    (ignored,) = [r for r in caplog.records if "department" in r.getMessage()]
+    (objects,) = [r for r in caplog.records if "author" in r.getMessage()]
+    assert "(3 records)" in ignored.getMessage()
+    assert "(3 records)" in objects.getMessage()
+    assert "year" not in objects.getMessage()
+
+
+def test_typed_values_of_parquet_become_values_of_json(tmp_path: Path) -> None:
+    metadata = {
+        "day": date(2020, 1, 31),
+        "at": datetime(2020, 1, 31, 8, 30, tzinfo=UTC),
+        "clock": time(8, 30),
+        "price": Decimal("12.50"),
+        "count": Decimal("3"),
+        "exact": Decimal("0.12345678901234567890"),
+        "days": [date(2020, 2, 1)],
+    }
+    schema = pa.schema(
+        {
+            "_id": pa.string(),
+            "text": pa.string(),
+            "metadata": pa.struct(
+                [
+                    *pa.Table.from_pylist([metadata]).schema,
+                    pa.field("labels", pa.map_(pa.string(), pa.int64())),
+                ]
+            ),
+        }
+    )
+    row = {"_id": "1", "text": "头痛", "metadata": metadata | {"labels": [("a", 1), ("b", 2)]}}
+    pq.write_table(pa.Table.from_pylist([row], schema), tmp_path / "c.parquet")
+    ((_, found),) = read_corpus([tmp_path / "c.parquet"])
+    assert isinstance(found, Document)
+    assert found.metadata == {
+        "day": "2020-01-31",
+        "at": "2020-01-31T08:30:00+00:00",
+        "clock": "08:30:00",
+        "price": 12.5,
+        "count": 3,
+        "exact": "0.12345678901234567890",
+        "days": ["2020-02-01"],
+        "labels": {"a": 1, "b": 2},
+    }
+
+
+@pytest.mark.parametrize("value", [b"\x00\x01", timedelta(days=1)])
+def test_a_value_that_json_does_not_have_is_a_reject_that_names_it(
+    tmp_path: Path, value: object
+) -> None:
+    row = {"_id": "1", "text": "头痛", "metadata": {"odd": {"inner": value}}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "c.parquet")
+    ((_, found),) = read_corpus([tmp_path / "c.parquet"])
+    assert isinstance(found, Reject)
+    assert "metadata.odd.inner" in found.reason
+
+
+def test_a_folder_of_links_names_them(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "base.jsonl", RECORDS)
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "data.jsonl").symlink_to(tmp_path / "base.jsonl")
+    with raises(CorpusError, "corpus_missing") as caught:
+        corpus_files(str(tmp_path / "hub"))
+    assert "data.jsonl" in str(caught.value)
+    assert len(corpus_files(str(tmp_path / "hub" / "*.jsonl"))) == 1

@@ -107,7 +107,7 @@ def test_scores_warning_and_suggestion_are_shown(
     more = ["--weights", "0.1,0.2", "--rerank-url", "http://r", "--output", str(output)]
     assert main([*command, *more]) == 0
     server = {"RERANK_URL": "http://r", "RERANK_KEY": "secret", "RERANK_TRUNCATE_TOKENS": "512"}
-    assert given[-2:] == [[0.1, 0.2], server]
+    assert given[-3:] == [[0.1, 0.2], server, 2000]
     shown = capsys.readouterr()
     assert "0.7500" in shown.out and "0.5000" in shown.out and "0.8123" in shown.out
     for part in (
