@@ -52,7 +52,7 @@ def load_pair(name: str, pairs: Path | None = None) -> Pair:
     else:
         path = trained if trained.is_file() else REGISTRY / f"{name}.toml"
     try:
-        data = tomllib.loads(read_small(path, _MAX_BYTES).decode())
+        data = tomllib.loads(read_small(path, _MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
         if name.endswith(".toml"):
             reason = (

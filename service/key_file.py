@@ -90,7 +90,7 @@ class KeyFile:
 
 
 def _parse(content: bytes) -> ApiKeys:
-    lines = content.decode(errors="replace").splitlines()
+    lines = content.decode("utf-8-sig", errors="replace").splitlines()
     parts = [part for line in lines for part in line.partition("#")[0].split(",")]
     entries = ",".join(part for part in parts if part.strip())
     if not entries:

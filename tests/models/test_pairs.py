@@ -233,3 +233,11 @@ def test_a_written_pair_round_trips(tmp_path: Path) -> None:
         assert read.document == document.model_copy(update=moved)
         assert (read.name, read.description) == (pair.name, pair.description)
         (tmp_path / "lora").mkdir(exist_ok=True)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_pair(tmp_path: Path) -> None:
+    path = tmp_path / "pair.toml"
+    write_pair(load_pair("care-mini"), path)
+    content = path.read_bytes()
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    assert load_pair(str(path)).query == load_pair("care-mini").query

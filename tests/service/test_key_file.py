@@ -57,6 +57,7 @@ def replace(path: Path, text: str) -> None:
     "text",
     [
         f"{SEARCH_KEY}\n{ADMIN_KEY}\n",
+        f"\ufeff{SEARCH_KEY}\r\n{ADMIN_KEY}\r\n",
         f"{SEARCH_KEY},{ADMIN_KEY}",
         f"# of the portal\r\n\r\n  {SEARCH_KEY} ,  # until May\r\n{ADMIN_KEY},\r\n",
     ],
