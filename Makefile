@@ -13,7 +13,8 @@ QUERIES ?= data/sample/queries.jsonl
 QRELS ?= data/sample/qrels/test.tsv
 ADD ?=
 DELETE ?=
-CARE_PORT ?= 8000
+# Kubernetes sets CARE_PORT=tcp://… in pods beside a Service named care.
+CARE_PORT := $(if $(findstring ://,$(CARE_PORT)),8000,$(or $(CARE_PORT),8000))
 # The command line takes precedence over the shell: CARE_INDEX=a make serve INDEX=b serves b.
 CARE_PAIR := $(if $(filter command%,$(origin PAIR)),$(PAIR),$(or $(CARE_PAIR),$(PAIR)))
 CARE_INDEX := $(if $(filter command%,$(origin INDEX)),$(INDEX),$(or $(CARE_INDEX),$(INDEX)))

@@ -43,8 +43,9 @@ The service reads these variables once, at start, and checks them before it load
 variable that begins with `CARE_`, in upper or lower case, is an error that names the nearest
 setting, except `CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services
 named `care…`. One of these is `CARE_PORT=tcp://10.0.0.1:8000`, of a Service named `care`: it is
-ignored with a warning. `enableServiceLinks: false` in the pod, as in `deploy/kubernetes`, avoids
-it.
+ignored with a warning, also by the container's health check and by `make`. To avoid it, set
+`enableServiceLinks: false` in the pod, as in `deploy/kubernetes`, rename the Service, or set
+`CARE_PORT` in the pod.
 
 Requests to servers that a setting or an option names follow `HTTP_PROXY`, `HTTPS_PROXY`,
 `ALL_PROXY` and `NO_PROXY`, in upper or lower case. Requests to loopback addresses and `localhost`

@@ -1,9 +1,10 @@
 """Runs and response times of a search service, over HTTP."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import httpx2
 from tqdm import tqdm
@@ -91,11 +92,11 @@ def search_times(
     all of them before the next one. Errors are those of `search_run`.
     """
     times: dict[str, list[float]] = {name: [] for name in systems}
-    with _client(url) as client:
+    with _Service(url) as service:
         for query in tqdm(queries, desc="response times", unit=" queries"):
             for name, taken in times.items():
                 started = time.perf_counter()
-                response = _send(client, url, "/search", {"query": query, **systems[name]})
+                response = service.send("/search", {"query": query, **systems[name]})
                 taken.append(time.perf_counter() - started)
                 _content(*response)
     return times
@@ -103,8 +104,8 @@ def search_times(
 
 def served_index(url: str) -> dict[str, Any]:
     """Returns what a service tells about the index version that it serves (`GET /index`)."""
-    with _client(url) as client:
-        content: dict[str, Any] = _content(*_send(client, url, "/index"))
+    with _Service(url) as service:
+        content: dict[str, Any] = _content(*service.send("/index"))
     return content
 
 
@@ -114,12 +115,12 @@ def _search(
     """Yields the hits of each query; `fields` are those of each request."""
     ids = list(queries)
     mode = fields.get("mode", "")
-    with _client(url) as client:
+    with _Service(url) as service:
         for start in tqdm(range(0, len(ids), _BATCH), desc=f"{mode} search", unit=" batches"):
             part = ids[start : start + _BATCH]
             shared = {"include": [], **fields}
             body = {"queries": [{"query": queries[id_], **shared} for id_ in part]}
-            results = _content(*_send(client, url, "/search/batch", body))["results"]
+            results = _content(*service.send("/search/batch", body))["results"]
             for id_, result in zip(part, results, strict=True):
                 if mode and (failed := result["failed_channels"]):
                     message = f"query '{id_}': the channel {failed[0]} of the search failed or was "
@@ -132,31 +133,51 @@ def _document(hit: Mapping[str, Any]) -> str:
     return str(hit.get("parent", hit["id"]))
 
 
-def _client(url: str) -> httpx2.Client:
-    # Compressed responses would have no bound in memory.
-    headers = {"Accept-Encoding": "identity"}
-    return http_client(httpx2.Client, url, timeout=_SECONDS, headers=headers)
+class _Service:
+    """The connections to a service; not for use in a running event loop."""
 
+    def __init__(self, url: str) -> None:
+        self._url = url
+        # Compressed responses would have no bound in memory.
+        headers = {"Accept-Encoding": "identity"}
+        self._client = http_client(httpx2.AsyncClient, url, timeout=None, headers=headers)
+        self._runner = asyncio.Runner()
 
-def _send(
-    client: httpx2.Client, url: str, path: str, body: Mapping[str, Any] | None = None
-) -> tuple[httpx2.Response, bytes]:
-    """Sends a GET, or a POST of JSON; returns the response and its body."""
-    end, content = time.monotonic() + _SECONDS, bytearray()
-    method, address = "GET" if body is None else "POST", url.rstrip("/") + path
-    try:
-        with client.stream(method, address, json=body) as response:
-            for piece in response.iter_raw():
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._runner as runner:
+            runner.run(self._client.aclose())
+
+    def send(
+        self, path: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[httpx2.Response, bytes]:
+        """Sends a GET, or a POST of JSON; returns the response and its body."""
+        try:
+            return self._runner.run(self._exchange(path, body))
+        except (TimeoutError, httpx2.TransportError, httpx2.InvalidURL) as error:
+            message = f"{self._url} cannot be reached ({type(error).__name__}): start the service"
+            raise CareError(message, code="service_unreachable", url=self._url) from error
+
+    async def _exchange(
+        self, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[httpx2.Response, bytes]:
+        content = bytearray()
+        method, address = "GET" if body is None else "POST", self._url.rstrip("/") + path
+        # The head of a response can be as slow as its body.
+        async with (
+            asyncio.timeout(_SECONDS),
+            self._client.stream(method, address, json=body) as response,
+        ):
+            async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > _BYTES:
-                    message = f"{url} returned more than {_BYTES} bytes: is it a search service?"
+                    message = (
+                        f"{self._url} returned more than {_BYTES} bytes: is it a search service?"
+                    )
                     raise CareError(message, code="search_failed", limit=_BYTES)
-                if time.monotonic() > end:
-                    raise httpx2.ReadTimeout(f"no response within {_SECONDS:.0f} s")
-    except (httpx2.TransportError, httpx2.InvalidURL) as error:
-        message = f"{url} cannot be reached ({type(error).__name__}): start the service"
-        raise CareError(message, code="service_unreachable", url=url) from error
-    return response, bytes(content)
+        return response, bytes(content)
 
 
 def _content(response: httpx2.Response, body: bytes) -> Any:

@@ -278,8 +278,8 @@ def ignored_port() -> str:
     if not _OF_KUBERNETES.match(f"CARE_PORT={os.environ.get('CARE_PORT', '')}"):
         return ""
     return (
-        "CARE_PORT is the address of a Kubernetes Service named care, and is ignored: set "
-        "enableServiceLinks: false in the pod, or set CARE_PORT there to a port"
+        "CARE_PORT is the address of a Kubernetes Service named care, and is ignored: rename the "
+        "Service, set enableServiceLinks: false in the pod, or set CARE_PORT there to a port"
     )
 
 

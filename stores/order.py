@@ -79,6 +79,11 @@ def with_ties(
     return np.concatenate([best[0], more[0][tied]]), np.concatenate([best[1], more[1][tied]])
 
 
+def depth_for(k: int) -> int:
+    """Returns how many rows are searched for k hits: one more shows whether the last are tied."""
+    return max(k, DEPTH) + 1
+
+
 def are_cut(found: ScoredRows, k: int, available: int) -> bool:
     """Returns whether `with_ties` may have left out rows with the score of the last ones."""
     count = len(found[0])

@@ -86,6 +86,22 @@ def test_variables_become_options() -> None:
     assert given["factories"] == ["IVF4,SQ8"]
 
 
+@pytest.mark.parametrize(
+    ("words", "given", "port"),
+    [
+        ([], {}, "8000"),
+        ([], {"CARE_PORT": "8001"}, "8001"),
+        ([], {"CARE_PORT": "tcp://10.0.0.1:8080"}, "8000"),
+        (["CARE_PORT=8002"], {"CARE_PORT": "tcp://10.0.0.1:8080"}, "8002"),
+    ],
+)
+def test_the_port_is_not_the_address_of_a_service_of_kubernetes(
+    words: list[str], given: dict[str, str], port: str
+) -> None:
+    show = ["--eval", 'show: ; @echo "$(CARE_PORT) $$CARE_PORT"', "show", *words]
+    assert make(*show, **given).split() == [port, port]
+
+
 def test_training_needs_a_recipe() -> None:
     with pytest.raises(typer.BadParameter):
         commands("train")

@@ -126,18 +126,22 @@ def check_milvus(settings: Settings) -> Finding:
 
 def check_redis(settings: Settings) -> Finding:
     """Sends PING to Redis."""
-    import redis
+    from redis import RedisError
+    from redis.asyncio import Redis
 
     url = _plain(settings.redis_url)
     # Without user and password.
     parts = urlsplit(url)
     place = f"{parts.hostname or parts.path}:{parts.port or 6379}"
+
+    async def ping() -> None:
+        # What listens is unknown: the time of the whole exchange is limited.
+        async with asyncio.timeout(_TIMEOUT), Redis.from_url(url) as client:
+            await client.ping()
+
     try:
-        with redis.Redis.from_url(
-            url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT
-        ) as client:
-            client.ping()
-    except (redis.RedisError, OSError, ValueError) as error:
+        asyncio.run(ping())
+    except (RedisError, OSError, ValueError) as error:
         advice = (
             "Start it, or correct CARE_REDIS_URL; without Redis the service serves, but replicas "
             "share no cache and no rate limit."

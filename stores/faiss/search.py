@@ -15,7 +15,7 @@ from stores.base import ScoredRows
 from stores.faiss.factory import reduced_graph
 from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy, ReleasedError
 from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
-from stores.order import DEPTH, with_ties
+from stores.order import depth_for, with_ties
 from stores.recall import RECALL_K, Parameters
 
 
@@ -180,7 +180,7 @@ class FaissVectors:
         check: Check = no_check,
         first: ScoredRows | None = None,
     ) -> ScoredRows:
-        """Searches for the `_depth` nearest rows, unless they are given as `first`."""
+        """Searches for the `depth_for(k)` nearest rows, unless they are given as `first`."""
         matching = self.count if rows is None else len(rows)
         if matching == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -190,7 +190,7 @@ class FaissVectors:
             found, first = first, None
             return found or self._nearest(query, wanted, rows, check)
 
-        return with_ties(find, min(k, matching), _depth(k), matching)
+        return with_ties(find, min(k, matching), depth_for(k), matching)
 
     def _nearest(
         self, query: FloatArray, wanted: int, rows: RowArray | None, check: Check
@@ -224,7 +224,7 @@ class FaissVectors:
         is busy. Other index types search a batch by other algorithms, whose scores may differ in
         the last digit.
         """
-        graph, wanted = self._approximate, min(_depth(k), self.count)
+        graph, wanted = self._approximate, min(depth_for(k), self.count)
         if (
             self._on_gpu
             or not isinstance(graph, _Graph)
@@ -247,13 +247,8 @@ class FaissVectors:
         return vectors
 
 
-def _depth(k: int) -> int:
-    """Returns how many rows are searched for k hits: one more shows whether the last are tied."""
-    return max(k, DEPTH) + 1
-
-
 def _effort(wanted: int) -> _Effort:
-    return _SHALLOW if wanted <= _depth(0) else _DEEP
+    return _SHALLOW if wanted <= depth_for(0) else _DEEP
 
 
 def _refined(k_factor: int, fetch: int, effort: _Effort) -> int:

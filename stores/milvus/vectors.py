@@ -24,6 +24,7 @@ from stores.milvus.names import (
     rows_expression,
     search_parameters,
 )
+from stores.order import depth_for, with_ties
 from stores.recall import Parameters
 
 _P = ParamSpec("_P")
@@ -45,6 +46,8 @@ _OVERFETCH = 2
 # The rows of a version never change, so only the verification needs strong consistency.
 STRONG, EVENTUALLY = "Strong", "Eventually"
 _READ_ROWS = 1024
+# Most rows of which a search reads the vectors, in 64 requests: 200 MB of 768 dimensions.
+_MOST_READ = 65_536
 
 
 class MilvusVectors:
@@ -85,30 +88,23 @@ class MilvusVectors:
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
 
-        If the graph returns too few matching rows, or more hits are requested than Milvus can
-        return, the vectors of all matching rows are read and compared in this process. Each
-        request has a time-out, and `check` is called before it.
+        Up to 50 hits are taken from one list of candidates. If the graph returns too few matching
+        rows, or more are searched than the 16,384 that Milvus can return, the vectors of all
+        matching rows are read and compared in this process. If more than 65,536 rows match, the
+        hits are only those that the graph returns: 16,384 at most, fewer than k. Each request has a
+        time-out, and `check` is called before it.
 
         A range can have more labels than an expression takes. Then Milvus searches without this
         condition, for more hits, of which those in `rows` are returned.
         """
-        check()
         matching = self._manifest.count if rows is None else len(rows)
-        wanted = min(k, matching)
-        if wanted == 0:
+        if matching == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        if wanted <= MAX_HITS and (rows is None or filter_):
-            expression, complete = labels_expression(self._filters.requirements(filter_ or {}))
-            fetch = wanted
-            if rows is not None and not complete:
-                fetch = min(MAX_HITS, -(-_OVERFETCH * wanted * self._manifest.count // matching))
-            scores, found = self._call(self._nearest, query, fetch, expression)
-            if rows is not None and not complete:
-                passes = np.isin(found, rows, assume_unique=True)
-                scores, found = scores[passes], found[passes]
-            if len(found) >= wanted:
-                return scores[:wanted], found[:wanted]
-        return self._exact(query, wanted, rows, check)
+
+        def find(wanted: int) -> ScoredRows:
+            return self._best(query, wanted, rows, filter_, check)
+
+        return with_ties(find, min(k, matching), depth_for(k), matching)
 
     def search_together(self, queries: FloatArray, k: int) -> None:
         """Returns None: each query is a request of its own."""
@@ -128,6 +124,34 @@ class MilvusVectors:
                 raise IndexVersionError(message, code="row_missing", row=missing[0])
             vectors += [by_row[row] for row in part]
         return np.array(vectors, np.float32).reshape(len(rows), self.dimension)
+
+    def _best(
+        self,
+        query: FloatArray,
+        wanted: int,
+        rows: RowArray | None,
+        filter_: Filter | None,
+        check: Check,
+    ) -> ScoredRows:
+        """Returns the `wanted` nearest of the matching rows, or those that Milvus finds."""
+        matching = self._manifest.count if rows is None else len(rows)
+        is_readable = matching <= _MOST_READ
+        if is_readable and (wanted > MAX_HITS or (rows is not None and not filter_)):
+            return self._exact(query, wanted, rows, check)
+        check()
+        expression, complete = labels_expression(self._filters.requirements(filter_ or {}))
+        # The rows that hits are chosen from afterwards.
+        passing = None if filter_ and complete else rows
+        fetch = wanted
+        if passing is not None:
+            fetch = -(-_OVERFETCH * wanted * self._manifest.count // matching)
+        scores, found = self._call(self._nearest, query, min(fetch, MAX_HITS), expression)
+        if passing is not None:
+            passes = np.isin(found, passing, assume_unique=True)
+            scores, found = scores[passes], found[passes]
+        if len(found) < wanted and is_readable:
+            return self._exact(query, wanted, rows, check)
+        return scores[:wanted], found[:wanted]
 
     def _nearest(self, query: FloatArray, k: int, expression: str) -> ScoredRows:
         (hits,) = self._client.search(

@@ -2,9 +2,11 @@ import gzip
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
@@ -21,8 +23,14 @@ from tests.errors import raises
 @pytest.fixture
 def _in_process(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests reach the application without a server."""
-    # The end of a `with` block of the test client would end the application.
-    monkeypatch.setattr(http, "http_client", lambda *_, **__: nullcontext(client))
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        given = client.request(request.method, request.url.path, content=request.content)
+        return httpx2.Response(given.status_code, stream=httpx2.ByteStream(given.content))
+
+    transport = httpx2.MockTransport(answer)
+    make = partial(httpx2.AsyncClient, transport=transport)
+    monkeypatch.setattr(http, "http_client", lambda *_, **__: make())
 
 
 @pytest.mark.usefixtures("_in_process")
@@ -94,6 +102,12 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
 def drip(handler: BaseHTTPRequestHandler) -> None:
     while not threading.Event().wait(0.1):
         handler.wfile.write(b" ")
+        handler.wfile.flush()
+
+
+def drip_head(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    drip(handler)
 
 
 def packed(handler: BaseHTTPRequestHandler) -> None:
@@ -106,10 +120,11 @@ def packed(handler: BaseHTTPRequestHandler) -> None:
     [
         (endless, "search_failed"),
         (drip, "service_unreachable"),
+        (drip_head, "service_unreachable"),
         (packed, "search_failed"),
         (lambda _: None, "search_failed"),
     ],
-    ids=["endless", "drip", "packed", "empty"],
+    ids=["endless", "drip", "drip head", "packed", "empty"],
 )
 def test_a_response_has_limits_of_time_and_size(
     respond: Callable[[BaseHTTPRequestHandler], None],
@@ -120,9 +135,10 @@ def test_a_response_has_limits_of_time_and_size(
     monkeypatch.setattr(http, "_BYTES", 2**20)
 
     def answer(_: object, handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip" if respond is packed else "identity")
-        handler.end_headers()
+        if respond is not drip_head:
+            handler.send_response(200)
+            handler.send_header("Content-Encoding", "gzip" if respond is packed else "identity")
+            handler.end_headers()
         handler.close_connection = True
         with suppress(OSError):
             respond(handler)

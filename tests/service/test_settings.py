@@ -1,3 +1,5 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -5,9 +7,10 @@ from pydantic import SecretStr, ValidationError
 
 from core.cpus import available_cpus
 from core.errors import CareError
-from service.settings import Settings, read_settings
+from service.settings import Settings, ignored_port, read_settings
 from tests.errors import raises
 
+DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 TWO_ORIGINS = ("https://a.example", "https://b.example")
 VALUES = [
     ("HOST", "::1", "::1"),
@@ -163,6 +166,27 @@ def test_variables_of_other_programs_are_ignored(
     }.items():
         monkeypatch.setenv(name, value)
     assert read_settings() == Settings()
+
+
+@pytest.mark.parametrize("port", [None, "8001", "tcp://10.0.0.7:80", "tcp://[fd00::7]:80"])
+def test_the_health_check_of_the_image_asks_the_port_of_the_service(
+    monkeypatch: pytest.MonkeyPatch, port: str | None
+) -> None:
+    if port:
+        monkeypatch.setenv("CARE_PORT", port)
+    asked: list[int] = []
+
+    def connect(_: str, port: int, timeout: float) -> None:
+        asked.append(port)
+        raise OSError
+
+    monkeypatch.setattr("http.client.HTTPConnection", connect)
+    found = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE.read_text(), re.M)
+    assert found
+    with pytest.raises(OSError):
+        exec(json.loads(found[1])[-1], {})
+    assert asked == [read_settings().port]
+    assert bool(ignored_port()) == (port is not None and port.startswith("tcp:"))
 
 
 def test_milvus_searches_have_separate_threads() -> None:

@@ -2,7 +2,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -155,9 +155,15 @@ def service_port() -> Iterator[int]:
         thread.join()
 
 
+def redis_at(port: int) -> Finding:
+    url = SecretStr(f"redis://127.0.0.1:{port}")
+    return check_redis(Settings(redis_url=url, cache_secret=SecretStr("s")))
+
+
+@pytest.mark.parametrize("check", [lambda port: check_port(Settings(port=port)), redis_at])
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 10_000, b"", b"HTTP/1.1"])
-def test_what_holds_the_port_may_send_anything(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
+def test_what_listens_may_send_anything(
+    sent: bytes, check: Callable[[int], Finding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an end, or so slowly that a time-out of each part would not be reached."""
     monkeypatch.setattr("care.diagnosis.serving._TIMEOUT", 0.5)
@@ -167,13 +173,13 @@ def test_what_holds_the_port_may_send_anything(
         connection, _ = server.accept()
         with connection, suppress(OSError):
             while not ended.wait(0.1):
-                connection.sendall(sent or b"H")
+                connection.sendall(sent or b"+")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve)
         thread.start()
         started = time.monotonic()
-        assert check_port(Settings(port=server.getsockname()[1])).status == "error"
+        assert check(server.getsockname()[1]).status == "error"
         assert time.monotonic() - started < 10
         ended.set()
         thread.join()
