@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -18,34 +17,22 @@ from stores.faiss.scan import CodesScan, ListsScan, Scan, first_hits
 from stores.order import depth_for, with_ties
 from stores.recall import RECALL_K, Parameters
 
-
-class _Effort(NamedTuple):
-    """What an approximate search does for each hit.
-
-    Attributes:
-        overfetch: If a share s of the documents matches a filter, k / s candidates yield k hits on
-            average; this many times as many are requested, so that fewer than k hits are rare.
-        beam: Candidates of a graph search per returned neighbour.
-        growth: Exponent of the growth of scanned lists with the depth.
-    """
-
-    overfetch: float
-    beam: float
-    growth: float
-
-
-# Of searches for up to `DEPTH` hits. They all take one list of candidates, whose effort is about
-# that of a search for 20 hits by `_DEEP`: 0.30 instead of 0.28 ms of a graph (14,950 × 384).
-_SHALLOW = _Effort(2, 2.5, 0.75)
-# A filter that excludes the cluster of the query leaves the most distant neighbours, whose recall
-# is lowest: with 2 candidates recall@10 is 0.990 in this case, with 4 it is 0.997 (80,000 × 64,
-# 4,000 clusters). For 100,000 × 768 vectors in 1,024 lists, a recall of 0.97 needs 64 lists for the
-# 10 nearest and 256 for the 1,000 nearest: an exponent of 0.3. Clusters with fewer documents than
-# the depth need more lists: if one in five documents matches a filter, the recall is 0.97 with 0.4
-# and above 0.99 with 0.6 (60,000 × 64, 3,000 clusters).
-_DEEP = _Effort(2, 4, 0.6)
-# Candidates that are refined for each of up to `DEPTH` hits, unless the ten best need more.
-_REFINED = 4
+# If a share s of the documents matches a filter, k / s candidates yield k hits on average. With
+# twice as many, fewer than k hits are rare.
+_OVERFETCH = 2
+# Candidates of a graph search per returned neighbour. A filter that excludes the cluster of the
+# query leaves the most distant neighbours, whose recall is lowest: with 2 candidates recall@10 is
+# 0.990 in this case, with 4 it is 0.997 (80,000 × 64, 4,000 clusters).
+_BEAM = 4
+# Exponent of the growth of scanned lists with the depth. For 100,000 × 768 vectors in 1,024 lists,
+# a recall of 0.97 needs 64 lists for the 10 nearest and 256 for the 1,000 nearest: an exponent of
+# 0.3. Clusters with fewer documents than the depth need more lists: if one in five documents
+# matches a filter, the recall is 0.97 with 0.4 and above 0.99 with 0.6 (60,000 × 64, 3,000
+# clusters).
+_PROBE_GROWTH = 0.6
+# Cost of a row in a scan with a filter relative to one without, whose instructions compare several
+# rows at once: 0.12 to 0.2 µs and 0.05 µs (100,000 × 384, half of the rows or more).
+_FILTERED_TO_SCANNED = 3
 # Cost of refining a candidate (random access) relative to scanning one (sequential access): 1 µs
 # and 0.03 µs (PQ384x4fs) to 0.07 µs (PQ96x8) for 100,000 × 768 vectors.
 REFINED_TO_SCANNED = 20
@@ -197,16 +184,17 @@ class FaissVectors:
     ) -> ScoredRows:
         check()
         matching = self.count if rows is None else len(rows)
-        fetch, effort = wanted, _effort(wanted)
+        fetch, scanned = wanted, matching
         if matching < self.count:
-            fetch = min(self.count, math.ceil(effort.overfetch * wanted * self.count / matching))
+            fetch = min(self.count, -(-_OVERFETCH * wanted * self.count // matching))
+            scanned *= _FILTERED_TO_SCANNED
         source: _OnGpu | _Graph | _Lists | None = self._approximate
-        if (on_gpu := self._on_gpu) and on_gpu.reaches(fetch, effort):
+        if (on_gpu := self._on_gpu) and on_gpu.reaches(fetch):
             source = on_gpu
-        if source is None or matching <= source.cost(fetch, effort):
+        if source is None or scanned <= source.cost(fetch):
             return self._scan.search(query, wanted, rows, check)
         try:
-            scores, found = source.search(query, fetch, effort)
+            scores, found = source.search(query, fetch)
         except ReleasedError:
             return self._nearest(query, wanted, rows, check)
         if rows is not None:
@@ -225,13 +213,9 @@ class FaissVectors:
         the last digit.
         """
         graph, wanted = self._approximate, min(depth_for(k), self.count)
-        if (
-            self._on_gpu
-            or not isinstance(graph, _Graph)
-            or self.count <= graph.cost(wanted, _effort(wanted))
-        ):
+        if self._on_gpu or not isinstance(graph, _Graph) or self.count <= graph.cost(wanted):
             return None
-        hits = graph.search_all(queries, wanted, _effort(wanted))
+        hits = graph.search_all(queries, wanted)
         complete = hits[1].min(axis=1, initial=0) >= 0
         return [
             self._search(query, k, first=(scores, rows) if whole else None)
@@ -245,17 +229,6 @@ class FaissVectors:
         """
         vectors: FloatArray = self._index.reconstruct_batch(rows)
         return vectors
-
-
-def _effort(wanted: int) -> _Effort:
-    return _SHALLOW if wanted <= depth_for(0) else _DEEP
-
-
-def _refined(k_factor: int, fetch: int, effort: _Effort) -> int:
-    """Returns how many candidates are refined per hit; `k_factor` was chosen for 10 hits."""
-    if effort is _DEEP:
-        return k_factor
-    return max(min(k_factor, _REFINED), math.ceil(RECALL_K * k_factor / fetch))
 
 
 @dataclass
@@ -274,26 +247,21 @@ class _Graph:
     ef_search: int
     k_factor: int = 0
 
-    def cost(self, fetch: int, effort: _Effort) -> float:
+    def cost(self, fetch: int) -> float:
         """Returns the estimated number of vectors that are compared to find `fetch` neighbours."""
-        refined = _refined(self.k_factor, fetch, effort) * fetch
-        return float(self.links * self._beam(fetch, effort) + refined)
+        return float(self.links * self._beam(fetch) + self.k_factor * fetch)
 
-    def search(self, query: FloatArray, fetch: int, effort: _Effort) -> ScoredRows:
-        return first_hits(self.search_all(query[None], fetch, effort))
+    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
+        return first_hits(self.search_all(query[None], fetch))
 
-    def search_all(
-        self, queries: FloatArray, fetch: int, effort: _Effort
-    ) -> tuple[FloatArray, RowArray]:
-        refined = _refined(self.k_factor, fetch, effort)
-        chosen = {"efSearch": self._beam(fetch, effort), "k_factor": refined}
+    def search_all(self, queries: FloatArray, fetch: int) -> tuple[FloatArray, RowArray]:
+        chosen = {"efSearch": self._beam(fetch), "k_factor": self.k_factor}
         scores, rows = self.index.search(queries, fetch, params=search_parameters(chosen))
         return scores, rows
 
-    def _beam(self, fetch: int, effort: _Effort) -> int:
+    def _beam(self, fetch: int) -> int:
         # `ef_search` was chosen for 10 hits; more hits need a wider beam.
-        refined = _refined(self.k_factor, fetch, effort)
-        return max(self.ef_search, math.ceil(max(effort.beam, refined) * fetch))
+        return max(self.ef_search, max(_BEAM, self.k_factor) * fetch)
 
 
 @dataclass
@@ -312,20 +280,17 @@ class _Lists:
     probes: int
     k_factor: int
 
-    def cost(self, fetch: int, effort: _Effort) -> float:
-        scanned: float = self.probed(fetch, effort) * self.index.ntotal / self.n_lists
-        refined = _refined(self.k_factor, fetch, effort) * fetch
-        return self.n_lists + scanned + REFINED_TO_SCANNED * refined
+    def cost(self, fetch: int) -> float:
+        scanned: float = self.probed(fetch) * self.index.ntotal / self.n_lists
+        return self.n_lists + scanned + REFINED_TO_SCANNED * self.k_factor * fetch
 
-    def search(self, query: FloatArray, fetch: int, effort: _Effort) -> ScoredRows:
-        refined = _refined(self.k_factor, fetch, effort)
-        chosen = {"nprobe": self.probed(fetch, effort), "k_factor": refined}
-        parameters = search_parameters(chosen)
+    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
+        parameters = search_parameters({"nprobe": self.probed(fetch), "k_factor": self.k_factor})
         return first_hits(self.index.search(query[None], fetch, params=parameters))
 
-    def probed(self, fetch: int, effort: _Effort) -> int:
-        deeper = max(1.0, fetch / RECALL_K) ** effort.growth
-        filled = effort.beam * fetch * self.n_lists / self.index.ntotal
+    def probed(self, fetch: int) -> int:
+        deeper = max(1.0, fetch / RECALL_K) ** _PROBE_GROWTH
+        filled = _BEAM * fetch * self.n_lists / self.index.ntotal
         wanted: float = max(self.probes * deeper, filled)
         return min(self.n_lists, math.ceil(wanted))
 
@@ -342,16 +307,16 @@ class _OnGpu:
     copy: GpuCopy
     lists: _Lists | None
 
-    def reaches(self, fetch: int, effort: _Effort) -> bool:
+    def reaches(self, fetch: int) -> bool:
         """Returns whether the GPU can find `fetch` neighbours."""
-        probes = self.lists.probed(fetch, effort) if self.lists else 0
+        probes = self.lists.probed(fetch) if self.lists else 0
         return fetch <= MOST_NEIGHBOURS and probes <= MOST_PROBES
 
-    def cost(self, fetch: int, effort: _Effort) -> float:
-        return (self.lists.cost(fetch, effort) if self.lists else self.copy.ntotal) / SPEED
+    def cost(self, fetch: int) -> float:
+        return (self.lists.cost(fetch) if self.lists else self.copy.ntotal) / SPEED
 
-    def search(self, query: FloatArray, fetch: int, effort: _Effort) -> ScoredRows:
+    def search(self, query: FloatArray, fetch: int) -> ScoredRows:
         parameters = None
         if self.lists:
-            parameters = search_parameters({"nprobe": self.lists.probed(fetch, effort)})
+            parameters = search_parameters({"nprobe": self.lists.probed(fetch)})
         return self.copy.search(query, fetch, parameters)

@@ -14,6 +14,7 @@ from core.vectors import truncate_normalize
 from stores.base import ScoredRows
 from stores.faiss.scan import CodesScan, ListsScan, Scan
 from stores.faiss.search import FaissVectors, limit_threads
+from stores.order import DEPTH
 from tests.errors import raises
 
 pytestmark = pytest.mark.e2e
@@ -167,7 +168,7 @@ def recall(graph: Graph, kind: str, k: int = K) -> float:
     return hits / (k * QUERIES)
 
 
-@pytest.mark.parametrize("kind", ["all", "50 %", "30 %", "the query's half of the clusters"])
+@pytest.mark.parametrize("kind", ["all", "50 %", "the query's half of the clusters"])
 def test_a_broad_filter_is_searched_in_the_graph(
     graph: Graph, exact_searches: list[int], kind: str
 ) -> None:
@@ -175,15 +176,17 @@ def test_a_broad_filter_is_searched_in_the_graph(
     assert exact_searches == []
 
 
-@pytest.mark.parametrize("kind", ["the other half of the clusters", "all but the query's cluster"])
+@pytest.mark.parametrize(
+    ("kind", "too_few"), [("the other half of the clusters", 1), ("all but the query's cluster", 0)]
+)
 def test_a_filter_that_excludes_the_query_cluster_keeps_its_recall(
-    graph: Graph, exact_searches: list[int], kind: str
+    graph: Graph, exact_searches: list[int], kind: str, too_few: int
 ) -> None:
     assert recall(graph, kind) >= 0.99
-    assert 0 < len(exact_searches) < QUERIES
+    assert too_few <= len(exact_searches) < QUERIES / 10
 
 
-@pytest.mark.parametrize("kind", ["20 %", "one in a thousand"])
+@pytest.mark.parametrize("kind", ["30 %", "20 %", "one in a thousand"])
 def test_a_selective_filter_is_searched_exactly(
     graph: Graph, exact_searches: list[int], kind: str
 ) -> None:
@@ -229,8 +232,8 @@ def test_a_filter_that_matches_all_rows_changes_nothing(graph: Graph) -> None:
     [
         *(("all", 0.99), ("50 %", 0.99), ("30 %", 0.99), ("20 %", 0.99)),
         ("the query's half of the clusters", 0.99),
-        ("all but the query's cluster", 0.99),
         # The lists with the last neighbours are beyond those of the excluded documents.
+        ("all but the query's cluster", 0.98),
         ("the other half of the clusters", 0.98),
     ],
 )
@@ -339,21 +342,21 @@ def test_requesting_too_many_hits_returns_each_document_once(
         assert sorted(found.tolist()) == list(range(SMALL))
 
 
-@pytest.mark.parametrize("cheap", [{"nprobe": 1}, {"nprobe": 8}])
+# More lists are scanned for the one list of candidates than for ten hits.
+@pytest.mark.parametrize(("probes", "scanned"), [(1, 4), (8, 8)])
 @pytest.mark.parametrize("k_factor", [1, 50])
 def test_the_search_uses_the_parameters_of_the_manifest(
-    tmp_path: Path, small_vectors: FloatArray, cheap: dict[str, int], k_factor: int
+    tmp_path: Path, small_vectors: FloatArray, probes: int, scanned: int, k_factor: int
 ) -> None:
     path = save(tmp_path, small_vectors, "IVF8,PQ4x4fs,RFlat")
-    parameters = cheap | {"k_factor": k_factor}
-    index = FaissVectors(path, parameters)
+    index = FaissVectors(path, {"nprobe": probes, "k_factor": k_factor})
     index._approximate.cost = lambda *_: 0
     same = faiss.IndexRefineSearchParameters(
-        k_factor=k_factor, base_index_params=faiss.SearchParametersIVF(**cheap)
+        k_factor=k_factor, base_index_params=faiss.SearchParametersIVF(nprobe=scanned)
     )
     for query in small_vectors[:50]:
-        _, expected = faiss.read_index(str(path)).search(query[None], 2, params=same)
-        assert index.search(query, 2)[1].tolist() == expected[0].tolist()
+        _, expected = faiss.read_index(str(path)).search(query[None], DEPTH + 1, params=same)
+        assert index.search(query, 2)[1].tolist() == expected[0, :2].tolist()
 
 
 def test_queries_that_are_searched_together_have_the_hits_of_each(
