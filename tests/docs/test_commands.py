@@ -33,7 +33,8 @@ MARKS = {"needs", "file", "prints", "before"}
 SERVERS = (["care", "serve"], ["make", "serve"], ["make", "demo"])
 # Seconds of load, at a rate that a busy machine serves too.
 SHORTER = {"DURATION=30s": "DURATION=5s", "MIN_RATE=50": "MIN_RATE=1"}
-QUERIES_OF_A_SPLIT = 4
+# Queries of each split; `make demo` calibrates with at least 50 in all.
+FEW, ENOUGH = 4, 20
 ENVIRONMENTS = (".venv", ".venv-test", ".venv-check", ".venv-loadtest")
 
 
@@ -125,9 +126,9 @@ class Session:
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     folder = tmp_path / "checkout"
-    make_checkout(folder)
+    make_checkout(folder, ENOUGH if "make demo\n" in page.read_text("utf-8") else FEW)
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("CARE_")]:
         monkeypatch.delenv(name)
@@ -199,7 +200,7 @@ def parse(arguments: list[str], place: str) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-def make_checkout(folder: Path) -> None:
+def make_checkout(folder: Path, queries: int) -> None:
     """Makes a folder with what the pages name: a small sample and recipe, a Makefile, tools."""
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -207,7 +208,7 @@ def make_checkout(folder: Path) -> None:
     for name in ("data", "deploy", "loadtest", "training/recipes"):
         ignored = shutil.ignore_patterns("results", "__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    shrink_sample(folder / "data" / "sample")
+    shrink_sample(folder / "data" / "sample", queries)
     for name in ENVIRONMENTS:
         programs = {
             "python": f'exec {sys.executable} "$@"',
@@ -226,13 +227,13 @@ def make_checkout(folder: Path) -> None:
             (folder / name / stamp).touch()
 
 
-def shrink_sample(folder: Path) -> None:
+def shrink_sample(folder: Path, of_a_split: int) -> None:
     """Keeps some queries of each split, and the documents that are judged for them."""
     documents: set[str] = set()
     queries: set[str] = set()
     for path in (folder / "qrels").glob("*.tsv"):
         header, *rows = path.read_text("utf-8").splitlines()
-        kept = list(dict.fromkeys(row.split("\t")[0] for row in rows))[:QUERIES_OF_A_SPLIT]
+        kept = list(dict.fromkeys(row.split("\t")[0] for row in rows))[:of_a_split]
         rows = [row for row in rows if row.split("\t")[0] in kept]
         path.write_text("\n".join([header, *rows, ""]), "utf-8")
         queries.update(kept)
