@@ -335,10 +335,9 @@ class LoadedIndex:
         else:
             seconds["dense"] = time.perf_counter() - started + (near[1] if near else 0.0)
             cut = are_cut(nearest, k, count)
-            dense = self._ordered(dense)
-            found = fuse(
-                dense, self._ordered(lexical) if by_rank else lexical, self.manifest.fusion
-            )
+            if by_rank or query.explain:
+                dense, lexical = self._ordered(dense), self._ordered(lexical)
+            found = fuse(dense, lexical, self.manifest.fusion)
             if is_limited(query) and not by_rank:
                 weight = found.channels["lexical"][1]
                 bound = _lowest(nearest) + weight * max(0.0, _lowest(lexical))

@@ -65,6 +65,8 @@ def with_ties(
     """
     fetch = min(fetch, available)
     found = search(fetch)
+    if k >= available:
+        return found
     scores = rounded(found[0])
     if len(scores) < k:
         return found
