@@ -11,6 +11,7 @@ Versions are ordered by publication. Their numbers say the order; for versions o
 which have none, parents and then ids do. Clocks of machines do not matter otherwise.
 """
 
+import errno
 import hashlib
 import json
 import re
@@ -42,6 +43,11 @@ _CURRENT = "CURRENT"
 _LINE_BYTES = 1 << 12
 # Files that every version has, apart from its vectors.
 _FILES = ("documents.arrow", "filters.arrow")
+# Errors of a full disk, of too many open files, of too little memory.
+_OF_THE_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 _T = TypeVar("_T")
 _NAME = re.compile(NAME)
 
@@ -348,6 +354,8 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
         try:
             found = sums[name].result()
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
             reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
             raise IndexVersionError.at(folder / name, reason, "unreadable_file") from error
         if found != record.sha256:
@@ -360,13 +368,16 @@ def opening(folder: Path) -> Iterator[None]:
     """Turns every error of the block, which opens a version, into an IndexVersionError.
 
     Libraries raise errors of many kinds for files that they cannot read, also if their checksums
-    are right.
+    are right. A full disk and other limits of the machine are no fault of the version: their errors
+    stay as they are.
     """
     try:
         yield
     except CareError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            raise
         fault = (isinstance(error, OSError) and error.strerror) or type(error).__name__
         reason = f"cannot be opened ({fault}): activate another version, or build the index again"
         raise IndexVersionError.at(folder, reason, "unreadable_version") from error

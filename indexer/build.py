@@ -127,7 +127,9 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         return None
     if manifest is None:
         return None
-    factory = options.factory or default_factory(options.store, manifest.count, spec.dimension)
+    factory = options.factory or default_factory(
+        options.store, manifest.count, spec.dimension, manifest.corpus.unique_texts
+    )
     same = (
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
         and manifest.encoder == spec
@@ -291,7 +293,9 @@ def _write_version(
     vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
     text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
     dimension = document_encoder.spec.dimension
-    factory = options.factory or default_factory(options.store, len(vectors), dimension)
+    factory = options.factory or default_factory(
+        options.store, len(vectors), dimension, len(text_rows)
+    )
     check_factory(options.store, factory, dimension, len(vectors))
     canaries = sample_canaries(reader, text_rows, vectors.take)
     check_canaries(query_encoder, canaries)

@@ -185,7 +185,7 @@ class CorpusSample:
         unread = [part.units - sum(size for size, _ in part.blocks) for part in self._strata]
         number = round(rows.value)
         store = self._options.store
-        factory = self._options.factory or default_factory(store, number, dimension)
+        factory = self._options.factory or default_factory(store, number, dimension, number)
         check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)

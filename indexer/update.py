@@ -75,7 +75,8 @@ def active_manifest(indexes: Path, name: str, stores: VectorStores = FAISS_ONLY)
 
 def requested_factory(manifest: IndexManifest) -> str | None:
     """Returns the index type of a version, or None if it is the default for its size."""
-    default = default_factory(manifest.store, manifest.count, manifest.encoder.dimension)
+    count, different = manifest.count, manifest.corpus.unique_texts
+    default = default_factory(manifest.store, count, manifest.encoder.dimension, different)
     return None if manifest.factory == default else manifest.factory
 
 

@@ -14,9 +14,18 @@ Parameters = Mapping[str, int]
 # -1 if fewer are found.
 Search = Callable[[FloatArray, int, Parameters], RowArray]
 
+# Most rows per distinct vector in a graph, on average. The links of a vector lead to its copies: of
+# 14,950 × 384 a graph has recall@10 0.994 with 8 copies of each and 0.63 with 75 (efSearch 128),
+# and inverted lists have 0.995 with 75, in 0.2 ms.
+_MOST_COPIES = 10
 _CHUNK_ROWS = 16_384
 # Tolerance of scores: of documents with equal vectors, any counts as a correct hit.
 _TIE = 1e-5
+
+
+def has_copies(count: int, different: int) -> bool:
+    """Returns whether `different` vectors have too many copies among `count` for a graph."""
+    return count > _MOST_COPIES * different
 
 
 def choose_parameters(

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from stores.milvus.store import MilvusStore
 
 
-def default_factory(store: StoreName, count: int, dimension: int) -> str:
-    """Returns the default index type of a store for `count` vectors."""
+def default_factory(store: StoreName, count: int, dimension: int, different: int) -> str:
+    """Returns the default index type of a store for `count` vectors of `different` texts."""
     if store == "milvus":
-        return milvus_types.default_factory(count)
-    return faiss_types.default_factory(count, dimension)
+        return milvus_types.default_factory(count, different)
+    return faiss_types.default_factory(count, dimension, different)
 
 
 def check_factory(store: StoreName, factory: str, dimension: int, count: int | None = None) -> None:

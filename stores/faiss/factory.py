@@ -6,6 +6,7 @@ import re
 import faiss
 
 from core.errors import CareError
+from stores.recall import has_copies
 
 # Minimum training vectors per inverted list and per centroid of a product quantiser; with fewer,
 # k-means overfits the sample (FAISS warns below 39).
@@ -34,9 +35,11 @@ _MOST_SCANNED = 1_500_000
 # codes the recall does not exceed 0.987. The graph is built in memory, 3.3 kB per vector: 16 GB at
 # this limit, which is not based on a measurement.
 _GRAPH_OF_VECTORS, _MOST_IN_GRAPH = "HNSW32,Flat", 5_000_000
-# Default type above: 0.2 kB of memory per vector and 1.5 kB mapped from disk. At 100,000 vectors
-# the recall reaches 0.997; with 8-bit refinement it does not exceed 0.989. The build takes an
-# eighth of the graph's time.
+# Default type for vectors that have copies.
+_OF_COPIES = "IVF{lists},Flat"
+# Default type for more vectors: 0.2 kB of memory per vector and 1.5 kB mapped from disk. At 100,000
+# vectors the recall reaches 0.997; with 8-bit refinement it does not exceed 0.989. The build takes
+# an eighth of the graph's time.
 _BEYOND = "IVF{lists},PQ{parts}x4fs,Refine(SQfp16)"
 
 _ID_BYTES = 8
@@ -45,14 +48,14 @@ _LINK_BYTES = 4
 _NODE_BYTES = 8 + 4
 
 
-def default_factory(count: int, dimension: int) -> str:
-    """Returns the default FAISS factory string for `count` vectors."""
+def default_factory(count: int, dimension: int, different: int) -> str:
+    """Returns the default FAISS factory string for `count` vectors, `different` distinct ones."""
     if count * dimension <= _MOST_SCANNED:
         return "Flat"
+    # The power of two nearest to 4 √different balances the costs of choosing and scanning lists.
+    lists = min(2 ** round(math.log2(4 * math.sqrt(different))), count // ROWS_PER_LIST)
     if count < _MOST_IN_GRAPH:
-        return _GRAPH_OF_VECTORS
-    # The power of two nearest to 4 √count balances the costs of choosing and scanning lists.
-    lists = 2 ** round(math.log2(4 * math.sqrt(count)))
+        return _OF_COPIES.format(lists=lists) if has_copies(count, different) else _GRAPH_OF_VECTORS
     parts = dimension if dimension % 2 else dimension // 2
     return _BEYOND.format(lists=lists, parts=parts)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from core.errors import CareError, IndexVersionError
 from core.files import read_small
 from core.filter_rows import Requirement
+from stores.recall import has_copies
 
 COLLECTION = "vectors.milvus"
 
@@ -116,9 +117,9 @@ def search_parameters(parameters: Mapping[str, int], depth: int) -> dict[str, ob
     return {"metric_type": METRIC, "params": beam}
 
 
-def default_factory(count: int) -> str:
-    """Returns the default factory string for `count` vectors."""
-    return "Flat" if count < _FLAT_BELOW else "HNSW32"
+def default_factory(count: int, different: int) -> str:
+    """Returns the default factory string for `count` vectors, `different` of them distinct."""
+    return "Flat" if count < _FLAT_BELOW or has_copies(count, different) else "HNSW32"
 
 
 def check_factory(factory: str) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from core.versions import (
     index_folder,
     list_versions,
     new_current,
+    opening,
     read_manifest,
     read_versions,
     set_current,
@@ -267,3 +269,22 @@ def test_a_missing_or_modified_file_is_named(
         (folder / FILES[0]).write_bytes(content)
     with raises(IndexVersionError, code, path=folder / FILES[0]):
         verify_files(folder, read_manifest(folder))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), OSError),
+        (OSError(errno.EFBIG, "File too large"), OSError),
+        (OSError(errno.EMFILE, "Too many open files"), OSError),
+        (OSError(errno.EIO, "Input/output error"), IndexVersionError),
+        (OSError("no number"), IndexVersionError),
+        (RuntimeError("of a library"), IndexVersionError),
+    ],
+)
+def test_limits_of_the_machine_are_no_fault_of_a_version(
+    tmp_path: Path, error: Exception, kind: type[Exception]
+) -> None:
+    with pytest.raises(Exception) as caught, opening(tmp_path):
+        raise error
+    assert type(caught.value) is kind

@@ -106,6 +106,18 @@ def test_every_index_type_reaches_the_target_recall(
     assert index.ntotal == COUNT
 
 
+@pytest.mark.e2e
+def test_texts_that_occur_many_times_reach_the_target_recall(tmp_path: Path) -> None:
+    different, count, dimension = 200, 15_000, 128
+    values = np.random.default_rng(0).normal(size=(different + 50, dimension)).astype(np.float32)
+    own, queries = np.split(truncate_normalize(values + 0.5, dimension), [different])
+    write_shard(tmp_path, 0, own, [""] * different, tokens=0, truncated=0)
+    vector_of = np.random.default_rng(1).permutation(np.arange(count) % different)
+    vectors = ShardedVectors(tmp_path, 1000, vector_of)
+    index = built(vectors, default_factory(count, dimension, different), tmp_path)
+    assert choose_search(index, vectors, queries, target=0.99).recall >= 0.99
+
+
 @pytest.mark.parametrize("target", [0.5, 0.9, 0.97])
 @pytest.mark.parametrize(
     ("factory", "first", "key"), [("HNSW6", 16, "efSearch"), ("IVF64,Flat", 1, "nprobe")]
@@ -327,29 +339,34 @@ def test_an_invalid_index_file_is_named(tmp_path: Path, content: bytes | None) -
 
 
 @pytest.mark.parametrize(
-    ("count", "dimension", "factory"),
+    ("count", "dimension", "different", "factory"),
     [
-        (1, 768, "Flat"),
-        (1953, 768, "Flat"),
-        (1954, 768, "HNSW32,Flat"),
-        (3906, 384, "Flat"),
-        (3907, 384, "HNSW32,Flat"),
-        (4_999_999, 768, "HNSW32,Flat"),
-        (5_000_000, 768, "IVF8192,PQ384x4fs,Refine(SQfp16)"),
-        (10_000_000, 768, "IVF16384,PQ384x4fs,Refine(SQfp16)"),
-        (100_000_000, 768, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
+        (1, 768, 1, "Flat"),
+        (1953, 768, 1, "Flat"),
+        (1954, 768, 1954, "HNSW32,Flat"),
+        (3906, 384, 3906, "Flat"),
+        (3907, 384, 3907, "HNSW32,Flat"),
+        (3910, 384, 391, "HNSW32,Flat"),
+        (3911, 384, 391, "IVF64,Flat"),
+        (40_000, 384, 200, "IVF64,Flat"),
+        (400, 4096, 39, "IVF10,Flat"),
+        (2000, 768, 1, "IVF4,Flat"),
+        (4_999_999, 768, 4_999_999, "HNSW32,Flat"),
+        (5_000_000, 768, 4_500_000, "IVF8192,PQ384x4fs,Refine(SQfp16)"),
+        (10_000_000, 768, 10_000_000, "IVF16384,PQ384x4fs,Refine(SQfp16)"),
+        (100_000_000, 768, 100_000_000, "IVF32768,PQ384x4fs,Refine(SQfp16)"),
     ],
 )
-def test_the_default_index_type_depends_on_the_cost_of_a_scan(
-    count: int, dimension: int, factory: str
+def test_the_default_index_type_depends_on_the_cost_of_a_scan_and_on_copies(
+    count: int, dimension: int, different: int, factory: str
 ) -> None:
-    assert default_factory(count, dimension) == factory
+    assert default_factory(count, dimension, different) == factory
     check_factory(factory, dimension, count)
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 64, 1023])
 def test_the_chosen_parts_divide_any_dimension(dimension: int) -> None:
-    check_factory(default_factory(10**7, dimension), dimension, 10**7)
+    check_factory(default_factory(10**7, dimension, 10**7), dimension, 10**7)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ from tests.errors import error_code, raises
 
 @pytest.mark.parametrize(("count", "factory"), [(49_999, "Flat"), (50_000, "HNSW32")])
 def test_milvus_searches_few_vectors_exactly_and_many_by_a_graph(count: int, factory: str) -> None:
-    assert default_factory(count) == factory
+    assert default_factory(count, count) == factory
     check_factory(factory)
-    assert default_factory(10**9) == "HNSW32"
-    assert registry.default_factory("faiss", 10**9, 768).startswith("IVF")
+    assert default_factory(10**9, 10**9) == "HNSW32"
+    assert default_factory(10**9, 10**7) == "Flat"
+    assert registry.default_factory("faiss", 10**9, 768, 10**9).startswith("IVF")
 
 
 @pytest.mark.parametrize("factory", ["HNSW3", "HNSW32,SQ8", "IVF1024,SQ8", "flat", ""])
