@@ -4,6 +4,7 @@ The kernel can evict the mapped pages of the arrays from memory. Their files are
 process ends, even if it is killed; a temporary folder at the latest when the next one is made.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -68,8 +69,15 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
     Args:
         parent: Folder to make it in; by default that of the system (`TMPDIR`).
+
+    Raises:
+        OSError: If it cannot be made, for example on a full disk.
     """
-    parent = parent or Path(gettempdir())
+    try:
+        parent = parent or Path(gettempdir())
+    except FileNotFoundError as error:
+        message = "no folder for temporary files can be written: free some space, or set TMPDIR"
+        raise OSError(errno.ENOSPC, message) from error
     for left in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), _locked(left) as facts:
             if facts.st_uid == os.geteuid():
