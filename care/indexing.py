@@ -442,6 +442,10 @@ def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
 
 
 def _document_line(document: Mapping[str, Any], number: int) -> str:
+    if not isinstance(document, Mapping):
+        given = f"document {number} is of type {type(document).__name__}"
+        message = f"{given}: give a mapping with _id and text"
+        raise CorpusError(message, code="bad_document", number=number)
     try:
         return json.dumps(dict(document))
     except (TypeError, ValueError, RecursionError) as error:

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from core.progress import progress_bar
 from core.records import write_json, write_jsonl
 from curation.cleaning import clean_documents, clean_queries, cleaners
 from curation.common import output_folder, shuffled
@@ -51,7 +50,7 @@ def clean_texts(
         folder = output / "cleaned"
         folder.mkdir(exist_ok=True)
         kept = folder / "corpus.jsonl"
-        documents = tqdm(iterate_documents(corpus), desc="clean", unit=" documents")
+        documents = progress_bar("clean", iterate_documents(corpus), unit="documents")
         write_documents(kept, clean_documents(documents, of_documents))
         write_jsonl(output / "pairs.jsonl", _pairs(kept, texts, {texts[id_] for id_ in apart}))
         write_queries(folder / "benchmark.jsonl", {i: t for i, t in texts.items() if i in apart})

@@ -15,11 +15,11 @@ from typing import Any, Literal, cast
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from core.encoders import Role
 from core.errors import CareError, DataError
 from core.files import atomic, sha256_file
+from core.progress import progress_bar
 from core.records import read_jsonl, string, write_json, write_jsonl
 from core.rows import Rows, Texts, offsets_of
 from core.scratch import scratch
@@ -132,7 +132,7 @@ def diversify(
     done = _read_checkpoint(checkpoint, identity, kept)
     index = GrowingIndex(vectors.shape[1], options.flat_limit, threads)
     saved = time.monotonic()
-    with tqdm(total=len(order), desc="diversify", unit=" texts") as progress:
+    with progress_bar("diversify", total=len(order), unit="texts") as progress:
         for start in range(0, len(order), options.block):
             part = slice(start, min(start + options.block, len(order)))
             block = _unit(vectors[order[part]])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -19,9 +18,9 @@ from weakref import WeakValueDictionary
 import httpx2
 import openai
 from pydantic import BaseModel, ValidationError
-from tqdm import tqdm
 
 from core.errors import CareError
+from core.progress import Progress, progress_bar, write_above
 from core.retries import RetryPolicy, TransientError, is_transient, retry_after
 from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
@@ -120,7 +119,7 @@ class LanguageModels:
         }
         self._account.stopped, self._account.changed = None, asyncio.Event()
 
-        async def work(progress: "tqdm[Any]") -> None:
+        async def work(progress: Progress) -> None:
             async with AsyncExitStack() as stack:
                 clients = {
                     name: await stack.enter_async_context(self._client(name)) for name in questions
@@ -133,7 +132,8 @@ class LanguageModels:
                         for _ in range(endpoint.concurrency):
                             group.create_task(session.work(todo, answers[name]))
 
-        with tqdm(total=sum(map(len, answers.values())), desc=title, unit=" answers") as progress:
+        total = sum(map(len, answers.values()))
+        with progress_bar(title, total=total, unit="answers") as progress:
             asyncio.run(work(progress))
         if self._account.stopped:
             raise self._account.stopped
@@ -191,7 +191,7 @@ class _Session:
     account: Account
     endpoint: Endpoint
     client: openai.AsyncOpenAI
-    progress: "tqdm[Any]"
+    progress: Progress
     # Locks of the calls in flight, by key.
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     answers: bool = False  # whether any call succeeded
@@ -266,8 +266,7 @@ class _Session:
     def _report(self, error: TransientError, delay: float) -> None:
         if time.monotonic() - self.reported >= _MESSAGE_INTERVAL:
             self.reported = time.monotonic()
-            message = f"{_place(self.endpoint)} {error.reason}: retrying in {delay:.0f} s"
-            self.progress.write(message, file=sys.stderr)
+            write_above(f"{_place(self.endpoint)} {error.reason}: retrying in {delay:.0f} s")
 
     async def _call(self, key: str, body: dict[str, Any]) -> Outcome:
         endpoint, ledger = self.endpoint, self.account.ledger

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from core.errors import CareError
+from core.progress import progress_bar
 from core.records import field_error, read_jsonl, string, write_json, write_jsonl
 from core.text import normalize_text
 from core.triples import Triple, read_triples
@@ -74,7 +73,7 @@ def _spool(
         for source in config.sources:
             count = counts[source.name]
             chosen = _chosen(source, config.seed)
-            triples = tqdm(_triples(source), desc=source.name, unit=" triples")
+            triples = progress_bar(source.name, _triples(source), unit="triples")
             for number, triple in enumerate(triples):
                 count["read"] += 1
                 if chosen is not None and number not in chosen:

@@ -18,6 +18,7 @@ from core.cli import run
 from core.errors import CareError
 from core.loopback import open_local
 from core.service_process import end_with, start_service
+from core.terminal import shown
 from service.settings import read_settings
 
 DATA = Path("data")
@@ -99,8 +100,8 @@ def _search(url: str, query: str, thresholds: dict[str, float]) -> None:
     for hit in result["hits"]:
         department = hit["metadata"].get("department", "")
         text = hit["text"].replace("\n", " ")
-        print(f"  {hit['rank']}. {hit['score']:.3f}  [{department}] {hit['title']}")
-        print(f"     {text[:72]}{'…' if len(text) > 72 else ''}")
+        print(shown(f"  {hit['rank']}. {hit['score']:.3f}  [{department}] {hit['title']}"))
+        print(shown(f"     {text[:72]}{'…' if len(text) > 72 else ''}"))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,11 @@ override them.
 _CLI = """# Command line
 
 `care` is the only command; `python -m care` is the same. With `--json` a command prints one JSON
-object on standard output. Progress, warnings and hints go to standard error.
+object on standard output. Progress, warnings and hints go to standard error: bars on a terminal,
+a line each 30 seconds in a log.
+
+Characters that act on a terminal or change the direction of its text, and those that its encoding
+lacks, are shown as escapes such as `\\x1b` and `\\u202e`; JSON stays valid in each encoding.
 
 | exit status | meaning |
 |---|---|

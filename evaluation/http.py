@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import httpx2
-from tqdm import tqdm
 
 from core.errors import CareError
+from core.progress import progress_bar
 from core.types import Mode
 from evaluation.beir import Run
 from models.servers import http_client
@@ -93,7 +93,7 @@ def search_times(
     """
     times: dict[str, list[float]] = {name: [] for name in systems}
     with _Service(url) as service:
-        for query in tqdm(queries, desc="response times", unit=" queries"):
+        for query in progress_bar("response times", queries, unit="queries"):
             for name, taken in times.items():
                 started = time.perf_counter()
                 response = service.send("/search", {"query": query, **systems[name]})
@@ -116,7 +116,8 @@ def _search(
     ids = list(queries)
     mode = fields.get("mode", "")
     with _Service(url) as service:
-        for start in tqdm(range(0, len(ids), _BATCH), desc=f"{mode} search", unit=" batches"):
+        starts = range(0, len(ids), _BATCH)
+        for start in progress_bar(f"{mode} search", starts, unit="batches"):
             part = ids[start : start + _BATCH]
             shared = {"include": [], **fields}
             body = {"queries": [{"query": queries[id_], **shared} for id_ in part]}

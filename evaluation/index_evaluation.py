@@ -52,9 +52,12 @@ class JudgementCoverage:
     judged_documents: int
     judged_documents_not_indexed: int
     queries_without_indexed_answer: int  # no relevant document is indexed: they can only score 0
+    relevant_documents: int  # judged above 0 for some query
 
     def warning(self, index: str) -> str | None:
-        """Returns a sentence about judged documents that the index lacks, or None."""
+        """Returns a sentence about judgements that are all 0 or that the index lacks, or None."""
+        if not self.relevant_documents:
+            return "no judgement is above 0, so every score is 0: check the file of judgements"
         if not self.judged_documents_not_indexed:
             return None
         return (
@@ -131,7 +134,7 @@ class IndexEvaluation:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about judged documents that the index lacks, or None if it lacks none."""
+        """The sentence of `coverage`, or None if there is nothing to warn of."""
         return self.coverage.warning(self.index)
 
     def as_json(self) -> dict[str, Any]:
@@ -299,5 +302,8 @@ def judgement_coverage(qrels: Qrels, chunks: Iterable[Document]) -> JudgementCov
         queries_without_indexed_answer=sum(
             not any(grade > 0 and id_ in indexed for id_, grade in grades.items())
             for grades in qrels.values()
+        ),
+        relevant_documents=len(
+            {id_ for grades in qrels.values() for id_, grade in grades.items() if grade > 0}
         ),
     )

@@ -29,6 +29,7 @@ from core.errors import CareError
 from core.files import sha256_file
 from core.provenance import environment
 from core.records import write_json
+from core.terminal import shown
 from loadtest.measurement import Client, Measurement, measure
 from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
@@ -138,8 +139,7 @@ def plot_latency(
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status, 1 if the lowest rate was not sustained."""
-    options = _parser().parse_args(arguments)
-    return run(lambda: uvloop.run(_measure(options)))
+    return run(lambda: uvloop.run(_measure(_parser().parse_args(arguments))))
 
 
 async def _measure(options: argparse.Namespace) -> None:
@@ -195,7 +195,7 @@ async def _measure(options: argparse.Namespace) -> None:
     write_json(path, result)
     bound, highest = (options.bound_ms, capacity.rate) if capacity else (None, None)
     plot_latency(measurements, path.with_suffix(".png"), bound, highest)
-    print(path)
+    print(shown(str(path)))
     if capacity and capacity.rate is None:
         message = f"the service does not sustain the lowest rate, {options.lowest:g} requests/s, "
         message += f"with p99 within {options.bound_ms:g} ms: lower --lowest or raise --bound-ms"

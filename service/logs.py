@@ -1,5 +1,6 @@
 """Logs as JSON lines; exceptions are logged by type and traceback, without their messages."""
 
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import onnxruntime
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
+
+from core.terminal import shown_json
 
 _LOG = logging.getLogger("care.service")
 # ONNX Runtime's numbers for levels: 2 is warning, 3 is error.
@@ -34,7 +37,13 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1]:
             line |= describe(record.exc_info[1])
-        return to_json(line).decode()
+        try:
+            text = to_json(line).decode()
+        except (
+            PydanticSerializationError
+        ):  # half a surrogate pair, as in undecodable names of files
+            text = json.dumps(line, default=str)
+        return shown_json(text, sys.stderr)
 
 
 def configure_logs(level: str) -> None:

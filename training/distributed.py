@@ -1,7 +1,7 @@
 """Distributed training: the processes that torchrun or accelerate started, or a single one."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_gather
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
+
+from core.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -75,10 +76,10 @@ def main_process_first() -> Iterator[None]:
         wait_for_all()
 
 
-def progress(total: int | None, label: str, unit: str) -> "tqdm[Any]":
+def progress(total: int | None, label: str, unit: str) -> AbstractContextManager[Progress]:
     """Returns a progress bar with rate and time left, shown by the main process after 2 s."""
     shown = processes().is_main_process
-    return tqdm(total=total, desc=label, unit=unit, disable=not shown, delay=2, leave=False)
+    return progress_bar(label, total=total, unit=unit, show=shown, delay=2, leave=False)
 
 
 def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:

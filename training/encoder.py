@@ -14,9 +14,9 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
-from tqdm import tqdm
 
 from core.encoders import EncoderSpec, Role
+from core.progress import Progress
 from core.rows import Rows, RowsWriter, blocks, offsets_of
 from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_tokenizer
@@ -309,7 +309,7 @@ def encode(
     *,
     batch: int,
     precision: Precision = "fp32",
-    bar: "tqdm[Any] | None" = None,
+    bar: Progress | None = None,
 ) -> FloatArray:
     """Returns vectors, float32 [n, dimension] of unit norm, computed in evaluation mode.
 

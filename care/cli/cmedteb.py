@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from care.cli.options import Json
-from care.cli.output import note, show
+from care.cli.output import note, print_lines, show
 from care.extras import require
 from core.choices import DEFAULT_PAIR
 
@@ -94,7 +94,7 @@ def run(
         system: {task: score.value for task, score in by_task.items()}
         for system, by_task in read_scores(out).items()
     }
-    lines = [table, f"wrote {out / TABLE}; runs and scores are in {out}/SYSTEM/"]
+    lines = [*table.split("\n"), f"wrote {out / TABLE}; runs and scores are in {out}/SYSTEM/"]
     show({"scores": scores, "table": out / TABLE}, lines, as_json=json_)
 
 
@@ -114,7 +114,7 @@ def report(
     from evaluation.cmedteb.tasks import find_tasks
 
     path = write_report(out, find_tasks(data, split, hub), failures=failures)
-    typer.echo(f"wrote {path}")
+    print_lines([f"wrote {path}"])
 
 
 @app.command()
@@ -127,7 +127,7 @@ def compare(
     _require()
     from evaluation.cmedteb.results import compare_systems
 
-    typer.echo(compare_systems(out, first, second).rstrip())
+    print_lines(compare_systems(out, first, second).rstrip().split("\n"))
 
 
 @app.command()
@@ -159,8 +159,7 @@ def tradeoff(
     tasks = find_tasks(data, split, hub, ["retrieval"], own)
     loaded = load_systems(systems, cache, instructions=instructions, batch_size=batch_size)
     table = measure_tradeoff(loaded, tasks, out)
-    typer.echo(table)
-    typer.echo(f"wrote {out}/tradeoff.md, .json, .png and .svg")
+    print_lines([*table.split("\n"), f"wrote {out}/tradeoff.md, .json, .png and .svg"])
 
 
 @app.command()
@@ -191,7 +190,7 @@ def splits(
         systems or [DEFAULT_PAIR], cache, instructions=instructions, batch_size=batch_size
     )
     result, table = compare_on_splits(loaded, data, splits, out, own)
-    lines = [table.rstrip(), f"wrote {out}/splits.md and .json"]
+    lines = [*table.rstrip().split("\n"), f"wrote {out}/splits.md and .json"]
     show(result, lines, as_json=json_)
 
 

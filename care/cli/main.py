@@ -23,6 +23,7 @@ from care.cli import (
     versions,
 )
 from core import cli
+from core.terminal import shown
 
 # Typer keeps the line breaks of a paragraph, so each paragraph is one line.
 _HELP = (
@@ -33,6 +34,10 @@ _HELP = (
     '    care search "血压高的人平时吃饭要注意什么？" --index sample'
 )
 _INTERRUPTED = "interrupted; index, update, train and curate resume if you run the command again"
+
+
+# Not every release of Typer exports it.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 class _Commands(TyperGroup):
@@ -53,7 +58,11 @@ class _Commands(TyperGroup):
         """Runs a subcommand; exits with status 1 after a `CareError`, with 130 after Ctrl-C."""
 
         def command() -> None:
-            super(_Commands, self).invoke(ctx)
+            try:
+                super(_Commands, self).invoke(ctx)
+            except _UsageError as error:
+                error.message = shown(error.message)
+                raise
 
         if status := cli.run(command, interrupted=_INTERRUPTED):
             raise typer.Exit(status)
@@ -94,8 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The status is 0, 1 for an error that a user can act on, 2 for wrong usage, 130 after Ctrl-C.
     """
-    try:
-        app(arguments, prog_name="care")
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 1
-    return 0
+
+    def command() -> int:
+        try:
+            app(arguments, prog_name="care")
+        except SystemExit as exit_:
+            return exit_.code if isinstance(exit_.code, int) else 1
+        return 0
+
+    return cli.run(command)

@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
+
+from core.terminal import shown, shown_json
 
 
 def show(result: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
@@ -13,17 +14,23 @@ def show(result: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> N
     Values that JSON has no type for (paths, times) are written as text.
     """
     if as_json:
-        print(json.dumps(result, ensure_ascii=False, default=str))
+        text = json.dumps(result, ensure_ascii=False, default=str)
+        print(shown_json(text, sys.stdout))
     else:
-        for line in lines:
-            print(line)
+        print_lines(lines)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines of text to standard output."""
+    for line in lines:
+        print(shown(line), flush=True)
 
 
 def note(message: str) -> None:
     """Prints a warning or a hint to standard error, where it is no part of the result."""
-    print(message, file=sys.stderr, flush=True)
+    print(shown(message), file=sys.stderr, flush=True)
 
 
 def reporter(*, as_json: bool) -> Callable[[str], None]:
     """Returns what prints a line of progress: to standard error where the result is JSON."""
-    return note if as_json else partial(print, flush=True)
+    return note if as_json else lambda message: print_lines([message])

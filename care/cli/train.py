@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from care.cli.options import Json
-from care.cli.output import reporter, show
+from care.cli.output import print_lines, reporter, show
 from care.cli.program import program
 from care.extras import require
 from care.training import DEFAULT_OUT, train_seeds
@@ -135,7 +135,7 @@ def phrases(
     from training.recipe import load_recipe
 
     write(load_recipe(recipe, changes or []), out, count, seed, lengths)
-    typer.echo(f"wrote {out}")
+    print_lines([f"wrote {out}"])
 
 
 def splits(

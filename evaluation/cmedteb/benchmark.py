@@ -1,14 +1,12 @@
 """Runs systems on the tasks and writes the table."""
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from core.errors import CareError
 from core.files import write_text
+from core.progress import write_above
 from evaluation.bm25 import SYSTEMS
 from evaluation.cmedteb.evaluate import (
     Bm25Model,
@@ -88,7 +86,7 @@ def run_benchmark(
     """
     for system in systems:
         for known, read in tasks.items():
-            tqdm.write(f"{system.name}: {known.column} …", file=sys.stderr)
+            write_above(f"{system.name}: {known.column} …")
             evaluate_task(system, known, read(), out)
     table = markdown_table(read_scores(out))
     write_text(out / TABLE, table)

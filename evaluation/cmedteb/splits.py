@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tqdm import tqdm
-
 from core.errors import CareError
 from core.files import write_text, writing_in
+from core.progress import progress_bar
 from core.provenance import commit, environment, hardware
 from core.records import write_json
 from core.text import normalize_text
@@ -83,7 +82,7 @@ def compare_on_splits(
     read = {split: _read(data, split, corpus) for split in splits}
     scores: dict[str, dict[str, list[float]]] = {}
     means: dict[str, dict[str, dict[str, float]]] = {}
-    for system in tqdm(systems, desc="nDCG@10", unit=" systems"):
+    for system in progress_bar("nDCG@10", systems, unit="systems"):
         search = _search(system, instruction, corpus)
         runs = {split: search(*judged) for split, judged in read.items()}
         scores[system.name] = {

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tqdm import tqdm
-
 from core.cpus import available_cpus
 from core.encoders import Pair
 from core.files import write_text
+from core.progress import progress_bar
 from core.provenance import environment
 from core.records import write_json
 from core.text import normalize_text
@@ -46,7 +45,7 @@ def measure_tradeoff(
     data = tasks[known]()
     assert isinstance(data, RankingData)
     scores, query_sides = {}, {}
-    for system in tqdm(systems, desc=known.column, unit=" systems"):
+    for system in progress_bar(known.column, systems, unit="systems"):
         score = evaluate_task(system, known, data, out)
         assert score is not None
         scores[system.name] = score.interval
@@ -88,7 +87,7 @@ def measure_rates(
     for run in sides.values():
         for batch in batches[:_WARM_UP]:
             run(batch)
-    for _ in tqdm(range(_ROUNDS), desc="queries/s", unit=" rounds"):
+    for _ in progress_bar("queries/s", range(_ROUNDS), unit="rounds"):
         for name, run in sides.items():
             started = time.perf_counter()
             for batch in batches:

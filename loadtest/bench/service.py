@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.errors import CareError
+from core.terminal import shown, shown_lines
 from loadtest.bench import comparison, results, scenarios, tradeoff
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import options_json
@@ -57,10 +58,10 @@ def measure(known: Mapping[str, scenarios.Scenario], options: ServiceOptions) ->
             reached = f"{figure['reached']:.2f} {figure['unit']}"
             print(f"  {figure['name']}: {reached} ({goal}; {figure['note']})", flush=True)
         if "error" in found:
-            print(f"  error: {found['error']} [{found['code']}]", flush=True)
+            print(shown_lines(f"  error: {found['error']} [{found['code']}]"), flush=True)
         tables = results.write(result, options.out / results.BENCH_NAME)
         tradeoff.draw(options.out)
-    print(tables)
+    print(shown(str(tables)))
     failed = [name for name, found in result["scenarios"].items() if "error" in found]
     if failed:
         message = f"{len(failed)} scenarios failed: {', '.join(failed)}; see the errors above"

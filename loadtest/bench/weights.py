@@ -18,6 +18,7 @@ from onnx.utils import Extractor
 from transformers import BertModel
 
 from core.files import new_folder
+from core.terminal import shown
 from loadtest.bench.comparison import ONNX_FP32, ONNX_INT8, TORCH
 from models.encoders.onnx import OUTPUT
 from models.pairs import DEFAULT_PAIR, load_pair
@@ -48,7 +49,7 @@ def write_weights(out: Path) -> None:
             for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
                 shutil.copyfile(folder / TORCH / file, folder / name / file)
         (folder / "complete").touch()
-    print(f"wrote {TORCH}, {ONNX_FP32} and {ONNX_INT8} in {out}")
+    print(shown(f"wrote {TORCH}, {ONNX_FP32} and {ONNX_INT8} in {out}"))
 
 
 def without_pooling(model: onnx.ModelProto, width: int) -> onnx.ModelProto:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from core.encoders import Encoder, EncoderSpec
 from core.files import atomic
+from core.progress import progress_bar
 from core.types import FloatArray
 
 SHARD = 4096
@@ -73,8 +73,8 @@ def encode_cached(
     cache.mkdir(parents=True, exist_ok=True)
     found = np.empty((len(texts), spec.dimension), np.float32)
     encoder: Encoder | None = None
-    with tqdm(
-        total=len(texts), desc=label, unit=" texts", leave=False, disable=not label
+    with progress_bar(
+        label, total=len(texts), unit="texts", leave=False, show=bool(label)
     ) as progress:
         for start in range(0, len(texts), SHARD):
             part = texts[start : start + SHARD]

@@ -68,6 +68,17 @@ def test_judged_documents_that_the_index_lacks_are_a_warning(
     assert scores["Recall@100"] == 0.5
 
 
+def test_judgements_that_are_all_zero_are_a_warning(
+    build_version: Builder, indexes: Path, pair_file: Path, queries: Path, tmp_path: Path
+) -> None:
+    build_version(make_records(30))
+    qrels = write_qrels(tmp_path / "qrels.tsv", [("q0", "d0000", 0), ("q1", "elsewhere", 0)])
+    places = {"pair": str(pair_file), "indexes": indexes}
+    with pytest.warns(UserWarning) as caught:
+        scores = care.evaluate("test", queries=queries, qrels=qrels, **places)
+    assert (len(caught), set(scores.values())) == (1, {0.0})
+
+
 def test_judgements_of_unknown_queries_are_an_error(
     build_version: Builder, indexes: Path, pair_file: Path, queries: Path, tmp_path: Path
 ) -> None:

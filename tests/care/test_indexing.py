@@ -64,6 +64,9 @@ def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOp
         care.build_index("test", [good[0], good[0]], options)
     with raises(CorpusError, "bad_document", number=2):
         care.build_index("test", [good[0], {"_id": "o", "text": object()}], options)
+    for number, texts in enumerate((["头痛"], [good[0], "失眠"], [good[0], good[1], None]), 1):
+        with raises(CorpusError, "bad_document", number=number):
+            care.build_index("test", texts, options)
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

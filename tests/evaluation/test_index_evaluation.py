@@ -25,7 +25,7 @@ def test_judged_documents_that_the_index_lacks_are_counted() -> None:
         "lost": {"gone": 1, "b": 0},
         "none relevant": {"c": 0},
     }
-    assert judgement_coverage(qrels, CHUNKS) == JudgementCoverage(4, 1, 2)
+    assert judgement_coverage(qrels, CHUNKS) == JudgementCoverage(4, 1, 2, 2)
 
 
 def test_judgements_of_an_unknown_query(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     with qrels.open("a", encoding="utf-8") as file:
         file.writelines(f"{r['_id']}\tother-{r['_id']}\t1\n" for r in subjects)
     result = evaluate_index(indexes, "long", DEFAULT_PAIR, queries, qrels)
-    assert result.coverage == JudgementCoverage(40, 20, 0)
+    assert result.coverage == JudgementCoverage(40, 20, 0, 40)
     assert result.warning

@@ -1,4 +1,5 @@
 import asyncio
+import io
 import json
 import logging
 import subprocess
@@ -45,6 +46,19 @@ def test_each_request_is_logged_with_its_id_and_timings(
         "status": 200,
         "key": "app",
     }
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gbk", "ascii"])
+def test_lines_are_json_for_each_text_and_encoding(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace")
+    monkeypatch.setattr(sys, "stderr", stream)
+    for text in ("头痛é😀", "\x7f\x9b\u202e\x1b", "undecodable name \udce9"):
+        record = logging.makeLogRecord({"msg": text})
+        line = JsonFormatter().format(record)
+        assert line.isprintable()
+        assert json.loads(line.encode(encoding).decode(encoding))["message"] == text
 
 
 def test_the_path_of_an_unknown_route_is_not_logged(

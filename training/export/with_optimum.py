@@ -14,11 +14,13 @@ from pathlib import Path
 
 import onnx
 
+from core.cli import run
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, write_text
 from core.records import write_json
 from core.scratch import temporary_folder
+from core.terminal import shown
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import PAIR, load_pair, write_pair
 from training.export.checkpoint import write_checkpoint
@@ -99,12 +101,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     parser.add_argument("--python", required=True, type=Path, help="Python with optimum-onnx")
     arguments = parser.parse_args()
-    try:
-        path = export_with_optimum(load_pair(arguments.pair), arguments.out, arguments.python)
-    except CareError as error:
-        sys.exit(f"error: {error} [{error.code}]")
-    print(f"wrote {path}; it reaches the thresholds of fp32")  # noqa: T201
+    path = export_with_optimum(load_pair(arguments.pair), arguments.out, arguments.python)
+    print(shown(f"wrote {path}; it reaches the thresholds of fp32"))  # noqa: T201
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -24,6 +24,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from core.files import sync
+from core.progress import on_terminal
 from training.batches import Batch, BatchPlan, Item
 from training.distributed import gather, local, processes, whole_state
 from training.errors import TrainingError
@@ -287,7 +288,7 @@ def _arguments(
         "eval_on_start": bool(dev and dev.start),
         "report_to": ["tensorboard"],
         # The default disables progress bars if the library's logging is silenced.
-        "disable_tqdm": False,
+        "disable_tqdm": not on_terminal(),
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": False,
         # Each process makes whole batches; they are neither split nor sent to other processes.

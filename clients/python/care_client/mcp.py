@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -199,9 +201,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CareClientError as error:
         parser.error(str(error))
     if given.transport == "stdio":
-        server.run()
+        # Python would wait for the thread that reads standard input.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _run(server)
     else:
         app = server.streamable_http_app(host=given.host)
         # A redirect is to the scheme and host that the request names, and can so leave TLS.
         app.router.redirect_slashes = False
         uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
+
+
+def _run(server: MCPServer) -> None:
+    """Runs a server on standard input and output until its client ends."""
+    try:
+        server.run()
+    except* BrokenPipeError:
+        # The client has closed standard output, which Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

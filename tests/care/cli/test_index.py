@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from care.cli.main import main
+from core import progress
 from core.versions import current_version, list_versions, read_manifest
 from indexer.locks import building
 from indexer.versions import verify_version
@@ -50,8 +51,9 @@ def build(run: Run, tmp_path: Path, pair_file: Path) -> Run:
 
 
 def error_line(errors: str) -> str:
-    """The one line that a failed command ends with, behind its progress bars."""
-    lines = [line for line in errors.replace("\r", "\n").splitlines() if line.startswith("error: ")]
+    """The one line that a failed command ends with; a log has no progress bars."""
+    assert "\r" not in errors
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     (line,) = lines
     assert errors.endswith(f"{line}\n")
     return line
@@ -59,8 +61,8 @@ def error_line(errors: str) -> str:
 
 def test_build_says_what_it_did_and_what_is_active(build: Run, indexes: Path) -> None:
     records = make_records(30)
-    status, output, _ = build([*records, records[3] | {"_id": "copy"}])
-    assert status == 0
+    status, output, errors = build([*records, records[3] | {"_id": "copy"}])
+    assert (status, errors) == (0, "")
     version = current_version(indexes, "test")
     lines = output.splitlines()
     assert lines[0].startswith("corpus  31 documents, 30 different texts, ")
@@ -269,9 +271,17 @@ def test_a_bad_corpus_is_said_in_one_line_that_names_file_and_line(
     ],
 )
 def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
-    build: Run, run: Run, indexes: Path, tmp_path: Path, room: int, shard_size: int, last_bar: str
+    build: Run,
+    run: Run,
+    indexes: Path,
+    tmp_path: Path,
+    room: int,
+    shard_size: int,
+    last_bar: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build(make_records(20))
+    monkeypatch.setattr(progress, "_LOG_INTERVAL", 0.0)
     before = state(indexes)
     corpus = str(write_jsonl(tmp_path / "large.jsonl", make_records(300)))
     arguments = ["--shard-size", str(shard_size)]
@@ -279,7 +289,7 @@ def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
         status, output, errors = build(make_records(1), *arguments, corpus=corpus)
     assert (status, output) == (1, "")
     assert error_line(errors).startswith(f"error: {tmp_path}/")
-    assert re.findall(r"\r(\w+) *:", errors)[-1] == last_bar
+    assert re.findall(r"^(\w+) *:(?= .*docs)", errors, re.MULTILINE)[-1] == last_bar
     assert state(indexes) == before
     assert run("versions verify")[0] == 0
     assert build(make_records(1), *arguments, corpus=corpus)[0] == 0

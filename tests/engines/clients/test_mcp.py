@@ -2,6 +2,8 @@
 
 import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +131,22 @@ def test_a_wrong_option_is_an_error_of_the_command(arguments: list[str]) -> None
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(("closed", "status"), [("stdin", 0), ("stdout", 0), ("", -signal.SIGINT)])
+def test_it_ends_silently_with_its_client_or_by_ctrl_c(closed: str, status: int) -> None:
+    ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([PROGRAM], **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(ping)
+        process.stdin.flush()
+        assert b'"id":1' in process.stdout.readline()
+        if closed:
+            getattr(process, closed).close()
+        else:
+            process.send_signal(signal.SIGINT)
+        if closed == "stdout":
+            process.stdin.write(ping)
+            process.stdin.close()
+        assert (process.wait(30), process.stderr.read()) == (status, b"")
