@@ -159,7 +159,8 @@ def test_a_query_does_not_wait_for_the_batches_of_another_client(
         encoder.release.set()
         for each in pending:
             each.result()
-    assert answered.index("one") <= 1
+    # Beside it the first batch of the other client may end, but no other one.
+    assert answered.index("one") <= 2
 
 
 def test_a_full_queue_admits_the_share_of_another_client(
