@@ -23,6 +23,7 @@ from core.errors import CareError
 from core.loopback import open_local
 from core.service_process import ServerProcess, free_port, running_server, running_service
 from loadtest.bench.options import ServiceOptions
+from service.metrics import SHARED_SECONDS
 
 
 @contextmanager
@@ -95,6 +96,11 @@ class Server:
         with open_local(request, timeout=30) as response:
             return json.load(response)
 
+    def metrics(self) -> str:
+        """Returns the current metrics: waits until no earlier response is shared any more."""
+        time.sleep(SHARED_SECONDS)
+        return self.get("/metrics")
+
     def metric(self, name: str) -> float:
         """Returns the sum of a metric's series in `GET /metrics`.
 
@@ -102,7 +108,7 @@ class Server:
             CareError: If there is no such series.
         """
         series = re.compile(rf"^{name}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
-        values = series.findall(self.get("/metrics"))
+        values = series.findall(self.metrics())
         if not values:
             message = f"{self.url}/metrics has no series {name}"
             raise CareError(message, code="metric_missing", metric=name)

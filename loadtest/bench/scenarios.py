@@ -182,7 +182,7 @@ def _with_stages(
 def _sums(server: Server) -> dict[str, float]:
     """Returns the time that all searches have spent in each stage [s], and their number."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.get("/metrics")):
+    for family in text_string_to_metric_families(server.metrics()):
         for sample in family.samples:
             if sample.name == "care_stage_seconds_sum":
                 found[sample.labels["stage"]] = sample.value

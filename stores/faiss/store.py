@@ -46,6 +46,10 @@ class FaissStore(VectorStore):
         self._device = device
         self._opened: WeakSet[FaissVectors] = WeakSet()
 
+    def __reduce__(self) -> tuple[type["FaissStore"], tuple[SearchDevice]]:
+        """Pickles the options: a copy in another process has opened no versions."""
+        return FaissStore, (self._device,)
+
     def build(self, new: NewVectors) -> SearchChoice:
         """Writes `vectors.faiss` and chooses the search parameters."""
         path = new.folder / VECTORS_FILE

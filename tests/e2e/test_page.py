@@ -204,7 +204,7 @@ def stripping_proxy(url: str, prefix: str) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer.content)
 
-        do_GET = do_POST = handle_any  # noqa: N815
+        do_GET = do_HEAD = do_POST = handle_any  # noqa: N815
 
         def log_message(self, *_: object) -> None: ...
 

@@ -1,3 +1,4 @@
+import pickle
 import sys
 from pathlib import Path
 
@@ -47,6 +48,11 @@ def test_a_missing_client_or_address_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "stores.milvus.store", raising=False)
     with raises(ProviderError, "not_installed", package="pymilvus"):
         VectorStores(MilvusAddress("http://127.0.0.1:1")).get("milvus")
+
+
+def test_stores_are_sent_to_other_processes() -> None:
+    stores = pickle.loads(pickle.dumps(VectorStores(MilvusAddress("http://127.0.0.1:1"))))
+    assert isinstance(stores.get("faiss"), FaissStore)
 
 
 def test_the_store_of_a_version_is_found(tmp_path: Path) -> None:
