@@ -49,7 +49,7 @@ OUT ?=
 ARGS ?=
 
 # What make check runs: tests without a marker, and types of what imports no training library.
-PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models service stores
+PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models search service stores
 FAST := not train and not e2e and not deploy and not browser
 # make test runs two tests at a time, but those that start servers and commands one after another.
 IN_PROCESS := not e2e and not deploy and not browser

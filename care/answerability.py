@@ -13,10 +13,11 @@ from core.types import Mode, Query
 from evaluation.answerability import Share, auroc, fit
 from evaluation.beir import read_qrels, read_queries
 from models.pairs import write_pair
-from service.answerable import Features, answerable
-from service.fusion import Found
-from service.query import check_text
-from service.search import LoadedIndex
+from search.answerable import Features, answerable
+from search.fusion import RankedList
+from search.query import check_text
+from search.snapshot import Snapshot
+from search.task import SearchTask, encode
 from service.settings import Settings
 
 ANSWERED, TAKEN_OUT = "answered", "passages taken out"
@@ -69,24 +70,24 @@ def measure_answerability(
     Raises:
         CareError: If the index cannot be opened, a file is wrong, or there are too few questions.
     """
-    loaded, encoder = load_with_encoder(index, pair, indexes, milvus_uri)
+    snapshot, encoder = load_with_encoder(index, pair, indexes, milvus_uri)
     asked = read_queries(queries)
-    relevant = _rows_of_judged(loaded, read_qrels(qrels)) if qrels else {}
+    relevant = _rows_of_judged(snapshot, read_qrels(qrels)) if qrels else {}
     judged = [id_ for id_ in asked if relevant.get(id_)]
     others = {path.stem: list(read_queries(path).values()) for path in unanswerable}
     judges = {} if out else dict(pair.answerable)
     shares: list[Share] = []
-    for mode in loaded.modes if out else loaded.answerable_thresholds:
+    for mode in snapshot.modes if out else snapshot.answerable_thresholds:
         if mode == "lexical":
             continue
-        answered = list(_features(loaded, encoder, mode, list(asked.values())))
-        sets = {name: list(_features(loaded, encoder, mode, t)) for name, t in others.items()}
+        answered = list(_features(snapshot, encoder, mode, list(asked.values())))
+        sets = {name: list(_features(snapshot, encoder, mode, t)) for name, t in others.items()}
         if judged:
             texts, without = [asked[id_] for id_ in judged], [relevant[id_] for id_ in judged]
-            sets[TAKEN_OUT] = list(_features(loaded, encoder, mode, texts, without))
+            sets[TAKEN_OUT] = list(_features(snapshot, encoder, mode, texts, without))
         if out:
             fitted = [each for name in others for each in sets[name][::2]]
-            judges[mode] = fit(answered, fitted, loaded.manifest.count, refused)
+            judges[mode] = fit(answered, fitted, snapshot.manifest.count, refused)
             sets |= {name: sets[name][1::2] for name in others}
         shares += _shares(mode, judges[mode], answered, sets)
     if out:
@@ -113,11 +114,11 @@ def _below(scores: ArrayLike, threshold: float) -> float:
 
 
 def _rows_of_judged(
-    loaded: LoadedIndex, qrels: Mapping[str, Mapping[str, int]]
+    snapshot: Snapshot, qrels: Mapping[str, Mapping[str, int]]
 ) -> dict[str, list[int]]:
     """Returns the rows of each query's relevant documents."""
     rows: dict[str, list[int]] = {}
-    for row, document in enumerate(loaded.documents):
+    for row, document in enumerate(snapshot.segment.documents):
         rows.setdefault(document.parent or document.id, []).append(row)
     return {
         query: [row for id_, grade in grades.items() if grade > 0 for row in rows.get(id_, ())]
@@ -126,7 +127,7 @@ def _rows_of_judged(
 
 
 def _features(
-    loaded: LoadedIndex,
+    snapshot: Snapshot,
     encoder: Encoder,
     mode: Mode,
     texts: Sequence[str],
@@ -135,16 +136,16 @@ def _features(
     """Yields the features of each query, without the rows that are to be left out."""
     for start in range(0, len(texts), _BATCH):
         batch = [check_text(text, _MAX_CHARS) for text in texts[start : start + _BATCH]]
-        vectors = encoder.encode(batch).vectors
-        for at, (text, vector) in enumerate(zip(batch, vectors, strict=True), start):
-            query = Query(text, mode=mode)
-            found = loaded.find(query, min(_DEPTH, loaded.manifest.count), vector)
+        tasks = [SearchTask(snapshot=snapshot, query=Query(text, mode=mode)) for text in batch]
+        encode(tasks, encoder)
+        for at, task in enumerate(tasks, start):
+            found = task.find(min(_DEPTH, snapshot.manifest.count))
             if without:
                 found = _without(found, without[at])
-            yield loaded.features(query, found)
+            yield task.features(found)
 
 
-def _without(found: Found, rows: Sequence[int]) -> Found:
+def _without(found: RankedList, rows: Sequence[int]) -> RankedList:
     kept = ~np.isin(found.rows, rows)
     channels = {}
     for name, ((scores, of_channel), weight) in found.channels.items():

@@ -9,15 +9,16 @@ from pydantic import ValidationError
 
 from care.options import setting, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
-from core.encoders import Encoder, Pair, TokenVectorEncoder
+from core.encoders import Encoder, Pair
 from core.errors import CareError, QueryError
-from core.types import Document, Filter, FloatArray, Hit, Mode, Query
+from core.types import Document, Filter, Hit, Mode, Query
 from core.versions import current_version, index_folder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
-from service.query import QueryLimits, checked_query
+from search.query import QueryLimits, checked_query
+from search.snapshot import Snapshot, check_space, load_index
+from search.task import SearchTask, encode
 from service.schemas import SearchRequest
-from service.search import LoadedIndex, check_space, load_index
 from service.settings import Settings
 
 _LIMITS = QueryLimits(
@@ -71,7 +72,7 @@ def load_with_encoder(
     indexes: Path | str | None = None,
     milvus_uri: str | None = None,
     threads: int = 1,
-) -> tuple[LoadedIndex, Encoder]:
+) -> tuple[Snapshot, Encoder]:
     """Loads the active version of an index and the query encoder of a pair, as `open_index`."""
     root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
     stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
@@ -124,8 +125,8 @@ class SearchHits(list[Hit]):
 class SearchIndex:
     """An open index version; a context manager. Made by `open_index`."""
 
-    def __init__(self, loaded: LoadedIndex, encoder: Encoder) -> None:
-        self._loaded: LoadedIndex | None = loaded
+    def __init__(self, loaded: Snapshot, encoder: Encoder) -> None:
+        self._loaded: Snapshot | None = loaded
         self._encoder = encoder
 
     @property
@@ -141,7 +142,7 @@ class SearchIndex:
     @property
     def chunked(self) -> bool:
         """Whether hits are chunks of documents."""
-        return bool(self._open.documents.chunked)
+        return bool(self._open.segment.documents.chunked)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -151,7 +152,7 @@ class SearchIndex:
     @property
     def filter_fields(self) -> list[str]:
         """Metadata fields that `filter` accepts, sorted."""
-        return sorted(self._open.filters.fields)
+        return sorted(self._open.segment.filters.fields)
 
     def __len__(self) -> int:
         """Returns the number of documents or, if they are split, of chunks."""
@@ -219,32 +220,21 @@ class SearchIndex:
 
         Queries are encoded in batches; arguments and errors are those of `search`.
         """
-        index = self._open
+        snapshot = self._open
         shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
         shared |= {"min_score": min_score, "collapse": collapse, "mode": mode, "explain": explain}
         shared |= {"evidence": evidence, "limit_per": limit_per, "rerank": rerank}
         checked = [
-            checked_query(index, _query({"query": query, **shared}), _LIMITS) for query in queries
+            checked_query(snapshot, _query({"query": query, **shared}), _LIMITS)
+            for query in queries
         ]
-        thresholds = index.answerable_thresholds
-        hits = []
+        hits: list[SearchHits] = []
         for start in range(0, len(checked), _BATCH):
             batch = checked[start : start + _BATCH]
-            vectors, tokens = self._encode(batch)
-            for one, vector, states in zip(batch, vectors, tokens, strict=True):
-                result = index.search(one, vector, tokens=states)
-                judged = result.kept.answerable, thresholds.get(one.mode) if one.mode else None
-                reranked = bool(one.rerank) and "rerank" not in result.failed
-                hits.append(SearchHits(result.hits, one.mode, *judged, reranked=reranked))
+            tasks = [SearchTask(snapshot=snapshot, query=query) for query in batch]
+            encode(tasks, self._encoder)
+            hits += map(_hits, tasks)
         return hits
-
-    def _encode(self, batch: Sequence[Query]) -> tuple[FloatArray, Sequence[FloatArray | None]]:
-        """Returns the vectors of queries and, where hits are ranked again, their token vectors."""
-        texts = [query.text for query in batch]
-        if batch[0].rerank and isinstance(self._encoder, TokenVectorEncoder):
-            encoding, tokens = self._encoder.encode_token_vectors(self._encoder.tokenize(texts))
-            return encoding.vectors, tokens
-        return self._encoder.encode(texts).vectors, [None] * len(texts)
 
     def passages(self, id: str) -> list[Document]:
         """Returns the document or chunk with an id, or all chunks of a split document, in order.
@@ -255,7 +245,7 @@ class SearchIndex:
         Raises:
             CareError: If no document or chunk has the id (`unknown_document`).
         """
-        documents = self._open.documents
+        documents = self._open.segment.documents
         rows = documents.find(id)
         if not rows:
             message = f"no document or chunk of index '{self.name}' has this id"
@@ -264,7 +254,7 @@ class SearchIndex:
 
     def documents(self) -> Iterator[Document]:
         """Yields the documents or, if they are split, the chunks, in the order of the corpus."""
-        return iter(self._open.documents)
+        return iter(self._open.segment.documents)
 
     def close(self) -> None:
         """Releases the files of the version."""
@@ -282,10 +272,17 @@ class SearchIndex:
         self.close()
 
     @property
-    def _open(self) -> LoadedIndex:
+    def _open(self) -> Snapshot:
         if self._loaded is None:
             raise CareError("the index is closed", code="index_closed")
         return self._loaded
+
+
+def _hits(task: SearchTask) -> SearchHits:
+    result, mode = task.search(), task.query.mode
+    threshold = task.snapshot.answerable_thresholds.get(mode) if mode else None
+    reranked = bool(task.query.rerank) and "rerank" not in result.failed
+    return SearchHits(result.hits, mode, result.entry.answerable, threshold, reranked=reranked)
 
 
 def _query(fields: Mapping[str, object]) -> Query:

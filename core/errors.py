@@ -1,5 +1,6 @@
 """Errors that a user can fix: the message names the file, line or field; the code is stable."""
 
+import traceback
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -106,3 +107,9 @@ def _json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json(item) for item in value]
     return str(value)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Returns the type and the traceback of an error as fields of a log line."""
+    place = "".join(traceback.format_tb(error.__traceback__))
+    return {"error": type(error).__name__, "traceback": place}

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic_core import to_json
 
 from core.types import FloatArray, Query
-from service.fusion import Channel
-from service.hits import QueryResult
+from search.fusion import Channel
+from search.hits import QueryResult
+from search.snapshot import Snapshot
 from service.metrics import Timings
 from service.problems import RequestError
-from service.search import LoadedIndex
 
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL = 1 << 16
@@ -71,7 +71,7 @@ def are_short(results: Iterable[QueryResult]) -> bool:
     return True
 
 
-def size_of_hits(index: LoadedIndex, hits: int) -> int:
+def size_of_hits(index: Snapshot, hits: int) -> int:
     """Returns an estimate of the size of hits with text as JSON [bytes]."""
     return hits * (_HIT_BYTES + index.document_bytes)
 
@@ -91,7 +91,7 @@ def _next_part(pieces: Iterator[bytes]) -> bytes:
 
 def search_json(
     hits: Iterable[bytes],
-    index: LoadedIndex,
+    index: Snapshot,
     timings: Timings,
     query: Query,
     *,
@@ -112,7 +112,7 @@ def search_json(
 
 
 def batch_json(
-    index: LoadedIndex,
+    index: Snapshot,
     results: list[tuple[QueryResult, Timings]],
     included: Sequence[Sequence[str]],
     queries: Sequence[Query],
@@ -131,7 +131,7 @@ def batch_json(
         result, timings = results.pop()
         yield separator
         hits = result.hits.json(include)
-        yield from search_json(hits, index, timings, query, **result.facts)
+        yield from search_json(hits, index, timings, query, **result.how)
         separator = b","
     yield b"]}"
 

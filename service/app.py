@@ -22,6 +22,7 @@ from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
+from search.snapshot import check_space
 from service.access import RequireKey, State
 from service.answers import AnswerBudget
 from service.api_keys import ApiKeys
@@ -36,7 +37,6 @@ from service.middleware import Limits, RequestContext
 from service.openai_routes import openai_routes
 from service.rate_limit import RateLimiter
 from service.routes import PAGE, admin_routes, public_routes, search_routes
-from service.search import check_space
 from service.served_index import DAMAGE
 from service.settings import Settings, ignored_port
 from service.tracing import make_tracer

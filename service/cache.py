@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from core.encoders import EncoderSpec, Pair
 from core.types import Query
-from service.hits import Kept
+from search.hits import CacheEntry
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
 # Hits as JSON in memory: at most this much [bytes].
@@ -52,7 +52,7 @@ class QueryKeys:
 class _Entry:
     """What is known of a query: its scored rows, and its hits as JSON with their fields."""
 
-    kept: Kept
+    rows: CacheEntry
     include: tuple[str, ...] = ()
     json: bytes | None = None
 
@@ -69,13 +69,13 @@ class MemoryCache:
         self._json_bytes = 0
         self._found: OrderedDict[bytes, _Entry] = OrderedDict()
 
-    def get(self, key: bytes) -> Kept | None:
-        """Returns what is kept of a key, or None."""
+    def get(self, key: bytes) -> CacheEntry | None:
+        """Returns the entry of a key, or None."""
         entry = self._found.get(key)
         if entry is None:
             return None
         self._found.move_to_end(key)
-        return entry.kept
+        return entry.rows
 
     def get_json(self, key: bytes, include: Sequence[str]) -> bytes | None:
         """Returns the hits of a key as JSON with these optional fields, or None."""
@@ -85,10 +85,10 @@ class MemoryCache:
         self._found.move_to_end(key)
         return entry.json
 
-    def put(self, key: bytes, kept: Kept) -> None:
-        """Stores what is kept of a key; evicts the least recently used keys if full."""
+    def put(self, key: bytes, rows: CacheEntry) -> None:
+        """Stores the entry of a key; evicts the least recently used keys if full."""
         self._drop_json(self._found.get(key))
-        self._found[key] = _Entry(kept)
+        self._found[key] = _Entry(rows)
         self._found.move_to_end(key)
         if len(self._found) > self._entries:
             self._evict()

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from core.breaker import UnavailableError
 from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
-from service.answerable import is_unanswered
+from search.answerable import is_unanswered
+from search.hits import QueryResult
+from search.query import QueryLimits, checked_query
+from search.rerank import RerankerName
+from search.snapshot import Snapshot
+from search.task import SearchTask, read_cached
 from service.cache import MemoryCache, QueryKeys
 from service.flights import Flight
-from service.hits import QueryResult
 from service.metrics import Metrics, Timings
 from service.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
 from service.problems import RequestError
-from service.query import QueryLimits, checked_query
-from service.rerank import RerankerName, not_reranked, reranked_by_server
-from service.search import Candidates, LoadedIndex
 from service.served_index import ServedIndex
 from service.settings import Settings
 from stores.base import VectorStore
@@ -57,7 +57,7 @@ class CheckedQueries:
         client: Who asks.
     """
 
-    index: LoadedIndex
+    index: Snapshot
     queries: Sequence[Query]
     keys: Sequence[bytes]
     started: float
@@ -124,11 +124,11 @@ class Engine:
             metrics,
             self._on_change,
         )
-        self._pipeline = Pipeline(encoder, overflow, settings, metrics, self._keep)
+        self._pipeline = Pipeline(encoder, overflow, settings, metrics, self._keep, reranker)
         self._show(self.index)
 
     @property
-    def index(self) -> LoadedIndex:
+    def index(self) -> Snapshot:
         """The index version that is served."""
         return self.served.index
 
@@ -173,15 +173,15 @@ class Engine:
         These are its hits as JSON, which `remember` has stored, its answerable score, and timings.
         """
         hits = self._memory.get_json(checked.keys[0], include)
-        kept = self._memory.get(checked.keys[0])
-        if hits is None or kept is None:
+        entry = self._memory.get(checked.keys[0])
+        if hits is None or entry is None:
             return None
         self._metrics.looked_up("memory", 1, 0)
         spent = round((time.perf_counter() - checked.started) * 1000, 3)
         timings = Timings(spent, 0.0, 0.0, 0.0, 0.0, 0.0, spent)
         self._metrics.observe(timings, cached=True)
-        self._judged(checked.index, checked.queries[0], kept.answerable)
-        return hits, kept.answerable, timings
+        self._judged(checked.index, checked.queries[0], entry.answerable)
+        return hits, entry.answerable, timings
 
     def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
         """Stores the hits of the only query as JSON, beside its rows in the memory cache."""
@@ -204,7 +204,7 @@ class Engine:
             RequestError: If the queue is full, or the deadline passes.
         """
         index, keys, started = checked.index, checked.keys, checked.started
-        known = {i: kept for i, key in enumerate(keys) if (kept := self._memory.get(key))}
+        known = {i: entry for i, key in enumerate(keys) if (entry := self._memory.get(key))}
         self._metrics.looked_up("memory", len(known), sum(map(bool, keys)) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
         requested = [
@@ -214,7 +214,7 @@ class Engine:
         by_key = dict(zip(keys, checked.queries, strict=True))
         shared = partial(self._look_up, self._redis, index, by_key) if self._redis else None
         cached = [(checked.queries[i], rows) for i, rows in known.items()]
-        others = [self._pipeline.run(index.fetch, cached)] if cached else []
+        others = [self._pipeline.run(read_cached, index, cached)] if cached else []
         found = await self._pipeline.complete(requested, deadline, shared, others)
         flights = dict(zip(missing, found, strict=True))
         results: dict[int, QueryResult] = {i: f.result.result() for i, f in flights.items()}
@@ -224,9 +224,9 @@ class Engine:
         for i, result in sorted(results.items()):
             if i in flights and flights[i].overflow:
                 # The judge belongs to the vectors of the other encoder.
-                kept = result.kept._replace(answerable=None)
-                result = replace(result, kept=kept, overflow=True)
-            self._judged(index, checked.queries[i], result.kept.answerable)
+                entry = result.entry._replace(answerable=None)
+                result = replace(result, entry=entry, overflow=True)
+            self._judged(index, checked.queries[i], result.entry.answerable)
             self._metrics.observe_channels(result.channel_seconds, result.failed)
             if result.cut:
                 self._metrics.cut_ties.inc()
@@ -264,9 +264,7 @@ class Engine:
     async def _embed_part(
         self, texts: Sequence[str], deadline: float, client: str
     ) -> tuple[FloatArray, int]:
-        requested = [
-            Flight(text=text, client=client, finish=lambda vector, *_: vector) for text in texts
-        ]
+        requested = [Flight(text=text, client=client) for text in texts]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
@@ -315,82 +313,53 @@ class Engine:
         self._pipeline.stop()
         self.served.close()
 
-    def _on_change(self, index: LoadedIndex) -> None:
+    def _on_change(self, index: Snapshot) -> None:
         self._memory = MemoryCache(self._settings.cache_entries)
         self._show(index)
 
-    def _show(self, index: LoadedIndex) -> None:
+    def _show(self, index: Snapshot) -> None:
         self._metrics.show_index(index.manifest, self._pair)
         self._metrics.ready.set(not self._draining)
 
     async def _look_up(
         self,
         redis: "RedisCache",
-        index: LoadedIndex,
+        index: Snapshot,
         queries: Mapping[bytes, Query],
         keys: Sequence[bytes],
     ) -> list[QueryResult | None]:
         # A search that explains has no key, as caches do not keep what it returns.
         keyed = [i for i, key in enumerate(keys) if key]
         found = await redis.get_many([keys[i] for i in keyed], index.manifest.count)
-        known = {i: kept for i, kept in zip(keyed, found, strict=True) if kept}
+        known = {i: entry for i, entry in zip(keyed, found, strict=True) if entry}
         self._metrics.looked_up("redis", len(known), len(found) - len(known))
         cached = [(queries[keys[i]], rows) for i, rows in known.items()]
-        fetched = await self._pipeline.run(index.fetch, cached) if cached else []
+        fetched = await self._pipeline.run(read_cached, index, cached) if cached else []
         results = dict(zip(known, fetched, strict=True))
         return [results.get(i) for i in range(len(keys))]
 
     def _keep(self, key: bytes, result: QueryResult) -> None:
         if result.failed:
             return
-        self._memory.put(key, result.kept)
+        self._memory.put(key, result.entry)
         if self._redis and not result.cached and len(self._writes) < _MAX_WRITES:
-            spawn(self._redis.put(key, result.kept), self._writes)
+            spawn(self._redis.put(key, result.entry), self._writes)
 
-    def _judged(self, index: LoadedIndex, query: Query, score: float | None) -> None:
+    def _judged(self, index: Snapshot, query: Query, score: float | None) -> None:
         if is_unanswered(index.judges, query.mode, score):
             self._metrics.unanswered.inc()
 
-    def _flight(
-        self, index: LoadedIndex, query: Query, key: bytes = b"", client: str = ""
-    ) -> Flight:
-        reranker = self._reranker if query.rerank else None
-        timeout = self._settings.channel_timeout_ms / 1000
-        flight = Flight(
-            text=query.text,
-            client=client,
-            finish=partial(index.candidates if reranker else index.search, query, timeout=timeout),
-            then=partial(self._rerank, reranker, index, query) if reranker else None,
-            nearest=index.nearest(query),
-            key=key,
-            may_overflow=True,
-            with_tokens=bool(query.rerank) and not reranker,
+    def _flight(self, index: Snapshot, query: Query, key: bytes = b"", client: str = "") -> Flight:
+        task = SearchTask(
+            snapshot=index,
+            query=query,
+            by_server=bool(query.rerank and self._reranker),
+            lexical_timeout=self._settings.channel_timeout_ms / 1000,
         )
-        if query.mode == "lexical":
-            flight.encode = flight.with_tokens
-        elif query.mode == "hybrid":
-            flight.beside = partial(index.search_text, query)
-        return flight
+        with_tokens = task.needs_tokens
+        return Flight(text=query.text, client=client, task=task, key=key, with_tokens=with_tokens)
 
-    async def _rerank(
-        self, reranker: "RerankServer", index: LoadedIndex, query: Query, candidates: Candidates
-    ) -> QueryResult:
-        """Lets the server rank candidates; if it fails, they stay as they are."""
-        started = time.perf_counter()
-        found = candidates.found
-        try:
-            texts = await self._pipeline.run(index.texts, found.rows)
-            scores = await reranker.scores(query.text, texts) if texts else found.scores
-            found = reranked_by_server(found, scores)
-        except UnavailableError:
-            found = not_reranked(found)
-        spent = time.perf_counter() - started
-        if "rerank" not in found.failed:
-            found = replace(found, seconds={**found.seconds, "rerank": spent})
-        candidates = replace(candidates, found=found, seconds=candidates.seconds + spent)
-        return await self._pipeline.run(index.result, query, candidates)
-
-    def _checked_query(self, index: LoadedIndex, query: Query, place: str) -> Query:
+    def _checked_query(self, index: Snapshot, query: Query, place: str) -> Query:
         try:
             return checked_query(index, query, self._limits)
         except QueryError as error:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
-from service.logs import describe
+from core.errors import describe
 
 _LOG = logging.getLogger("care.service")
 _STATUS_LINES = {

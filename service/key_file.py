@@ -6,10 +6,9 @@ from errno import EFBIG
 from pathlib import Path
 from typing import Any
 
-from core.errors import CareError
+from core.errors import CareError, describe
 from core.files import read_small
 from service.api_keys import ApiKeys
-from service.logs import describe
 from service.metrics import Metrics
 
 _LOG = logging.getLogger("care.service")

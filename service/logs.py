@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from asyncio import AbstractEventLoop
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import onnxruntime
 from pydantic_core import PydanticSerializationError, to_json
 
+from core.errors import describe
 from core.terminal import shown_json
 
 _LOG = logging.getLogger("care.service")
@@ -68,12 +68,6 @@ def configure_logs(level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     onnxruntime.set_default_logger_severity(_ONNX_RUNTIME_ERROR)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # of the Milvus client, imported later
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """Returns the type and the traceback of an error as fields of a log line."""
-    place = "".join(traceback.format_tb(error.__traceback__))
-    return {"error": type(error).__name__, "traceback": place}
 
 
 def log_failure(_: AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import prometheus_client
 
 from core.manifest import IndexManifest
-from service.fusion import Channel
+from search.fusion import Channel
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 

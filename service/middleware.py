@@ -10,12 +10,12 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.errors import describe
 from service.access import client_of
 from service.content_coding import decoded
 from service.cors import Cors
 from service.exchange import exchange_of, header
 from service.fairness import Shares
-from service.logs import describe
 from service.metrics import DEPARTED, STAGES, UNMATCHED, Metrics
 from service.problems import RequestError, problem_response
 from service.settings import Settings

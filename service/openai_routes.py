@@ -8,6 +8,7 @@ from fastapi import Depends, Path, Request
 
 from core.errors import QueryError
 from core.vectors import truncate_normalize
+from search.query import check_text
 from service import schemas
 from service.access import (
     ENCODING_ERRORS,
@@ -23,7 +24,6 @@ from service.access import (
 from service.answers import embeddings_json, sent_in_parts
 from service.direct_route import routes_for
 from service.problems import RequestError
-from service.query import check_text
 
 # Texts that are checked before the event loop handles other requests.
 _STEP = 16

@@ -5,17 +5,22 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from core.breaker import UnavailableError
 from core.encoders import QueryEncoder
 from core.types import FloatArray
+from search.task import SearchTask, search_together
 from service.batcher import Batcher
 from service.fairness import FairExecutor, Shares
-from service.flights import Flight, result_of, search_together
+from service.flights import Flight
 from service.metrics import Metrics
 from service.problems import RequestError
 from service.settings import Settings
 from stores.faiss.search import limit_threads
+
+if TYPE_CHECKING:
+    from service.rerank_server import RerankServer
 
 _T = TypeVar("_T")
 
@@ -50,6 +55,7 @@ class Pipeline:
         settings: The settings of the service.
         metrics: The metrics of the application.
         keep: Called with the key and the result of each flight that has a key.
+        reranker: The server that ranks hits again, if there is one.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Pipeline:
         settings: Settings,
         metrics: Metrics,
         keep: Callable[[bytes, Any], None],
+        reranker: "RerankServer | None" = None,
     ) -> None:
         self._limit = settings.queue_tokens
         self._longest = encoder.spec.max_length
@@ -66,6 +73,7 @@ class Pipeline:
         self._parts = settings.search_workers
         self._metrics = metrics
         self._keep = keep
+        self._reranker = reranker
         self._open: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
@@ -138,10 +146,7 @@ class Pipeline:
             for flight in flights:
                 flight.waiters -= 1
                 if not flight.waiters and not flight.result.done():
-                    flight.abandoned = True
-                    flight.result.cancel()
-                    if flight.beside_future:
-                        flight.beside_future.cancel()
+                    flight.abandon()
                     self._close(flight)
         for error in (future.exception() for future in done):
             if error:
@@ -234,14 +239,14 @@ class Pipeline:
         self._start(flights, self._batcher, first=urgent)
 
     def _start(self, flights: Sequence[Flight], batcher: Batcher, *, first: bool = False) -> None:
-        """Starts what each flight does beside encoding, and queues it for encoding."""
+        """Starts the full-text search of each flight, and queues it for encoding."""
         for flight in flights:
-            if flight.beside:
-                beside = partial(flight.beside, flight.check)
-                flight.beside_future = self._in_turn.submit(flight.client, beside)
-            if not flight.encode:
+            task = flight.task
+            if task and task.query.mode == "hybrid":
+                task.lexical = self._in_turn.submit(flight.client, task.search_lexical)
+            if not flight.needs_vector:
                 self._in_turn.submit(flight.client, partial(self._finish, [flight], [None]))
-        batcher.submit([flight for flight in flights if flight.encode], first=first)
+        batcher.submit([flight for flight in flights if flight.needs_vector], first=first)
 
     def _cost(self, text: str) -> int:
         """Returns the most tokens that a text can have.
@@ -260,15 +265,21 @@ class Pipeline:
         has_room = not waiting or waiting + tokens <= self._limit
         # While it has work, little waits for the main encoder, which is slow meanwhile.
         limit = self._limit // _SHORT_QUEUE if waiting else self._limit
-        return (
-            has_room
-            and self._is_full(tokens, limit)
-            and all(flight.may_overflow for flight in flights)
-        )
+        return has_room and self._is_full(tokens, limit) and all(flight.task for flight in flights)
 
-    async def _continue(self, flight: Flight, work: Awaitable[Any]) -> None:
+    async def _rank_by_server(self, flight: Flight, task: SearchTask) -> None:
+        """Lets the server rank what a task has found; if it fails, this stays as it is."""
+        started = time.perf_counter()
         try:
-            self._resolve(flight, await work)
+            try:
+                texts = await self.run(task.snapshot.texts, task.ranked.rows)
+                scores = task.ranked.scores
+                if texts and self._reranker:
+                    scores = await self._reranker.scores(task.query.text, texts)
+                task.rerank_by(scores, time.perf_counter() - started)
+            except UnavailableError:
+                task.leave_ranking(time.perf_counter() - started)
+            self._resolve(flight, await self.run(task.read))
         except Exception as error:  # of any kind: each waiting request must get it
             self._resolve(flight, error)
 
@@ -310,13 +321,18 @@ class Pipeline:
 
     def _finish(self, flights: Sequence[Flight], vectors: FloatArray | Sequence[Any]) -> None:
         finished: list[tuple[Flight, Any]] = []
-        found = search_together(flights, vectors)
+        tasks = []
+        for flight, vector in zip(flights, vectors, strict=True):
+            if flight.task and not flight.abandoned:
+                flight.task.vector, flight.task.tokens = vector, flight.token_vectors
+                tasks.append(flight.task)
+        search_together(tasks)
         due = time.perf_counter() + _DELIVER_EVERY
-        for i, (flight, vector) in enumerate(zip(flights, vectors, strict=True)):
+        for flight, vector in zip(flights, vectors, strict=True):
             if flight.abandoned:
                 continue
             try:
-                finished.append((flight, result_of(flight, vector, found.get(i))))
+                finished.append((flight, flight.outcome(vector)))
             except Exception as error:  # of any kind: each waiting request must get it
                 finished.append((flight, error))
             if time.perf_counter() >= due:
@@ -328,8 +344,9 @@ class Pipeline:
     def _deliver(self, finished: Sequence[tuple[Flight, Any]]) -> None:
         def resolve() -> None:
             for flight, result in finished:
-                if flight.then and not isinstance(result, Exception):
-                    spawn(self._continue(flight, flight.then(result)), self._tasks)
+                task = flight.task
+                if task and task.by_server and not isinstance(result, Exception):
+                    spawn(self._rank_by_server(flight, task), self._tasks)
                 else:
                     self._resolve(flight, result)
 

@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
-from service.hits import Kept
+from search.hits import CacheEntry
 from service.metrics import RedisError as ErrorKind
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class RedisCache:
         self._secret = hashlib.sha256(b"value" + secret).digest()
         self._ttl_seconds = ttl_seconds
 
-    async def get_many(self, keys: Sequence[bytes], count: int) -> list[Kept | None]:
+    async def get_many(self, keys: Sequence[bytes], count: int) -> list[CacheEntry | None]:
         """Looks up keys [32 bytes] in one call; a value with a row of `count` or more is a miss."""
         if not keys:
             return []
@@ -172,17 +172,17 @@ class RedisCache:
             return [None] * len(keys)
         return [self._read(key, value, count) for key, value in zip(keys, values, strict=True)]
 
-    async def put(self, key: bytes, kept: Kept) -> None:
-        """Stores what is kept of a key; failures of Redis are ignored."""
-        scores, rows = kept.rows[0].astype(_SCORE), kept.rows[1].astype(_ROW)
-        answerable = math.nan if kept.answerable is None else kept.answerable
+    async def put(self, key: bytes, entry: CacheEntry) -> None:
+        """Stores the entry of a key; failures of Redis are ignored."""
+        scores, rows = entry.rows[0].astype(_SCORE), entry.rows[1].astype(_ROW)
+        answerable = math.nan if entry.answerable is None else entry.answerable
         header = _HEADER.pack(_FORMAT, len(rows), answerable)
         payload = header + scores.tobytes() + rows.tobytes()
         name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
         with suppress(UnavailableError):
             await self._guard.write(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
 
-    def _read(self, key: bytes, value: Any, count: int) -> Kept | None:
+    def _read(self, key: bytes, value: Any, count: int) -> CacheEntry | None:
         if value is None:
             return None
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
@@ -192,7 +192,7 @@ class RedisCache:
             scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
             rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
             if not m or (rows.min() >= 0 and rows.max() < count):
-                return Kept((scores, rows), None if math.isnan(answerable) else answerable)
+                return CacheEntry((scores, rows), None if math.isnan(answerable) else answerable)
         self._guard.on_error("value")
         return None
 

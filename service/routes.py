@@ -10,6 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
+from search.hits import QueryResult
+from search.snapshot import Snapshot
 from service import schemas
 from service.access import (
     ENCODING_ERRORS,
@@ -25,10 +27,8 @@ from service.access import (
 )
 from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.direct_route import routes_for
-from service.hits import QueryResult
 from service.lookup import document_json, find
 from service.metrics import STAGES, Timings
-from service.search import LoadedIndex
 
 PAGE = Path(__file__).parent / "page"
 
@@ -150,8 +150,8 @@ async def _search(
     if not batch and (known := engine.recall(checked, include)):
         hits, answerable, timings = known
         request.scope["state"]["timings"] = timings
-        facts: dict[str, Any] = {"cached": True, "answerable": answerable}
-        return b"".join(search_json([hits], index, timings, checked.queries[0], **facts))
+        how: dict[str, Any] = {"cached": True, "answerable": answerable}
+        return b"".join(search_json([hits], index, timings, checked.queries[0], **how))
     # A hit's evidence is at most as long as its text.
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
@@ -167,7 +167,7 @@ async def _search(
             hits_json = [hits := b"".join(hits_json)]
             if not result.overflow and not result.failed:
                 engine.remember(checked, include, hits)
-        pieces = search_json(hits_json, index, timings, checked.queries[0], **result.facts)
+        pieces = search_json(hits_json, index, timings, checked.queries[0], **result.how)
     return b"".join(pieces) if short else _sent(request, pieces, size)
 
 
@@ -187,9 +187,9 @@ def _slowest(results: Sequence[tuple[QueryResult, Timings]]) -> Timings:
     return Timings(*(max(getattr(timings, stage) for _, timings in results) for stage in STAGES))
 
 
-def _index_response(loaded: LoadedIndex, state: State) -> bytes:
+def _index_response(loaded: Snapshot, state: State) -> bytes:
     manifest = loaded.manifest
-    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.filter_values}
+    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.segment.filter_values}
     # Not validated: its values are those of the loaded files.
     response = schemas.IndexResponse.model_construct(
         **fields,
@@ -201,6 +201,6 @@ def _index_response(loaded: LoadedIndex, state: State) -> bytes:
         modes=list(loaded.modes),
         reranker=state.engine.reranker,
         answerable_thresholds=loaded.answerable_thresholds,
-        filter_field_count=len(loaded.filters.fields),
+        filter_field_count=len(loaded.segment.filters.fields),
     )
     return to_json(response)

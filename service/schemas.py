@@ -23,10 +23,10 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from core.errors import QueryError
 from core.manifest import Chunking, RecallReport
 from core.types import HitLimit, Mode, Query
+from search.fusion import Channel
+from search.rerank import RerankerName
 from service.filter_schema import FilterField, FilterItem
-from service.fusion import Channel
 from service.metrics import Timings
-from service.rerank import RerankerName
 
 Include = Literal["text", "metadata"]
 

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from core.encoders import Encoder, Pair
-from core.errors import CareError, IndexVersionError
+from core.errors import CareError, IndexVersionError, describe
 from core.versions import index_folder, list_versions, read_manifest
-from service.logs import describe
+from search.snapshot import Snapshot, load_index, open_version
+from search.version_files import VersionFiles
 from service.metrics import Metrics
-from service.search import LoadedIndex, load_index, open_version
-from service.version_files import VersionFiles
 from stores.base import StoreError, VectorStore
 from stores.faiss.search import limit_threads
 
@@ -95,7 +94,7 @@ class ServedIndex:
         store: VectorStore,
         pair: Pair,
         metrics: Metrics,
-        on_change: Callable[[LoadedIndex], None],
+        on_change: Callable[[Snapshot], None],
     ) -> None:
         self._folder = index_folder(root, name)
         self._active = partial(store.active_version, root, name)
@@ -117,7 +116,7 @@ class ServedIndex:
         """Whether the active version is served; false if it could not be loaded."""
         return self._failure is None
 
-    async def reload(self) -> LoadedIndex:
+    async def reload(self) -> Snapshot:
         """Loads and checks the active version, then replaces the served one.
 
         Raises:
@@ -176,7 +175,7 @@ class ServedIndex:
         """Stops the thread that loads; a load in progress is abandoned."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, served: VersionFiles | None = None) -> tuple[LoadedIndex, CareError | None]:
+    def _load(self, served: VersionFiles | None = None) -> tuple[Snapshot, CareError | None]:
         """Loads the active version, or the last whole one before it if that has to be served.
 
         Args:
@@ -198,7 +197,7 @@ class ServedIndex:
         self._seen = replace(seen, served=index.files)
         return index, failure
 
-    def _last_whole(self) -> LoadedIndex | None:
+    def _last_whole(self) -> Snapshot | None:
         for version in self._older(self._active()):
             with suppress(CareError):
                 return self._open(self._folder / version)

@@ -18,10 +18,10 @@ from core.types import FloatArray
 from core.versions import current_version, index_folder, schema_of
 from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
+from search.snapshot import load_index
 from service.api_keys import ApiKeys
 from service.app import load_query_encoder, make_reranker
 from service.key_file import KeyFile
-from service.search import load_index
 from service.settings import Settings, ignored_port, read_settings
 from stores.faiss.gpu import check_device, gpus
 
@@ -92,11 +92,11 @@ def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Find
         stores = vector_stores(_plain(settings.milvus_uri))
         overflow = settings.overflow_pair
         others = [load_query_encoder(settings, overflow)] if overflow else []
-        loaded = load_index(root, name, encoder, stores.for_version(folder), others)
+        snapshot = load_index(root, name, encoder, stores.for_version(folder), others)
         schema = schema_of(folder)
     except CareError as error:
         return Finding.of("index", error)
-    manifest = loaded.manifest
+    manifest = snapshot.manifest
     found = (
         f"{name} {manifest.version}: {manifest.corpus.documents:,} documents, {manifest.factory}"
     )

@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT
 PAGE = ROOT / "docs" / "reference" / "errors.md"
 PACKAGES = (
     *("care", "core", "curation", "deploy", "evaluation", "indexer", "loadtest", "models"),
-    *("service", "stores", "training", "clients/python/care_client"),
+    *("search", "service", "stores", "training", "clients/python/care_client"),
 )
 CODE = re.compile(r"[a-z]+(_[a-z0-9]+)*")
 # Functions that make an error: the code is the last or the first argument.

@@ -3,7 +3,7 @@ import pytest
 
 from core.errors import CareError
 from evaluation.answerability import auroc, fit
-from service.answerable import answerable
+from search.answerable import answerable
 from tests.errors import raises
 
 

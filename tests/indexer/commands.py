@@ -24,7 +24,8 @@ from indexer import locks
 from indexer.build import build
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import activate, migrate, prune, rollback
-from service.search import load_index
+from search.snapshot import load_index
+from search.task import SearchTask
 from tests.encoders import BigramEncoder
 from tests.errors import error_code
 from tests.indexer.builds import build_options
@@ -99,9 +100,10 @@ def perform(folder: Path, command: Command) -> Any:
         case "migrate":
             return migrate(indexes, "test")
         case _:
-            loaded = load_index(indexes, "test", encoders[1])
-            loaded.search(_QUERY, encoders[1].encode(["血压"]).vectors[0])
-            return loaded.manifest.version
+            snapshot = load_index(indexes, "test", encoders[1])
+            vector = encoders[1].encode(["血压"]).vectors[0]
+            SearchTask(snapshot=snapshot, query=_QUERY, vector=vector).search()
+            return snapshot.manifest.version
 
 
 class Process:

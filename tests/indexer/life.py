@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from core.types import Query
 from core.versions import list_versions
 from indexer.versions import verify_version
-from service.search import LoadedIndex, load_index
+from search.snapshot import Snapshot, load_index
+from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import edit_manifest, to_schema_1
@@ -121,7 +122,7 @@ class Life(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDER))
         self.index = self.folder / "indexes" / "test"
         self.model = Model([], {}, "")
-        self.reader: LoadedIndex | None = None
+        self.reader: Snapshot | None = None
         self.is_clean = False
 
     @initialize(edit=st.sampled_from([None, _without_number, to_schema_1]))
@@ -247,13 +248,15 @@ class Life(RuleBasedStateMachine):
             return
         folder = self.index / self.model.active
         verify_version(folder)
-        loaded = load_index(self.folder / "indexes", "test", BigramEncoder())
-        assert loaded.manifest.version == self.model.active
-        text = loaded.documents[0]
+        snapshot = load_index(self.folder / "indexes", "test", BigramEncoder())
+        assert snapshot.manifest.version == self.model.active
+        text = snapshot.segment.documents[0]
         vector = BigramEncoder().encode([f"{text.title}\n{text.text}"]).vectors[0]
-        assert loaded.search(Query("", top_k=1), vector).hits[0].id == text.id
+        nearest = SearchTask(snapshot=snapshot, query=Query("", top_k=1), vector=vector)
+        assert nearest.search().hits[0].id == text.id
         if self.reader:  # a service that still has the version of before
-            self.reader.search(Query("", top_k=3), vector)
+            query = Query("", top_k=3)
+            SearchTask(snapshot=self.reader, query=query, vector=vector).search()
 
     @invariant()
     def versions_are_listed_in_order(self) -> None:

@@ -10,7 +10,8 @@ from core.types import Query
 from core.versions import current_version, has_checksum, list_versions, read_manifest, schema_of
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import migrate, verify_version
-from service.search import load_index
+from search.snapshot import load_index
+from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
@@ -35,10 +36,11 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
 ) -> None:
     manifest = verify_version(folder_of(index))
     assert (manifest.count, manifest.store, manifest.parent) == (12, "faiss", None)
-    loaded = load_index(index, "test", BigramEncoder())
+    snapshot = load_index(index, "test", BigramEncoder())
     record = make_records(12)[7]
     vector = BigramEncoder().encode([f"{record['title']}\n{record['text']}"]).vectors[0]
-    assert loaded.search(Query("", top_k=1), vector).hits[0].id == "d0007"
+    task = SearchTask(snapshot=snapshot, query=Query("", top_k=1), vector=vector)
+    assert task.search().hits[0].id == "d0007"
     add = write_jsonl(tmp_path / "new.jsonl", make_records(13)[12:])
     encoder = BigramEncoder("document")
     updated = update(

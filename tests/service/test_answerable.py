@@ -15,7 +15,7 @@ from core.encoders import Answerability
 from core.errors import PairError
 from core.manifest import IndexManifest
 from models.pairs import load_pair, write_pair
-from service.answerable import answerable, is_unanswered, measure
+from search.answerable import answerable, is_unanswered, measure
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.errors import raises

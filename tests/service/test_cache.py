@@ -7,8 +7,8 @@ from fastapi.testclient import TestClient
 from core.encoders import Answerability
 from core.manifest import IndexManifest
 from core.types import Query
+from search.hits import CacheEntry
 from service.cache import MemoryCache, QueryKeys
-from service.hits import Kept
 from tests.conftest import Builder, make_records
 from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
 from tests.service.conftest import ADMIN, Serve
@@ -24,8 +24,8 @@ def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
     return answer
 
 
-def found(row: int) -> Kept:
-    return Kept((np.ones(1, np.float32), np.array([row])), 0.5)
+def found(row: int) -> CacheEntry:
+    return CacheEntry((np.ones(1, np.float32), np.array([row])), 0.5)
 
 
 def test_the_second_identical_query_is_cached_with_the_same_hits(

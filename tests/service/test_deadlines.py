@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from core import filters
 from core.manifest import IndexManifest
 from core.types import Check, Query
-from service.flights import AbandonedError
-from service.hits import QueryResult
-from service.search import LoadedIndex
+from search.hits import QueryResult
+from search.snapshot import Snapshot
+from search.task import AbandonedError, SearchTask
 from tests.service.conftest import Serve
 
 QUERY = "高血压患者的护理"
@@ -51,8 +51,8 @@ def test_a_search_ends_after_its_deadline(
     serve: Serve, manifest: IndexManifest, long_search: LongSearch, collapse: bool
 ) -> None:
     client = serve()
-    index: LoadedIndex = client.app.state.service.engine.index
-    index.vectors.search = long_search
+    index: Snapshot = client.app.state.service.engine.index
+    index.segment.vectors.search = long_search
     body = {"query": QUERY, "collapse": collapse}
     answer = client.post("/search", json=body, headers={"X-Request-Timeout-Ms": "1000"})
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
@@ -98,8 +98,10 @@ def test_equal_filters_of_a_batch_are_evaluated_once(
 
 
 def test_a_search_without_a_deadline_is_not_stopped(client: TestClient) -> None:
-    index: LoadedIndex = client.app.state.service.engine.index
-    vector = np.ones(index.vectors.dimension, np.float32) / index.vectors.dimension**0.5
-    result = index.search(Query(QUERY, filter={"department": "儿科"}), vector)
+    index: Snapshot = client.app.state.service.engine.index
+    dimension = index.segment.vectors.dimension
+    vector = np.ones(dimension, np.float32) / dimension**0.5
+    query = Query(QUERY, filter={"department": "儿科"}, mode="dense")
+    result = SearchTask(snapshot=index, query=query, vector=vector).search()
     assert isinstance(result, QueryResult)
     assert len(result.hits) == 10

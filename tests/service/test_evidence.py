@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.manifest import IndexManifest
-from service.evidence import best_sentence, term_weights
+from search.evidence import best_sentence, term_weights
 from stores.lexical import LexicalIndex
 from tests.conftest import Builder
 from tests.service.conftest import Serve
@@ -113,8 +113,8 @@ def test_terms_weigh_as_in_the_full_text_of_the_index(
     serve: Serve, manifest: IndexManifest, folder: Path
 ) -> None:
     index = serve().app.state.service.engine.index  # type: ignore[attr-defined]
-    assert isinstance(index.full_text, LexicalIndex)
-    weights = term_weights("高血压的护理", index.full_text)
+    assert isinstance(index.segment.full_text, LexicalIndex)
+    weights = term_weights("高血压的护理", index.segment.full_text)
     assert weights["护理"] < weights["血压"]
     assert term_weights("高血压的护理", None) == dict.fromkeys(weights, 1.0)
 
@@ -124,7 +124,7 @@ def test_the_sentence_is_right_as_often_as_the_readme_of_the_sample_says(
 ) -> None:
     corpus = read("corpus.jsonl")
     build_version(corpus)
-    full_text = serve().app.state.service.engine.index.full_text  # type: ignore[attr-defined]
+    full_text = serve().app.state.service.engine.index.segment.full_text  # type: ignore[attr-defined]
     assert full_text is not None
     texts = {record["_id"]: record["text"] for record in corpus}
     queries = {record["_id"]: record["text"] for record in read("queries.jsonl")}

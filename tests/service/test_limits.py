@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from core.errors import QueryError
 from core.manifest import Chunking, IndexManifest
 from core.types import HitLimit, Query, RowArray
-from service.fusion import Found
-from service.limits import HitLimits, search_limited, within
-from service.search import LoadedIndex
+from search.fusion import RankedList
+from search.limits import HitLimits, search_limited, within
+from search.snapshot import Snapshot
+from search.task import SearchTask
 from tests.conftest import Builder
 from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, by_row
@@ -236,11 +237,11 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     most = data.draw(st.integers(0, 7))
     order: RowArray = np.argsort(-all_scores, kind="stable")
 
-    def find(query: Query, depth: int) -> Found:
+    def find(query: Query, depth: int) -> RankedList:
         excluded = query.filter.get("part", {"not": []})["not"]  # type: ignore[index,call-overload]
         rows = order[~np.isin(np.array(parts)[order], excluded)][:depth]
         bound = float(all_scores[rows[-1]]) if len(rows) else -np.inf
-        return Found(all_scores[rows], rows, bound=bound)
+        return RankedList(all_scores[rows], rows, bound=bound)
 
     query = Query("", top_k, min_score=min_score, limit_per=HitLimit("part", hits))
     expected = order[within(np.array(parts)[order], hits)][:top_k]
@@ -260,11 +261,11 @@ def test_full_values_are_left_out_of_further_searches() -> None:
     parts = [*[0] * 5000, *[1] * 3000, *range(2, 20)]
     depths: list[int] = []
 
-    def find(query: Query, depth: int) -> Found:
+    def find(query: Query, depth: int) -> RankedList:
         depths.append(depth)
         excluded = query.filter.get("part", {"not": []})["not"]  # type: ignore[index,call-overload]
         rows = np.flatnonzero(~np.isin(parts, excluded))[:depth]
-        return Found(-rows.astype(np.float32), rows, bound=-np.inf)
+        return RankedList(-rows.astype(np.float32), rows, bound=-np.inf)
 
     query = Query("", 10, limit_per=HitLimit("part", 1))
     documents: Any = _Metadata(parts, 100)
@@ -276,15 +277,16 @@ def test_full_values_are_left_out_of_further_searches() -> None:
 
 @pytest.mark.parametrize("failed", ["dense", "lexical"])
 def test_a_limit_holds_if_a_channel_fails(client: TestClient, failed: str) -> None:
-    index: LoadedIndex = client.app.state.service.engine.index  # type: ignore[attr-defined]
-    limit = HitLimit("department", 2)
+    index: Snapshot = client.app.state.service.engine.index  # type: ignore[attr-defined]
+    query = Query(QUERY, mode="hybrid", limit_per=HitLimit("department", 2), min_score=-1.0)
+    task = SearchTask(snapshot=index, query=query, lexical_timeout=0.01)
     vector: Any = BigramEncoder().encode([QUERY]).vectors[0]
     late: Future[Any] = Future()
     if failed == "dense":
         vector = RuntimeError()
-        late.set_result(index.search_text(Query(QUERY, mode="hybrid", limit_per=limit)))
-    query = Query(QUERY, mode="hybrid", limit_per=limit, min_score=-1.0)
-    result = index.search(query, vector, text=late, timeout=0.01)
+        late.set_result(task.search_lexical())
+    task.vector, task.lexical = vector, late
+    result = task.search()
     assert result.failed == (failed,)
     departments = Counter(hit.metadata["department"] for hit in result.hits)
     assert departments == dict.fromkeys(set(DEPARTMENTS), 2)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from core.manifest import IndexManifest
+from search.snapshot import ScoredRows
 from service.cache import MemoryCache
-from service.search import ScoredRows
 from tests.service.conftest import Serve
 
 MARKER = "绝密病历"

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
-from service.hits import Kept
+from search.hits import CacheEntry
 from service.rate_limit import RateLimiter
 from service.redis_tier import RedisCache, RedisGuard
 from tests.errors import raises
@@ -83,12 +83,12 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def found(*rows: int, answerable: float | None = None) -> Kept:
+def found(*rows: int, answerable: float | None = None) -> CacheEntry:
     scores = np.linspace(1, 0.1, len(rows), dtype=np.float32)
-    return Kept((scores, np.array(rows, np.int64)), answerable)
+    return CacheEntry((scores, np.array(rows, np.int64)), answerable)
 
 
-def same(one: Kept | None, other: Kept) -> bool:
+def same(one: CacheEntry | None, other: CacheEntry) -> bool:
     return (
         one is not None
         and one.rows[0].dtype == np.float32
@@ -535,7 +535,7 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         key(1): found(0, 99, 5),
         key(2): found(),
         key(3): found(7),
-        key(4): Kept((np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3]))),
+        key(4): CacheEntry((np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3]))),
     }
     async with Guarded(server.url) as guarded, Guarded(server.url) as other:
         for name, value in items.items():

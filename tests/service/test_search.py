@@ -13,7 +13,7 @@ from core.files import sha256_file
 from core.filters import FilterWriter
 from core.manifest import IndexManifest
 from core.types import Document
-from service.search import load_index
+from search.snapshot import load_index
 from service.settings import Settings
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.errors import raises
@@ -52,8 +52,8 @@ def assert_refused(
 def test_a_valid_version_is_loaded(settings: Settings, manifest: IndexManifest) -> None:
     index = load_index(settings.indexes, "test", BigramEncoder())
     assert index.manifest == manifest
-    assert len(index.documents) == 60
-    assert index.filters.fields == {"department": 3, "rare": 2, "tags": 6}
+    assert len(index.segment.documents) == 60
+    assert index.segment.filters.fields == {"department": 3, "rare": 2, "tags": 6}
 
 
 def test_an_index_without_an_active_version_is_rejected(settings: Settings) -> None:

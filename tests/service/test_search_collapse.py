@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from core.documents import DocumentReader
 from core.manifest import Chunking, IndexManifest
 from core.types import Query, RowArray
-from service.fusion import Found
-from service.limits import HitLimits, search_limited
+from search.fusion import RankedList
+from search.limits import HitLimits, search_limited
 from tests.conftest import SUBJECTS, Builder
 from tests.service.conftest import Serve, by_row, exact_scores, ranking
 
@@ -175,7 +175,7 @@ class _Chunks:
 
 def search_documents(
     search: Any, firsts: RowArray, top_k: int, min_score: float | None = None
-) -> Found:
+) -> RankedList:
     query = Query("", top_k, min_score=min_score, collapse=True)
     documents: Any = _Chunks(firsts)
     limits = HitLimits(query, documents, documents)
@@ -196,11 +196,11 @@ def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> N
     order = passing[np.argsort(-all_scores[passing], kind="stable")]
     fetched: list[int] = []
 
-    def search(_: Query, fetch: int) -> Found:
+    def search(_: Query, fetch: int) -> RankedList:
         fetched.append(fetch)
         rows = order[:fetch]
         bound = float(all_scores[rows[-1]]) if len(rows) else -np.inf
-        return Found(all_scores[rows], rows, bound=bound)
+        return RankedList(all_scores[rows], rows, bound=bound)
 
     found = search_documents(search, firsts, k, min_score)
     scores, rows = found.scores, found.rows
@@ -218,9 +218,9 @@ def test_collapse_finds_the_documents_of_a_full_search(data: st.DataObject) -> N
 def test_one_search_suffices_if_the_nearest_chunks_cover_enough_documents() -> None:
     fetched: list[int] = []
 
-    def search(_: Query, fetch: int) -> Found:
+    def search(_: Query, fetch: int) -> RankedList:
         fetched.append(fetch)
-        return Found(np.linspace(1, 0, fetch, dtype=np.float32), np.arange(fetch))
+        return RankedList(np.linspace(1, 0, fetch, dtype=np.float32), np.arange(fetch))
 
     found = search_documents(search, np.arange(10_000) // 2 * 2, 10)
     assert found.rows.tolist() == list(range(0, 20, 2))

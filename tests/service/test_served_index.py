@@ -20,8 +20,8 @@ from core.files import sha256_file
 from core.manifest import IndexManifest
 from core.versions import set_current
 from indexer.build import BuildOptions, build
+from search.snapshot import load_index
 from service.app import create_app
-from service.search import load_index
 from service.served_index import versions_before
 from service.settings import Settings
 from stores.base import StoreError

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from core.errors import IndexVersionError
 from core.manifest import Chunking, IndexManifest
 from core.versions import index_folder
+from search.snapshot import Snapshot, load_index
 from service.app import create_app
-from service.search import LoadedIndex, load_index
 from service.settings import Settings
 from tests.conftest import DEPARTMENTS, SUBJECTS, Builder
 from tests.encoders import BigramEncoder
@@ -153,7 +153,7 @@ def test_both_stores_give_the_same_description_and_errors(both: Both) -> None:
     assert both.milvus.get("/health/ready").status_code == 200
 
 
-def load(tmp_path: Path, milvus: MilvusServer) -> LoadedIndex:
+def load(tmp_path: Path, milvus: MilvusServer) -> Snapshot:
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
     return load_index(settings.indexes, "test", BigramEncoder(), milvus.stores.get("milvus"))
 
@@ -168,12 +168,12 @@ def test_a_filter_loses_no_hits(
     for text in ("发热患者第3号", "头痛", "贫血患者的要点"):
         query = BigramEncoder().encode([text]).vectors[0]
         for filter_ in ({"seen": [True]}, {"tags": ["1"]}, {"year": [2001, 2005]}):
-            rows = index.filters.rows(filter_, 600)
+            rows = index.segment.filters.rows(filter_, 600)
             assert rows is not None
-            scores, found = index.vectors.search(query, len(rows), rows, filter_)
+            scores, found = index.segment.vectors.search(query, len(rows), rows, filter_)
             assert sorted(found) == rows.tolist()
             assert (np.diff(scores) <= 0).all()
-            documents = [index.documents[row] for row in found]
+            documents = [index.segment.documents[row] for row in found]
             texts = [f"{document.title}\n{document.text}" for document in documents]
             vectors = BigramEncoder("document").encode(texts).vectors
             np.testing.assert_allclose(scores, vectors @ query, atol=2e-6)
@@ -189,11 +189,14 @@ def test_more_hits_than_milvus_returns_are_compared_in_this_process(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"department": ["儿科"]}
-    rows = index.filters.rows(filter_, COUNT)
-    expected = [index.vectors.search(query, 50), index.vectors.search(query, 50, rows, filter_)]
+    rows = index.segment.filters.rows(filter_, COUNT)
+    expected = [
+        index.segment.vectors.search(query, 50),
+        index.segment.vectors.search(query, 50, rows, filter_),
+    ]
     monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 49)
     monkeypatch.setattr("stores.milvus.vectors._READ_ROWS", 30)
-    ours = [index.vectors.search(query, 50), index.vectors.search(query, 50, rows)]
+    ours = [index.segment.vectors.search(query, 50), index.segment.vectors.search(query, 50, rows)]
     for (scores, _), (expected_scores, _) in zip(ours, expected, strict=True):
         np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
     assert rows is not None
@@ -210,13 +213,13 @@ def test_a_range_of_too_many_values_for_an_expression_loses_no_hits(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"year": {"gt": 2001, "lte": 2007}, "department": {"not": "儿科"}}
-    rows = index.filters.rows(filter_, COUNT)
+    rows = index.segment.filters.rows(filter_, COUNT)
     assert rows is not None
     depths = (1, 10, len(rows))
-    expected = [index.vectors.search(query, k, rows, filter_)[0] for k in depths]
+    expected = [index.segment.vectors.search(query, k, rows, filter_)[0] for k in depths]
     monkeypatch.setattr("stores.milvus.names._MAX_EXPRESSION_LABELS", 2)
     for k, scores in zip(depths, expected, strict=True):
-        ours, found = index.vectors.search(query, k, rows, filter_)
+        ours, found = index.segment.vectors.search(query, k, rows, filter_)
         assert set(found) <= set(rows)
         np.testing.assert_allclose(ours, scores, atol=2e-6)
 
@@ -239,8 +242,8 @@ def test_the_comparison_of_all_matching_rows_ends_at_the_check(
 
     query = BigramEncoder().encode(["发热"]).vectors[0]
     with pytest.raises(TimeoutError):
-        index.vectors.search(query, 50, check=check)
-    assert len(index.vectors.search(query, 50)[0]) == 50
+        index.segment.vectors.search(query, 50, check=check)
+    assert len(index.segment.vectors.search(query, 50)[0]) == 50
 
 
 def test_more_rows_than_are_read_give_what_milvus_finds(
@@ -253,15 +256,15 @@ def test_more_rows_than_are_read_give_what_milvus_finds(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"department": ["儿科"]}
-    rows = index.filters.rows(filter_, COUNT)
+    rows = index.segment.filters.rows(filter_, COUNT)
     assert rows is not None
     cases = [(None, None), (rows, filter_), (rows, None)]
-    expected = [index.vectors.search(query, COUNT, *case) for case in cases]
+    expected = [index.segment.vectors.search(query, COUNT, *case) for case in cases]
     monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 60)
     monkeypatch.setattr("stores.milvus.vectors._MOST_READ", len(rows) - 1)
-    monkeypatch.setattr(type(index.vectors), "_read", None)
+    monkeypatch.setattr(type(index.segment.vectors), "_read", None)
     for case, (scores, found) in zip(cases, expected, strict=True):
-        ours, own = index.vectors.search(query, COUNT, *case)
+        ours, own = index.segment.vectors.search(query, COUNT, *case)
         # Of rows without a filter, those among the 60 nearest of all.
         assert len(own) == 60 or (case == (rows, None) and 0 < len(own) < 60)
         np.testing.assert_allclose(ours, scores[: len(own)], atol=STEPS)

@@ -12,7 +12,8 @@ from loadtest.bench.options import StartOptions
 from loadtest.bench.vectors import SyntheticVectors, write_vectors
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
-from service.search import load_index
+from search.snapshot import load_index
+from search.task import SearchTask, encode
 
 pytestmark = pytest.mark.train
 
@@ -36,11 +37,13 @@ def test_the_version_of_synthetic_vectors_has_all_that_a_service_checks_and_sear
     start.make_index(options)
     pair = load_pair(str(options.pair))
     encoder = OnnxEncoder(pair.query, pair.folder, threads=1)
-    index = load_index(options.index.parent, options.index.name, encoder)
-    assert index.manifest.version == current_version(options.index.parent, options.index.name)
-    assert index.manifest.count == VECTORS + DOCUMENTS
-    assert FULL_TEXT in index.manifest.components
-    text = index.documents.text(VECTORS)
-    found = index.search(Query(text, top_k=3, mode="hybrid"), encoder.encode([text]).vectors[0])
+    snapshot = load_index(options.index.parent, options.index.name, encoder)
+    assert snapshot.manifest.version == current_version(options.index.parent, options.index.name)
+    assert snapshot.manifest.count == VECTORS + DOCUMENTS
+    assert FULL_TEXT in snapshot.manifest.components
+    text = snapshot.segment.documents.text(VECTORS)
+    task = SearchTask(snapshot=snapshot, query=Query(text, top_k=3, mode="hybrid"))
+    encode([task], encoder)
+    found = task.search()
     assert len(found.hits) == 3
     assert not found.failed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import DOCUMENT, Filter, HitLimit, Query
-from service.search import LoadedIndex
+from search.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class QueryLimits:
     server: bool = False
 
 
-def checked_query(index: LoadedIndex, query: Query, limits: QueryLimits) -> Query:
+def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Query:
     """Returns the query as it is searched: under the text rules, within the index's size.
 
     Raises:
@@ -41,48 +41,48 @@ def checked_query(index: LoadedIndex, query: Query, limits: QueryLimits) -> Quer
         raise QueryError("top_k", message, code="top_k_too_large", limit=limits.top_k)
     filter_: Filter = {}
     if query.filter != {}:
-        conditions = index.filters.check(query.filter)
+        conditions = snapshot.segment.filters.check(query.filter)
         filter_ = {field: condition.as_json() for field, condition in conditions.items()}
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
-    top_k = min(query.top_k, index.manifest.count)
-    collapse = query.collapse and index.documents.chunked
-    mode = query.mode or index.modes[0]
-    if mode not in index.modes:
+    top_k = min(query.top_k, snapshot.manifest.count)
+    collapse = query.collapse and snapshot.segment.documents.chunked
+    mode = query.mode or snapshot.modes[0]
+    if mode not in snapshot.modes:
         message = (
-            f"is {mode}, but index '{index.manifest.name}' has no full text: add it "
+            f"is {mode}, but index '{snapshot.manifest.name}' has no full text: add it "
             "(care update --full-text)"
         )
         raise QueryError("mode", message, code="mode_not_available")
     how = filter_, query.min_score, collapse, mode, query.explain, query.evidence
-    limit = _checked_limit(index, query.limit_per, top_k)
-    return Query(text, top_k, *how, limit, _checked_rerank(index, query, limits, top_k))
+    limit = _checked_limit(snapshot, query.limit_per, top_k)
+    return Query(text, top_k, *how, limit, _checked_rerank(snapshot, query, limits, top_k))
 
 
-def _checked_rerank(index: LoadedIndex, query: Query, limits: QueryLimits, top_k: int) -> int:
+def _checked_rerank(snapshot: Snapshot, query: Query, limits: QueryLimits, top_k: int) -> int:
     """Returns how many hits are ranked again: all hits are, so that their scores compare."""
     if query.rerank == 0:
         return 0
-    if not limits.server and index.late is None:
+    if not limits.server and snapshot.late is None:
         message = (
-            f"needs token vectors that index '{index.manifest.name}' and the pair have in common "
-            "(care index --token-vectors), or a server (CARE_RERANK_URL)"
+            f"needs token vectors that index '{snapshot.manifest.name}' and the pair have in "
+            "common (care index --token-vectors), or a server (CARE_RERANK_URL)"
         )
         raise QueryError("rerank", message, code="rerank_not_available")
     wanted = max(limits.rerank_default if query.rerank is None else query.rerank, top_k)
     if wanted > limits.rerank:
         message = f"would rank {wanted} hits again; the limit is {limits.rerank}"
         raise QueryError("rerank", message, code="rerank_too_large", limit=limits.rerank)
-    return min(wanted, index.manifest.count)
+    return min(wanted, snapshot.manifest.count)
 
 
-def _checked_limit(index: LoadedIndex, limit: HitLimit | None, top_k: int) -> HitLimit | None:
+def _checked_limit(snapshot: Snapshot, limit: HitLimit | None, top_k: int) -> HitLimit | None:
     """Returns the limit, or None if it has no effect."""
     if limit is None:
         return None
     if limit.field != DOCUMENT:
-        index.filters.check_field(limit.field, "limit_per.field")
-    elif not index.documents.chunked:
+        snapshot.segment.filters.check_field(limit.field, "limit_per.field")
+    elif not snapshot.segment.documents.chunked:
         return None
     return limit if limit.hits < top_k else None
 

@@ -12,7 +12,7 @@ from core.documents import DocumentReader
 from core.errors import QueryError
 from core.filters import FilterReader, filter_values
 from core.types import DOCUMENT, Query, RowArray
-from service.fusion import NOTHING, Found, merged
+from search.fusion import NOTHING, RankedList, joined
 from stores.base import ScoredRows
 from stores.order import DECIMALS
 
@@ -31,7 +31,7 @@ class HitLimits:
     the field, has as many hits as it may have. Rows without a value of the field are not limited.
 
     Args:
-        query: The query, checked by `service/query.py`.
+        query: The query, checked by `search/query.py`.
         documents: The documents of the index.
         filters: Their filters.
     """
@@ -120,7 +120,7 @@ def first_depth(query: Query, count: int) -> int:
 
 
 def search_limited(
-    search: Callable[[Query, int], Found],
+    search: Callable[[Query, int], RankedList],
     query: Query,
     limits: HitLimits,
     count: int,
@@ -128,7 +128,7 @@ def search_limited(
     order: Callable[[ScoredRows], ScoredRows],
     *,
     narrow: bool,
-) -> Found:
+) -> RankedList:
     """Finds the best rows within limits.
 
     Args:
@@ -152,7 +152,7 @@ def search_limited(
         # What is kept of values that are excluded by now is not found again.
         others = ~np.isin(kept[1], found.rows)
         earlier = kept[0][others], kept[1][others]
-        kept = limits.apply(order(merged(earlier, (found.scores, found.rows))))
+        kept = limits.apply(order(joined(earlier, (found.scores, found.rows))))
         exhausted = fetch == count or len(found.rows) < fetch
         is_below = min_score is not None and found.bound < min_score - _STEP
         if len(kept[1]) == query.top_k or exhausted or is_below:

@@ -9,8 +9,8 @@ from pydantic_core import to_json
 
 from core.documents import DocumentReader, JsonDocument
 from core.types import Check, Evidence, Hit, no_check
-from service.evidence import best_sentence
-from service.fusion import Channel
+from search.evidence import best_sentence
+from search.fusion import Channel
 from stores.base import ScoredRows
 from stores.order import rounded
 
@@ -23,7 +23,7 @@ _UTF8_BYTES = 4
 _HITS = 16
 
 
-class Kept(NamedTuple):
+class CacheEntry(NamedTuple):
     """What caches keep of a result.
 
     Attributes:
@@ -40,10 +40,10 @@ class QueryResult:
     """The result of one query.
 
     Attributes:
-        kept: What caches keep.
+        entry: What caches keep.
         hits: The hits of the rows.
-        search: Time to find the rows [s].
         fetch: Time to read the documents, or the ids of many [s].
+        search: Time to find the rows [s].
         cached: Whether the rows come from a cache.
         overflow: Whether the query was encoded by the encoder for a full queue.
         failed: Channels of a hybrid search that failed or were late.
@@ -51,21 +51,21 @@ class QueryResult:
         cut: Whether more rows than are compared have the score of the last one of a channel.
     """
 
-    kept: Kept
+    entry: CacheEntry
     hits: "Hits"
-    search: float
     fetch: float
-    cached: bool
+    search: float = 0.0
+    cached: bool = False
     overflow: bool = False
     failed: tuple[Channel, ...] = ()
     channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
     cut: bool = False
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def how(self) -> dict[str, Any]:
         """How the hits were found, as arguments of `service.answers.search_json`."""
-        facts = {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
-        return facts | {"answerable": self.kept.answerable}
+        how = {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
+        return how | {"answerable": self.entry.answerable}
 
 
 class Hits(Sequence[Hit]):

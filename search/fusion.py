@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,23 @@ DEFAULT_WEIGHT = 0.1
 NOTHING: ScoredRows = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
+class ChannelResult(NamedTuple):
+    """What one channel has found: scored rows, best first, and the time to find them [s]."""
+
+    found: ScoredRows
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a search has found.
+class RankedList:
+    """The rows that a search has found, best first.
 
     Attributes:
         scores: float32 [n].
         rows: int64 [n], in the order of hits (`stores/order.py`).
         failed: Channels of a hybrid search, and reranking, that failed or were late.
         seconds: Time of each channel of a hybrid search that answered, and of reranking [s].
-        channels: The scored rows of each channel, best first, and its weight; for explanations.
+        channels: The scored rows of each channel and its weight; for explanations.
         bound: No row that is not found has a higher score.
         cut: Whether more rows than are compared have the score of the last one of a channel.
     """
@@ -61,8 +68,13 @@ def _explain(found: ScoredRows, weight: float, row: int) -> dict[str, Any]:
     return {"rank": rank, "score": score, "weight": weight}
 
 
-def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) -> Found:
-    """Fuses two channels; rows with equal scores are in the order of rows.
+def lexical_weight(fusion: Mapping[str, float]) -> float:
+    """Returns the weight of the lexical channel, given the fusion of a manifest."""
+    return fusion.get("lexical", DEFAULT_WEIGHT)
+
+
+def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) -> ScoredRows:
+    """Returns the rows of the dense channel with their fused scores, in the same order.
 
     The fused score is the cosine similarity plus `fusion["lexical"]` times the lexical score, which
     is 0 for rows that the lexical channel did not find. With `fusion["rank_constant"]`, k, it is
@@ -70,11 +82,10 @@ def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) ->
     `fusion["lexical"]` / (k + rank) of the lexical one (Cormack et al., SIGIR 2009).
 
     Args:
-        dense: Cosine similarities and rows in descending order.
-        lexical: Scores and rows in descending order; those that are not in `dense` do not count.
+        dense: Cosine similarities and rows; with `rank_constant` in the order of hits.
+        lexical: Scores and rows, likewise; rows that are not in `dense` do not count.
         fusion: The weight, and optionally the constant of ranks.
     """
-    weight = fusion.get("lexical", DEFAULT_WEIGHT)
     scores, rows = dense
     if constant := fusion.get("rank_constant"):
         scores, parts = (
@@ -85,13 +96,8 @@ def fuse(dense: ScoredRows, lexical: ScoredRows, fusion: Mapping[str, float]) ->
         parts = lexical[0]
     found, at = _positions(rows, lexical[1])
     fused = scores.copy()
-    fused[found] += np.float32(weight) * parts[at]
-    best = np.lexsort((rows, -fused))
-    channels: dict[Channel, tuple[ScoredRows, float]] = {
-        "dense": (dense, 1.0),
-        "lexical": (lexical, weight),
-    }
-    return Found(fused[best], rows[best], channels=channels)
+    fused[found] += np.float32(lexical_weight(fusion)) * parts[at]
+    return fused, rows
 
 
 def _positions(rows: RowArray, others: RowArray) -> tuple[RowArray, RowArray]:
@@ -104,9 +110,6 @@ def _positions(rows: RowArray, others: RowArray) -> tuple[RowArray, RowArray]:
     return shared, at[shared]
 
 
-def merged(first: ScoredRows, second: ScoredRows) -> ScoredRows:
-    """Returns two lists of different rows as one, in descending order of scores."""
-    scores = np.concatenate([first[0], second[0]])
-    rows = np.concatenate([first[1], second[1]])
-    order = np.lexsort((rows, -scores))
-    return scores[order], rows[order]
+def joined(first: ScoredRows, second: ScoredRows) -> ScoredRows:
+    """Returns two lists of different rows as one, one after the other."""
+    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])

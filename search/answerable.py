@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from core.encoders import Answerability
 from core.types import Mode
 from stores.base import ScoredRows
@@ -30,7 +32,7 @@ def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0
     """Returns the features of a query; they depend on neither `top_k` nor `min_score`.
 
     Args:
-        dense: Cosine similarities and rows, at least one, in descending order.
+        dense: Cosine similarities and rows, at least one.
         lexical: Scores and rows of the lexical channel in descending order, if there is one.
         idf: Sum of the query's terms by their idf (`LexicalIndex.idf`).
 
@@ -39,9 +41,10 @@ def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0
         s is the highest lexical score of the nearest rows in units of idf: how much of the query
         is said in what is near it. The share itself would be low for long queries.
     """
-    features = {"cosine": float(dense[0][0])}
+    best = np.lexsort((dense[1], -dense[0]))[:_NEAREST]
+    features = {"cosine": float(dense[0][best[0]])}
     if lexical is not None:
-        nearest = set(dense[1][:_NEAREST].tolist())
+        nearest = set(dense[1][best].tolist())
         found = zip(lexical[0].tolist(), lexical[1].tolist(), strict=True)
         highest = next((score for score, row in found if row in nearest), 0.0)
         features["lexical"] = math.log1p(idf * highest)

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from core.types import FloatArray
-from service.fusion import Channel, Found
+from search.fusion import Channel, RankedList
 from stores.base import ScoredRows
 from stores.token_vectors import TokenVectors
 
@@ -32,7 +32,7 @@ class LateReranker:
     tokens: TokenVectors
     weight: float
 
-    def rerank(self, found: Found, query: FloatArray) -> Found:
+    def rerank(self, found: RankedList, query: FloatArray) -> RankedList:
         """Returns what a search has found in the order of score + weight · MaxSim.
 
         Args:
@@ -43,17 +43,17 @@ class LateReranker:
         return _reordered(found, found.scores + np.float32(self.weight) * late, late, self.weight)
 
 
-def reranked_by_server(found: Found, scores: FloatArray) -> Found:
+def reranked_by_server(found: RankedList, scores: FloatArray) -> RankedList:
     """Returns what a search has found in the order of a server's scores, float32 [n]."""
     return _reordered(found, scores, scores, 1.0)
 
 
-def not_reranked(found: Found) -> Found:
+def not_reranked(found: RankedList) -> RankedList:
     """Returns what a search has found, marked as not reranked because that failed."""
     return replace(found, failed=(*found.failed, "rerank"))
 
 
-def _reordered(found: Found, scores: FloatArray, own: FloatArray, weight: float) -> Found:
+def _reordered(found: RankedList, scores: FloatArray, own: FloatArray, weight: float) -> RankedList:
     """Orders rows by `scores`; the channel `rerank` has the scores `own`."""
     best, of_channel = (np.lexsort((found.rows, -values)) for values in (scores, own))
     channel: ScoredRows = own[of_channel], found.rows[of_channel]

@@ -1,0 +1,166 @@
+"""A snapshot: what a query sees of an index, opened from one of its versions and checked."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic_core import to_json
+
+from core import documents
+from core.canaries import check_canaries
+from core.encoders import Encoder, EncoderSpec, Pair
+from core.errors import EmbeddingSpaceError
+from core.manifest import IndexManifest
+from core.text import document_text
+from core.types import Mode, RowArray
+from core.versions import index_folder, opening, read_manifest, verify_files, with_version
+from search.answerable import Judges, suitable
+from search.rerank import LateReranker
+from search.version_files import VersionFiles
+from stores.base import ScoredRows, VectorStore
+from stores.faiss.store import FaissStore
+from stores.order import ordered
+from stores.segment import Segment, open_segment
+from stores.token_vectors import TokenVectors
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a query sees of an index; released when the last request that uses it ends.
+
+    Attributes:
+        identity: Checksum of the manifest, which names version and files and their checksums.
+        reference: Name and version as JSON, for answers.
+        files: The files before they were verified.
+        manifest: The manifest of the version.
+        segment: The open files.
+        judges: What judges whether the index answers a query, by mode: those of the pair that
+            were fitted on an index of about this size.
+        late: What reranks by late interaction, if version and pair have token vectors of one space.
+    """
+
+    identity: str
+    reference: bytes
+    files: VersionFiles
+    manifest: IndexManifest
+    segment: Segment
+    judges: Judges
+    late: LateReranker | None
+
+    @property
+    def document_bytes(self) -> int:
+        """Mean size of a document or chunk in its file [bytes]."""
+        return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes of search that the version has, the default first."""
+        if self.segment.full_text is None:
+            return ("dense",)
+        if self.manifest.fusion:
+            return ("hybrid", "dense", "lexical")
+        return ("dense", "hybrid", "lexical")
+
+    @property
+    def answerable_thresholds(self) -> dict[Mode, float]:
+        """By mode, the score below which nothing in the index seems to answer a query."""
+        modes = self.modes
+        return {mode: judge.threshold for mode, judge in self.judges.items() if mode in modes}
+
+    def ordered(self, found: ScoredRows, most: int | None = None) -> ScoredRows:
+        """Returns the `most` first scored rows, by default all, in the order of hits."""
+        return ordered(found, self.segment.documents.id, most)
+
+    def texts(self, rows: RowArray) -> list[str]:
+        """Returns the text of each row, with its title, as encoders read it."""
+        read = map(self.segment.documents.__getitem__, rows.tolist())
+        return [document_text(document.title, document.text) for document in read]
+
+
+def load_index(
+    root: Path,
+    name: str,
+    encoder: Encoder,
+    store: VectorStore | None = None,
+    others: Sequence[Encoder] = (),
+    pair: Pair | None = None,
+) -> Snapshot:
+    """Opens the active version of an index and checks its files, counts and canaries.
+
+    The canaries are checked with each encoder. `pair` has the calibration of the answerable score
+    and the weight of late interaction.
+
+    If another version becomes active and the first one is pruned meanwhile, the new one is opened.
+
+    Raises:
+        IndexVersionError: If the index has no active version, or a check fails.
+        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
+    """
+    store = store or FaissStore()
+    return with_version(
+        lambda: store.active_version(root, name),
+        lambda version: open_version(
+            index_folder(root, name) / version, encoder, store, others, pair
+        ),
+    )
+
+
+def open_version(
+    folder: Path,
+    encoder: Encoder,
+    store: VectorStore,
+    others: Sequence[Encoder] = (),
+    pair: Pair | None = None,
+) -> Snapshot:
+    """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
+
+    Raises:
+        IndexVersionError: If a check fails.
+        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
+    """
+    files = VersionFiles.of(folder)
+    with opening(folder):
+        manifest = read_manifest(folder)
+    for each in (encoder, *others):
+        check_space(manifest, each.spec)
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            for each in (encoder, *others):
+                check_canaries(each, manifest.canaries)
+        finally:
+            with opening(folder):
+                verified.result()
+    with opening(folder):
+        segment = open_segment(folder, manifest, store)
+    reference = to_json({"name": manifest.name, "version": manifest.version})
+    judges = suitable(pair.answerable, manifest.count) if pair else {}
+    late = _late_reranker(segment.tokens, pair)
+    opened = files, manifest, segment, judges, late
+    return Snapshot(manifest.identity, reference, *opened)
+
+
+def _late_reranker(tokens: TokenVectors | None, pair: Pair | None) -> LateReranker | None:
+    how = pair.late_interaction if pair else None
+    if tokens is None or how is None or how.space != tokens.spec.space:
+        return None
+    return LateReranker(tokens, how.weight)
+
+
+def check_space(
+    manifest: IndexManifest, query_encoder: EncoderSpec, setting: str = "CARE_PAIR"
+) -> None:
+    """Raises `EmbeddingSpaceError` if index and query encoder name different embedding spaces.
+
+    The message names the setting that chooses the query encoder.
+    """
+    of_index, of_encoder = manifest.encoder.embedding_space, query_encoder.embedding_space
+    if of_index != of_encoder:
+        raise EmbeddingSpaceError(
+            f"index '{manifest.name}' has the embedding space '{of_index}' and the query encoder "
+            f"has '{of_encoder}': set {setting} to a pair of the space that the index was built in",
+            index=manifest.name,
+            embedding_space=of_index,
+            encoder_space=of_encoder,
+        )

@@ -1,0 +1,67 @@
+"""A segment: the files of some documents, opened together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core import documents, filters
+from core.documents import DocumentReader
+from core.errors import IndexVersionError
+from core.filters import FilterReader
+from core.manifest import IndexManifest
+from core.types import FilterValue
+from stores.base import Vectors, VectorStore
+from stores.lexical import LexicalIndex, open_full_text
+from stores.token_vectors import TokenVectors, open_token_vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The open, immutable files of some documents; row i is the same document in all of them.
+
+    Attributes:
+        documents: The documents or chunks.
+        filters: Their filter values.
+        filter_values: The first filter fields by name, each with its most frequent values; bounded
+            in number and size.
+        vectors: Their vectors.
+        full_text: Their full text, if the version has it.
+        tokens: Their token vectors, if the version has them.
+    """
+
+    documents: DocumentReader
+    filters: FilterReader
+    filter_values: Mapping[str, Sequence[FilterValue]]
+    vectors: Vectors
+    full_text: LexicalIndex | None
+    tokens: TokenVectors | None
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self.documents)
+
+
+def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> Segment:
+    """Opens the files in the folder of a version.
+
+    Args:
+        folder: The folder.
+        manifest: Its manifest.
+        store: The store of its vectors.
+
+    Raises:
+        IndexVersionError: If a file cannot be read, or the files do not match the manifest.
+    """
+    reader = DocumentReader(folder / documents.FILE_NAME)
+    if len(reader) != manifest.count:
+        reason = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
+        counts = {"documents": len(reader), "expected": manifest.count}
+        raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
+    values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+    frequent = values.frequent_values()
+    full_text = open_full_text(folder, manifest, values)
+    tokens = open_token_vectors(folder, manifest)
+    # Last, because a GPU may have to give up the vectors of the version that is served.
+    vectors = store.open(folder, manifest, values)
+    return Segment(reader, values, frequent, vectors, full_text, tokens)
