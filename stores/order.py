@@ -34,19 +34,27 @@ def ordered(found: ScoredRows, id_of: Callable[[int], str], most: int | None = N
         id_of: Returns the id of a row; called for rows with equal scores only.
         most: Number of rows.
     """
-    scores = rounded(found[0])
-    order = np.argsort(-scores, kind="stable")
-    falling = -scores[order]
-    if most is not None and most < len(order):
-        end = np.searchsorted(falling, falling[most - 1], side="right") if most else 0
-        order, falling = order[:end], falling[:end]
-    starts = np.flatnonzero(np.diff(falling, prepend=-np.inf))
-    ends = np.append(starts[1:], len(order))
-    for at in np.flatnonzero(ends - starts > 1).tolist():
-        tied = order[starts[at] : ends[at]]
-        ids = {i: id_of(row) for i, row in zip(tied.tolist(), found[1][tied].tolist(), strict=True)}
-        order[starts[at] : ends[at]] = sorted(ids, key=ids.__getitem__, reverse=True)
-    return found[0][order[:most]], found[1][order[:most]]
+    scores, rows = found
+    values = rounded(scores)
+    if not (values[1:] <= values[:-1]).all():
+        order = np.argsort(-values, kind="stable")
+        scores, rows, values = scores[order], rows[order], values[order]
+    end = len(values)
+    if most is not None and most < end:
+        end = most
+        while end and end < len(values) and values[end] == values[most - 1]:
+            end += 1
+    equal = values[1:end] == values[: max(end - 1, 0)]
+    if equal.any():
+        order = np.arange(end)
+        starts = np.flatnonzero(np.append(True, ~equal))
+        ends = np.append(starts[1:], end)
+        for at in np.flatnonzero(ends - starts > 1).tolist():
+            tied = range(starts[at], ends[at])
+            ids = dict(zip(tied, map(id_of, rows[starts[at] : ends[at]].tolist()), strict=True))
+            order[starts[at] : ends[at]] = sorted(ids, key=ids.__getitem__, reverse=True)
+        scores, rows = scores[order], rows[order]
+    return scores[:most], rows[:most]
 
 
 def with_ties(
@@ -67,14 +75,14 @@ def with_ties(
     found = search(fetch)
     if k >= available:
         return found
-    scores = rounded(found[0])
-    if len(scores) < k:
+    count = len(found[0])
+    if count < k:
         return found
-    last = scores[k - 1]
-    within = scores >= last
-    found_all = not within.all() or len(scores) < fetch or fetch == available
-    best = found[0][within], found[1][within]
-    if found_all:
+    tail = rounded(found[0][k - 1 :])
+    last = tail[0]
+    end = k - 1 + int(np.count_nonzero(tail == last))
+    best = found[0][:end], found[1][:end]
+    if end < count or count < fetch or fetch == available:
         return best
     more = search(min(_widest(k), available))
     tied = (rounded(more[0]) == last) & ~np.isin(more[1], best[1])
