@@ -101,7 +101,7 @@ class EncoderSpec(FrozenModel):
 
 
 class Answerability(FrozenModel):
-    """How one mode of search judges whether an index answers a query (service/answerable.py).
+    """How one mode of search judges whether an index answers a query (search/answerable.py).
 
     Attributes:
         vectors: Number of vectors of the index that it was fitted on. Scores of much smaller and
@@ -155,7 +155,7 @@ class Pair(FrozenModel):
         folder: Folder of the pair's TOML file; paths of weights are relative to it.
         query: The encoder that the service uses.
         document: The encoder that the indexer uses.
-        fusion: How a hybrid search fuses vectors and full text (service/fusion.py); empty if that
+        fusion: How a hybrid search fuses vectors and full text (search/fusion.py); empty if that
             was not measured.
         answerable: How each mode of search judges whether an index answers a query; empty if that
             was not calibrated. A calibration holds for indexes like the one that it was made on.

@@ -161,7 +161,7 @@ class IndexManifest(FrozenModel):
         files: Size and checksum of each file, except those of components.
         components: Optional parts, by name.
         thresholds: Minimum scores of relevant hits, by retrieval method; may be empty.
-        fusion: How a hybrid search fuses its channels (service/fusion.py). If it is not empty and
+        fusion: How a hybrid search fuses its channels (search/fusion.py). If it is not empty and
             the version has full text, hybrid is the default mode of a search.
         corpus: The documents that were indexed.
         recall: How the search parameters were chosen.

@@ -63,7 +63,7 @@ class QueryResult:
 
     @property
     def how(self) -> dict[str, Any]:
-        """How the hits were found, as arguments of `service.answers.search_json`."""
+        """How the hits were found, as the answer of a search says it."""
         how = {"cached": self.cached, "overflow": self.overflow, "failed": self.failed}
         return how | {"answerable": self.entry.answerable}
 

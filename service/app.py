@@ -2,44 +2,37 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from pydantic import SecretStr
 from starlette.staticfiles import StaticFiles
 from starlette.types import Lifespan
 
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
 from core.errors import IndexVersionError, PairError, ProviderError
-from core.loopback import is_loopback
 from core.versions import index_folder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
 from search.snapshot import check_space
-from service.access import RequireKey, State
-from service.answers import AnswerBudget
-from service.api_keys import ApiKeys
-from service.application import Application
-from service.cache import QueryKeys
-from service.cors import Cors, Preflight
-from service.engine import Engine
-from service.key_file import KeyFile
-from service.logs import log_failure
-from service.metrics import Metrics, RedisError
-from service.middleware import Limits, RequestContext
-from service.openai_routes import openai_routes
-from service.rate_limit import RateLimiter
-from service.routes import PAGE, admin_routes, public_routes, search_routes
-from service.served_index import DAMAGE
-from service.settings import Settings, ignored_port
-from service.tracing import make_tracer
+from service.access.guards import Access, RequireKey, State
+from service.access.limits import LimitRequests
+from service.http.context import RequestContext
+from service.http.cors import Cors, Preflight
+from service.limits import AnswerBudget
+from service.observe.logs import log_failure
+from service.observe.metrics import Metrics, RedisError
+from service.observe.tracing import Tracer, make_tracer
+from service.pipeline.engine import Engine
+from service.pipeline.served_index import DAMAGE
+from service.routes.application import Application
+from service.routes.openai import openai_routes
+from service.routes.search import PAGE, admin_routes, public_routes, search_routes
+from service.settings import Settings, ignored_port, plain
 from stores.registry import MilvusAddress, VectorStores
 
 _LOG = logging.getLogger("care.service")
@@ -47,8 +40,8 @@ _LOG = logging.getLogger("care.service")
 ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
-    from service.redis_tier import RedisCache, RedisGuard
-    from service.rerank_server import RerankServer
+    from service.pipeline.redis_tier import RedisGuard
+    from service.pipeline.rerank_server import RerankServer
 
 
 def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncoder:
@@ -80,9 +73,7 @@ def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncod
 def create_app(
     settings: Settings, encoder: QueryEncoder | None = None, overflow: QueryEncoder | None = None
 ) -> FastAPI:
-    """Creates the application: checks the settings, loads the query encoder and the active index.
-
-    All settings are checked before the encoder is loaded.
+    """Creates the application with its engine; all settings are checked before an encoder loads.
 
     Args:
         settings: The settings of the service.
@@ -92,26 +83,41 @@ def create_app(
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
-    metrics = Metrics()
-    key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
-    keys = key_file.keys if key_file else ApiKeys.parse(_plain(settings.api_keys))
-    if not keys and not is_loopback(settings.host):
-        fields = {"host": settings.host}
-        _LOG.warning(
-            "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
-            extra={"fields": fields},
-        )
     if warning := ignored_port():
         _LOG.warning(warning, extra={"fields": {"port": settings.port}})
-    pair = load_pair(settings.pair, settings.pairs)
+    metrics = Metrics()
+    redis = _redis(settings, metrics)
+    access = Access.of(settings, redis)
     tracer = make_tracer()
-    guard, redis = _redis(settings, metrics)
+    engine = build_engine(settings, metrics, redis, encoder, overflow)
+    try:
+        return build_app(engine, access, tracer)
+    except BaseException:
+        engine.stop()  # its threads would keep the process alive
+        raise
+
+
+def build_engine(
+    settings: Settings,
+    metrics: Metrics,
+    redis: "RedisGuard | None" = None,
+    encoder: QueryEncoder | None = None,
+    overflow: QueryEncoder | None = None,
+) -> Engine:
+    """Loads the query encoder and the active index version, and starts the threads.
+
+    The arguments are those of `create_app`; `redis` holds the cache that services share.
+
+    Raises:
+        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
+    """
+    pair = load_pair(settings.pair, settings.pairs)
     reranker = None
     if settings.rerank_url:
         breaker = Breaker("the server of CARE_RERANK_URL")
         metrics.rerank_breaker.set_function(lambda: breaker.state)
         reranker = make_reranker(settings, breaker)
-    milvus = _plain(settings.milvus_uri), _plain(settings.milvus_token)
+    milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address, settings.faiss_device).get(settings.store)
     version = store.active_version(settings.indexes, settings.index)
@@ -128,32 +134,36 @@ def create_app(
     encoder = encoder or load_query_encoder(settings)
     if settings.overflow_pair and not overflow:
         overflow = load_query_encoder(settings, settings.overflow_pair)
-    secret = _plain(settings.cache_secret) or secrets.token_hex(32)
-    server = [
-        _plain(settings.rerank_url),
-        settings.rerank_model,
-        str(settings.rerank_truncate_tokens or ""),
-    ]
-    query_keys = QueryKeys(secret, encoder.spec, pair, server)
-    limiter = _limiter(settings, guard)
-    answers = AnswerBudget(settings.max_answer_bytes)
+    cache = None
+    if redis:
+        from service.pipeline.redis_tier import RedisCache
+
+        secret = plain(settings.cache_secret).encode()
+        cache = RedisCache(redis, secret, settings.cache_ttl_seconds)
+    return Engine(settings, store, pair, encoder, overflow, metrics, cache, reranker)
+
+
+def build_app(engine: Engine, access: Access, tracer: Tracer | None = None) -> FastAPI:
+    """Creates the application around an engine: its routes and middleware.
+
+    Args:
+        engine: The engine; the application closes it.
+        access: Who may ask for what.
+        tracer: Records traces, if they are configured.
+    """
+    settings, metrics = engine.settings, engine.metrics
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine: Engine = app.state.service.engine
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
         tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
-        if key_file:
-            tasks.append(loop.create_task(key_file.follow(metrics)))
+        if access.key_file:
+            tasks.append(loop.create_task(access.key_file.follow(metrics)))
         yield
         for task in tasks:
             task.cancel()
         await engine.close()
-        if guard:
-            await guard.close()
-        if reranker:
-            await reranker.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
 
@@ -162,7 +172,7 @@ def create_app(
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     # The last one added is the outermost. Preflight requests of browsers carry no key.
     routes = [route for router in ROUTERS for route in router.routes]
-    app.add_middleware(Limits, settings=settings, metrics=metrics)
+    app.add_middleware(LimitRequests, settings=settings, limits=engine.limits, metrics=metrics)
     app.add_middleware(RequireKey, routes=routes)
     cors = Cors(settings.cors_origins)
     if settings.cors_origins:
@@ -175,9 +185,10 @@ def create_app(
             if isinstance(route, APIRoute)
         }
     )
-    # It starts threads, which would keep the process alive if a later step failed.
-    engine = Engine(settings, store, pair, encoder, overflow, metrics, query_keys, redis, reranker)
-    app.state.service = State(settings, pair.name, metrics, engine, keys, limiter, answers)
+    answers = AnswerBudget(engine.limits.answer_bytes)
+    app.state.service = State(
+        settings, engine.pair, metrics, engine, access.keys, access.limiter, answers
+    )
     return app
 
 
@@ -202,42 +213,21 @@ def _with_routes(lifespan: Lifespan[FastAPI] | None = None) -> Application:
     return app
 
 
-def _plain(secret: SecretStr | None) -> str:
-    return secret.get_secret_value() if secret else ""
-
-
-def _redis(settings: Settings, metrics: Metrics) -> "tuple[RedisGuard | None, RedisCache | None]":
+def _redis(settings: Settings, metrics: Metrics) -> "RedisGuard | None":
     if settings.redis_url is None:
-        return None, None
+        return None
     # Its client takes a fifth of a second to import.
-    from service.redis_tier import RedisCache, RedisGuard
+    from service.pipeline.redis_tier import RedisGuard
 
     breaker, writes = Breaker("Redis"), Breaker("writes to Redis")
     metrics.redis_breaker.set_function(lambda: breaker.state)
     metrics.redis_write_breaker.set_function(lambda: writes.state)
-    url, timeout = _plain(settings.redis_url), settings.redis_timeout_ms / 1000
+    url, timeout = plain(settings.redis_url), settings.redis_timeout_ms / 1000
 
     def count(kind: RedisError) -> None:
         metrics.redis_errors.labels(kind).inc()
 
-    guard = RedisGuard(url, timeout, breaker, writes, count)
-    secret = _plain(settings.cache_secret).encode()
-    return guard, RedisCache(guard, secret, settings.cache_ttl_seconds)
-
-
-def _limiter(settings: Settings, guard: "RedisGuard | None") -> RateLimiter | None:
-    if not settings.rate_limit:
-        return None
-    # Replicas of a service have the same secret and the same index.
-    secret = sha256(_plain(settings.cache_secret).encode()).digest()
-    service = blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest()
-    return RateLimiter(
-        settings.rate_limit,
-        settings.rate_burst,
-        guard,
-        service=service,
-        largest=max(settings.max_batch, settings.max_embeddings),
-    )
+    return RedisGuard(url, timeout, breaker, writes, count)
 
 
 def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
@@ -248,11 +238,11 @@ def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
         ProviderError: If a required package is not installed.
     """
     try:
-        from service.rerank_server import RerankServer
+        from service.pipeline.rerank_server import RerankServer
     except ModuleNotFoundError as error:
         message = f"CARE_RERANK_URL needs {error.name}: pip install 'care-retrieval[rerank]'"
         raise ProviderError(message, code="missing_package", package=error.name) from error
-    url, key = _plain(settings.rerank_url), _plain(settings.rerank_key)
+    url, key = plain(settings.rerank_url), plain(settings.rerank_key)
     timeout = settings.rerank_timeout_ms / 1000
     return RerankServer(
         url, settings.rerank_model, key, timeout, breaker, settings.rerank_truncate_tokens

@@ -26,7 +26,7 @@ from core.types import HitLimit, Mode, Query
 from search.fusion import Channel
 from search.rerank import RerankerName
 from service.filter_schema import FilterField, FilterItem
-from service.metrics import Timings
+from service.observe.metrics import Timings
 
 Include = Literal["text", "metadata"]
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -21,13 +22,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from core.errors import CareError
 from service.app import create_app
 from service.bus_error import restart_on_bus_error
-from service.connections import ConnectionLimits, Connections, available_connections
-from service.cors import Cors
-from service.logs import configure_logs
-from service.metrics import Metrics
-from service.middleware import RequestContext
-from service.problems import RequestError, problem_response
-from service.protocol import HttpProtocol
+from service.errors import RequestError
+from service.http.connections import ConnectionLimits, Connections, available_connections
+from service.http.context import RequestContext
+from service.http.cors import Cors
+from service.http.problems import problem_response
+from service.http.protocol import HttpProtocol
+from service.limits import Limits
+from service.observe.logs import configure_logs
+from service.observe.metrics import Metrics
 from service.settings import Settings
 
 _LOG = logging.getLogger("care.service")
@@ -62,11 +65,12 @@ def serve(settings: Settings) -> None:
     deadline = threading.Timer(_END_PROCESS, _end_process)
     deadline.daemon = True
     try:
-        most, backlog = available_connections(settings.max_connections)
-        connections = make_connections(settings, app.state.service.metrics, most)
+        most, backlog = available_connections(engine.limits.connections)
+        limits = replace(engine.limits, connections=most)
+        connections = make_connections(settings, limits, engine.metrics)
         config = uvicorn.Config(
             app,
-            http=http_protocol(connections, app.state.service.metrics, settings.cors_origins),
+            http=http_protocol(connections, engine.metrics, settings.cors_origins),
             ws="none",
             backlog=backlog,
             timeout_graceful_shutdown=_CANCEL_REQUESTS,
@@ -90,22 +94,16 @@ def serve(settings: Settings) -> None:
         engine.stop()
 
 
-def make_connections(settings: Settings, metrics: Metrics, most: int) -> Connections:
-    """Returns the open connections, none yet, with their limits and metrics.
-
-    Args:
-        settings: The settings of the service.
-        metrics: The metrics of the application.
-        most: Most open connections.
-    """
-    limits = ConnectionLimits(
-        connections=most,
+def make_connections(settings: Settings, limits: Limits, metrics: Metrics) -> Connections:
+    """Returns the open connections, none yet, with their limits and metrics."""
+    of_connections = ConnectionLimits(
+        connections=limits.connections,
         header_bytes=settings.max_header_bytes,
-        unsent_bytes=settings.max_unsent_bytes,
+        unsent_bytes=limits.unsent_bytes,
         client_timeout=settings.client_timeout_seconds,
         keep_alive=settings.keep_alive_seconds,
     )
-    connections = Connections(limits, metrics.ended_connections)
+    connections = Connections(of_connections, metrics.ended_connections)
     metrics.connections.set_function(lambda: len(connections))
     metrics.unsent_bytes.set_function(lambda: connections.unsent)
     return connections

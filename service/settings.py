@@ -299,3 +299,8 @@ def read_settings() -> Settings:
         message = first["msg"].removeprefix("Value error, ")
         message = f"{name}: {message}" if name else message
         raise CareError(message, code="invalid_setting", name=name) from None
+
+
+def plain(secret: SecretStr | None) -> str:
+    """Returns the text of a secret setting, "" if it is not set."""
+    return secret.get_secret_value() if secret else ""

@@ -56,7 +56,7 @@ def test_the_wheel_contains_all_files_of_the_packages_except_results(names: set[
     assert carried == expected
     for name in (
         "models/care-mini/query.onnx",
-        "service/page/index.html",
+        "service/routes/page/index.html",
         "training/experiments/phrases.yaml",
     ):
         assert name in carried

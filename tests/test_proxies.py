@@ -22,9 +22,9 @@ from curation.config import Endpoint
 from curation.llm import LanguageModels, Question
 from evaluation.http import search_run
 from models.encoders.openai import OpenAIEncoder
-from service.rerank_server import RerankServer
+from service.observe.tracing import ENDPOINT, make_tracer
+from service.pipeline.rerank_server import RerankServer
 from service.settings import Settings
-from service.tracing import ENDPOINT, make_tracer
 from tests.errors import raises
 from tests.models.encoders.embedding_server import SPEC
 from tests.proxies import recording_server

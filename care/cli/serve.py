@@ -64,7 +64,7 @@ def key(
     json_: Json = False,
 ) -> None:
     """Make an API key: a secret for the client and an entry for CARE_API_KEYS."""
-    from service.api_keys import new_key
+    from service.access.api_keys import new_key
 
     secret, entry = new_key(name, role)
     show({"secret": secret, "entry": entry}, [secret, entry], as_json=json_)

@@ -19,9 +19,9 @@ from core.versions import current_version, index_folder, schema_of
 from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from search.snapshot import load_index
-from service.api_keys import ApiKeys
+from service.access.api_keys import ApiKeys
+from service.access.key_file import KeyFile
 from service.app import load_query_encoder, make_reranker
-from service.key_file import KeyFile
 from service.settings import Settings, ignored_port, read_settings
 from stores.faiss.gpu import check_device, gpus
 

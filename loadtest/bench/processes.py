@@ -23,7 +23,7 @@ from core.errors import CareError
 from core.loopback import open_local
 from core.service_process import ServerProcess, free_port, running_server, running_service
 from loadtest.bench.options import ServiceOptions
-from service.metrics import SHARED_SECONDS
+from service.observe.metrics import SHARED_SECONDS
 
 
 @contextmanager

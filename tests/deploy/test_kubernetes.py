@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from models.pairs import list_pairs, load_pair
-from service.metrics import Metrics
-from service.routes import public_routes
+from service.observe.metrics import Metrics
+from service.routes.search import public_routes
 from service.settings import Settings
 from tests.commands import parse
 from tests.deploy import manifests

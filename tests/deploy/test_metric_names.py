@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from tests.deploy.rules import EXPORTED, PROMETHEUS, RECORDED, read_rules
 from tests.deploy.tools import DEPLOY
 

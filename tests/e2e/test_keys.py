@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from core.service_process import running_service
-from service.api_keys import new_key
+from service.access.api_keys import new_key
 
 pytestmark = pytest.mark.e2e
 

@@ -52,7 +52,7 @@ class BlockingEncoder(BigramEncoder):
 @pytest.fixture(autouse=True)
 def fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renders the metrics whenever a test reads them."""
-    monkeypatch.setattr("service.metrics.SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("service.observe.metrics.SHARED_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

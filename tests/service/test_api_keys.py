@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from core.errors import CareError
-from service.api_keys import ApiKey, ApiKeys, new_key
+from service.access.api_keys import ApiKey, ApiKeys, new_key
 from tests.errors import raises
 
 A, B = "a" * 64, "b" * 64

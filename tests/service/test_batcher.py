@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from core.encoders import Encoding
 from core.types import FloatArray
-from service.batcher import Batcher, Job, choose_batch
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
+from service.pipeline.batcher import Batcher, Job, choose_batch
 from tests.encoders import BigramEncoder
 
 WAIT = 30

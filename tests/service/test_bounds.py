@@ -18,9 +18,9 @@ from pydantic_core import from_json, to_json
 from core.filters import FilterReader
 from indexer.build import BuildOptions, build
 from search.hits import Hits, QueryResult
-from service.answers import are_short
 from service.app import create_app
-from service.body import has_more
+from service.http.body import has_more
+from service.routes.answers import are_short
 from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
@@ -179,7 +179,7 @@ def test_an_answer_is_the_same_in_one_part_and_in_several(
         return answer, len(exchange.parts)
 
     several, parts = run(indexes, send)
-    monkeypatch.setattr("service.routes.are_short", lambda _: True)
+    monkeypatch.setattr("service.routes.search.are_short", lambda _: True)
     monkeypatch.setattr("search.hits._FEW_HITS", 1000)
     one, single = run(indexes, send)
     assert one == several

@@ -8,7 +8,7 @@ from core.encoders import Answerability
 from core.manifest import IndexManifest
 from core.types import Query
 from search.hits import CacheEntry
-from service.cache import MemoryCache, QueryKeys
+from service.pipeline.cache import MemoryCache, QueryKeys
 from tests.conftest import Builder, make_records
 from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
 from tests.service.conftest import ADMIN, Serve
@@ -136,7 +136,7 @@ def test_hits_are_kept_as_json_beside_their_rows() -> None:
 
 
 def test_the_json_of_hits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.cache._MOST_JSON", 10)
+    monkeypatch.setattr("service.pipeline.cache._MOST_JSON", 10)
     cache = MemoryCache(10)
     for key in (b"a", b"b", b"c"):
         cache.put(key, found(0))

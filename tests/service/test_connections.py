@@ -2,7 +2,7 @@ import resource
 
 import pytest
 
-from service.connections import available_connections
+from service.http.connections import available_connections
 
 UNLIMITED = resource.RLIM_INFINITY
 

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 from starlette.routing import Mount
 
 from core.manifest import IndexManifest
-from service.access import Anyone, RequireRole
-from service.api_keys import ApiKeys
+from service.access.api_keys import ApiKeys
+from service.access.guards import Anyone, RequireRole
 from service.app import create_app
-from service.direct_route import DirectRoute, routes_for
-from service.problems import RequestError
+from service.errors import RequestError
+from service.routes.direct_route import DirectRoute, routes_for
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.errors import raises

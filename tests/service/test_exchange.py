@@ -2,7 +2,7 @@ from typing import Any, cast
 
 from starlette.types import Scope
 
-from service.exchange import Exchange, exchange_of, header
+from service.http.exchange import Exchange, exchange_of, header
 
 
 def new_exchange() -> tuple[Exchange, Scope]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from core.manifest import IndexManifest
-from service.fairness import FairExecutor, FairQueue, Shares
+from service.limits import Shares
+from service.pipeline.fairness import FairExecutor, FairQueue
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample
 

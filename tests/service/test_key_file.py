@@ -13,10 +13,10 @@ from pydantic import SecretStr
 
 from core.errors import CareError
 from core.manifest import IndexManifest
-from service import key_file
-from service.api_keys import ApiKey, new_key
-from service.key_file import KeyFile
-from service.logs import JsonFormatter
+from service.access import key_file
+from service.access.api_keys import ApiKey, new_key
+from service.access.key_file import KeyFile
+from service.observe.logs import JsonFormatter
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.errors import raises
 from tests.service.conftest import Serve, sample

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from core.manifest import IndexManifest
-from service.logs import JsonFormatter, log_failure
+from service.observe.logs import JsonFormatter, log_failure
 from tests.conftest import SEARCH_KEY
 from tests.service.conftest import Serve
 
@@ -129,7 +129,7 @@ def test_probes_are_logged_at_debug(
 def test_warnings_and_unhandled_errors_are_json_lines() -> None:
     code = f"""
 import threading, warnings
-from service.logs import configure_logs
+from service.observe.logs import configure_logs
 configure_logs("info")
 warnings.warn("deprecated")
 def fail(): raise ValueError("{SECRET}")

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from core.documents import DocumentReader
 from core.manifest import Chunking, IndexManifest
-from service.logs import JsonFormatter
+from service.observe.logs import JsonFormatter
 from tests.conftest import SEARCH_KEY, Builder, make_records
 from tests.service.conftest import UNUSUAL_IDS, Serve, read_samples, sample
 

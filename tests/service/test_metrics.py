@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from core.manifest import Chunking, IndexManifest
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.service.conftest import (
     ADMIN,
@@ -194,7 +194,7 @@ def test_all_who_ask_within_a_second_get_one_page_that_a_thread_renders(
         threads.append(threading.get_ident())
         return render(registry)
 
-    monkeypatch.setattr("service.metrics.SHARED_SECONDS", 3600)
+    monkeypatch.setattr("service.observe.metrics.SHARED_SECONDS", 3600)
     monkeypatch.setattr(prometheus_client, "generate_latest", counted)
 
     async def ask() -> None:

@@ -4,9 +4,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.metrics import Metrics
-from service.middleware import Limits, RequestContext
-from service.problems import RequestError, problem_response
+from service.access.limits import LimitRequests
+from service.errors import RequestError
+from service.http.context import RequestContext
+from service.http.problems import problem_response
+from service.limits import Limits
+from service.observe.metrics import Metrics
 from service.settings import Settings
 
 MIB = 1 << 20
@@ -68,7 +71,8 @@ def test_the_bodies_in_memory_are_limited_together() -> None:
         await send({"type": "http.response.body", "body": b"{}"})
 
     metrics = Metrics()
-    limits = Limits(app, Settings(max_body_bytes=100 * MIB), metrics)
+    settings = Settings(max_body_bytes=100 * MIB)
+    limits = LimitRequests(app, settings, Limits.of(settings), metrics)
     served = RequestContext(limits, metrics, None)
 
     async def run() -> list[Client]:
@@ -90,14 +94,15 @@ def test_the_bodies_in_memory_are_limited_together() -> None:
 
 
 class Scene:
-    """Requests that `Limits` admits, as ASGI messages; `/search` answers once `release` is set."""
+    """Requests that `LimitRequests` admits; `/search` answers once `release` is set."""
 
     def __init__(self, **settings: Any) -> None:
         self.entered = asyncio.Semaphore(0)
         self.release = asyncio.Event()
         self.metrics = Metrics()
+        chosen = Settings(**settings)
         self.limits = RequestContext(
-            Limits(self._app, Settings(**settings), self.metrics), self.metrics, None
+            LimitRequests(self._app, chosen, Limits.of(chosen), self.metrics), self.metrics, None
         )
         self._tasks: list[asyncio.Task[int]] = []
 

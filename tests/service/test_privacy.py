@@ -6,7 +6,7 @@ import pytest
 
 from core.manifest import IndexManifest
 from search.snapshot import ScoredRows
-from service.cache import MemoryCache
+from service.pipeline.cache import MemoryCache
 from tests.service.conftest import Serve
 
 MARKER = "绝密病历"

@@ -11,7 +11,7 @@ from httpx2 import Response
 
 from core.encoders import Encoding
 from core.manifest import IndexManifest
-from service.logs import JsonFormatter
+from service.observe.logs import JsonFormatter
 from tests.encoders import BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
 

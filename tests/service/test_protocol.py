@@ -13,8 +13,8 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from service.connections import ConnectionLimits, Connections
-from service.metrics import Metrics
+from service.http.connections import ConnectionLimits, Connections
+from service.observe.metrics import Metrics
 from service.server import http_protocol
 
 JSON = '{"query":"咳嗽"}'.encode()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.breaker import Breaker
-from service.rate_limit import RateLimiter
-from service.redis_tier import RedisGuard
+from service.access.rate_limit import RateLimiter
+from service.pipeline.redis_tier import RedisGuard
 from tests.redis_server import RedisServer, free_port, run_redis
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
 from search.hits import CacheEntry
-from service.rate_limit import RateLimiter
-from service.redis_tier import RedisCache, RedisGuard
+from service.access.rate_limit import RateLimiter
+from service.pipeline.redis_tier import RedisCache, RedisGuard
 from tests.errors import raises
 from tests.redis_server import RedisServer, free_port, run_fake, run_redis
 
@@ -658,7 +658,7 @@ async def test_a_value_of_another_format_is_a_miss(
 ) -> None:
     async with Guarded(server.url) as guarded:
         with monkeypatch.context() as patch:
-            patch.setattr("service.redis_tier._FORMAT", 1)
+            patch.setattr("service.pipeline.redis_tier._FORMAT", 1)
             await guarded.cache().put(key(1), found(1))
         assert await guarded.cache().get_many([key(1)], COUNT) == [None]
         assert guarded.errors == {"value": 1}

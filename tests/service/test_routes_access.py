@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from core.manifest import IndexManifest
 from service.app import create_app
-from service.logs import JsonFormatter
+from service.observe.logs import JsonFormatter
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.encoders import BigramEncoder

@@ -22,7 +22,7 @@ from core.versions import set_current
 from indexer.build import BuildOptions, build
 from search.snapshot import load_index
 from service.app import create_app
-from service.served_index import versions_before
+from service.pipeline.served_index import versions_before
 from service.settings import Settings
 from stores.base import StoreError
 from stores.faiss.store import FaissStore

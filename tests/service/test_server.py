@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from core.errors import CareError
-from service.metrics import Metrics
+from service.limits import Limits
+from service.observe.metrics import Metrics
 from service.server import DrainingServer, Listener, make_connections
 from service.settings import Settings
 from tests.errors import raises
@@ -60,7 +62,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from fastapi import FastAPI
 from service import server
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from service.settings import Settings
 
 app, pool = FastAPI(), ThreadPoolExecutor(1)
@@ -105,7 +107,9 @@ class Drained:
     def __init__(self, drain_seconds: float) -> None:
         self.times = 0
         config = uvicorn.Config(FastAPI(), log_config=None)
-        connections = make_connections(Settings(), Metrics(), 8)
+        connections = make_connections(
+            Settings(), replace(Limits.of(Settings()), connections=8), Metrics()
+        )
         end = "serving\n", threading.Timer(0, lambda: None)
         self.server = DrainingServer(config, connections, self._drain, drain_seconds, *end)
 

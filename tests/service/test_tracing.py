@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from core.manifest import IndexManifest
-from service.metrics import STAGES
-from service.tracing import ENDPOINT, make_tracer
+from service.observe.metrics import STAGES
+from service.observe.tracing import ENDPOINT, make_tracer
 from tests.service.conftest import Serve
 
 SECRET = "绝密病历"
@@ -94,7 +94,7 @@ def test_tracing_is_disabled_by_default(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"
-        "from service.tracing import make_tracer\n"
+        "from service.observe.tracing import make_tracer\n"
         "try: make_tracer()\n"
         "except Exception as error: print(error.code, error)\n"
     )

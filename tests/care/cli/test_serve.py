@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from care.cli.main import main
-from service.api_keys import ApiKey, ApiKeys
+from service.access.api_keys import ApiKey, ApiKeys
 from tests.errors import error_code
 
 

@@ -1,4 +1,4 @@
-"""Searches with `rerank` by vLLM's server (service/rerank_server.py)."""
+"""Searches with `rerank` by vLLM's server (service/pipeline/rerank_server.py)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -5,7 +5,7 @@ import zlib
 
 from starlette.types import Message, Receive, Scope
 
-from service.problems import RequestError
+from service.errors import RequestError
 
 # Longest part that is decoded at once, in some 0.2 ms [bytes].
 _PART = 1 << 16

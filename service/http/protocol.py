@@ -16,10 +16,10 @@ from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from service.connections import Connections, Ending, Progress
-from service.exchange import Exchange
-from service.problems import RequestError
-from service.request_head import origin_of, resolve
+from service.errors import RequestError
+from service.http.connections import Connections, Ending, Progress
+from service.http.exchange import Exchange
+from service.http.request_head import origin_of, resolve
 
 _MAX_REQUEST_LINE = 8192
 _MAX_HEADERS = 128

@@ -8,8 +8,8 @@ from typing import Any
 
 from core.errors import CareError, describe
 from core.files import read_small
-from service.api_keys import ApiKeys
-from service.metrics import Metrics
+from service.access.api_keys import ApiKeys
+from service.observe.metrics import Metrics
 
 _LOG = logging.getLogger("care.service")
 # A new content takes effect within this time and the time to read it [s].

@@ -15,7 +15,7 @@ from core.errors import CareError, IndexVersionError, describe
 from core.versions import index_folder, list_versions, read_manifest
 from search.snapshot import Snapshot, load_index, open_version
 from search.version_files import VersionFiles
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from stores.base import StoreError, VectorStore
 from stores.faiss.search import limit_threads
 

@@ -1,6 +1,7 @@
 """The engine: searches through caches and pipeline, and encodes texts."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,18 +20,19 @@ from search.query import QueryLimits, checked_query
 from search.rerank import RerankerName
 from search.snapshot import Snapshot
 from search.task import SearchTask, read_cached
-from service.cache import MemoryCache, QueryKeys
-from service.flights import Flight
-from service.metrics import Metrics, Timings
-from service.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
-from service.problems import RequestError
-from service.served_index import ServedIndex
-from service.settings import Settings
+from service.errors import RequestError
+from service.limits import Limits
+from service.observe.metrics import Metrics, Timings
+from service.pipeline.cache import MemoryCache, QueryKeys
+from service.pipeline.flights import Flight
+from service.pipeline.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
+from service.pipeline.served_index import ServedIndex
+from service.settings import Settings, plain
 from stores.base import VectorStore
 
 if TYPE_CHECKING:
-    from service.redis_tier import RedisCache
-    from service.rerank_server import RerankServer
+    from service.pipeline.redis_tier import RedisCache
+    from service.pipeline.rerank_server import RerankServer
 
 _T = TypeVar("_T")
 
@@ -74,9 +76,15 @@ class Engine:
         encoder: The query encoder of the pair.
         overflow: The query encoder for a full queue, if any.
         metrics: The metrics of the application.
-        keys: Computes the keys of both caches.
-        redis: The cache in Redis, if configured.
-        reranker: The server that reranks, if configured.
+        redis: The cache in Redis, if configured; the engine closes it.
+        reranker: The server that reranks, if configured; the engine closes it.
+
+    Attributes:
+        settings: The settings of the service.
+        limits: What it takes at once.
+        metrics: The metrics of the application.
+        pair: Name of the pair.
+        served: The index version that is served.
 
     Raises:
         IndexVersionError: If no version can be served.
@@ -90,23 +98,29 @@ class Engine:
         encoder: QueryEncoder,
         overflow: QueryEncoder | None,
         metrics: Metrics,
-        keys: QueryKeys,
-        redis: "RedisCache | None",
+        redis: "RedisCache | None" = None,
         reranker: "RerankServer | None" = None,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.limits = Limits.of(settings)
+        self.metrics = metrics
+        self.pair = pair.name
         self._reranker = reranker
-        self._limits = QueryLimits(
+        self._query_limits = QueryLimits(
             settings.max_query_chars,
             settings.max_top_k,
             settings.max_rerank,
             settings.rerank_hits,
             server=reranker is not None,
         )
-        self._pair = pair.name
-        self._metrics = metrics
-        self._keys = keys
-        self._memory = MemoryCache(settings.cache_entries)
+        secret = plain(settings.cache_secret) or secrets.token_hex(32)
+        server = (
+            plain(settings.rerank_url),
+            settings.rerank_model,
+            str(settings.rerank_truncate_tokens or ""),
+        )
+        self._keys = QueryKeys(secret, encoder.spec, pair, server)
+        self._memory = MemoryCache(self.limits.cache_entries)
         self._redis = redis
         self._writes: set[asyncio.Task[None]] = set()
         self._checking = asyncio.Lock()
@@ -124,7 +138,9 @@ class Engine:
             metrics,
             self._on_change,
         )
-        self._pipeline = Pipeline(encoder, overflow, settings, metrics, self._keep, reranker)
+        self._pipeline = Pipeline(
+            encoder, overflow, settings, self.limits, metrics, self._keep, reranker
+        )
         self._show(self.index)
 
     @property
@@ -176,10 +192,10 @@ class Engine:
         entry = self._memory.get(checked.keys[0])
         if hits is None or entry is None:
             return None
-        self._metrics.looked_up("memory", 1, 0)
+        self.metrics.looked_up("memory", 1, 0)
         spent = round((time.perf_counter() - checked.started) * 1000, 3)
         timings = Timings(spent, 0.0, 0.0, 0.0, 0.0, 0.0, spent)
-        self._metrics.observe(timings, cached=True)
+        self.metrics.observe(timings, cached=True)
         self._judged(checked.index, checked.queries[0], entry.answerable)
         return hits, entry.answerable, timings
 
@@ -205,7 +221,7 @@ class Engine:
         """
         index, keys, started = checked.index, checked.keys, checked.started
         known = {i: entry for i, key in enumerate(keys) if (entry := self._memory.get(key))}
-        self._metrics.looked_up("memory", len(known), sum(map(bool, keys)) - len(known))
+        self.metrics.looked_up("memory", len(known), sum(map(bool, keys)) - len(known))
         missing = [i for i in range(len(keys)) if i not in known]
         requested = [
             self._flight(index, checked.queries[i], keys[i], checked.client) for i in missing
@@ -227,11 +243,11 @@ class Engine:
                 entry = result.entry._replace(answerable=None)
                 result = replace(result, entry=entry, overflow=True)
             self._judged(index, checked.queries[i], result.entry.answerable)
-            self._metrics.observe_channels(result.channel_seconds, result.failed)
+            self.metrics.observe_channels(result.channel_seconds, result.failed)
             if result.cut:
-                self._metrics.cut_ties.inc()
+                self.metrics.cut_ties.inc()
             timings = _timings(result, flights.get(i), started, lookup)
-            self._metrics.observe(timings, cached=result.cached)
+            self.metrics.observe(timings, cached=result.cached)
             timed.append((result, timings))
         return timed
 
@@ -247,7 +263,7 @@ class Engine:
         Raises:
             RequestError: If the queue is full when the request arrives, or the deadline passes.
         """
-        parts = self._pipeline.split(texts, self._settings.max_batch)
+        parts = self._pipeline.split(texts, self.settings.max_batch)
         if len(parts) == 1:
             return await self._embed_part(texts, deadline, client)
         try:
@@ -286,10 +302,10 @@ class Engine:
                 flights = [self._flight(self.index, Query(text, top_k=1, mode="dense"))]
                 await self._pipeline.complete(flights, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
-                self._metrics.ready.set(0)
+                self.metrics.ready.set(0)
                 message = "the test search of the readiness check failed"
                 raise RequestError("self_test_failed", message) from error
-            self._metrics.ready.set(1)
+            self.metrics.ready.set(1)
             self._checked = now
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
@@ -299,7 +315,7 @@ class Engine:
     def drain(self) -> None:
         """Makes readiness checks fail from now on; requests are still served."""
         self._draining = True
-        self._metrics.ready.set(0)
+        self.metrics.ready.set(0)
 
     async def close(self) -> None:
         """Waits for requests in flight and stops the threads."""
@@ -307,6 +323,9 @@ class Engine:
             task.cancel()
         await self._pipeline.close()
         self.stop()
+        for client in (self._redis, self._reranker):
+            if client:
+                await client.close()
 
     def stop(self) -> None:
         """Stops the threads; for callers outside the event loop."""
@@ -314,12 +333,12 @@ class Engine:
         self.served.close()
 
     def _on_change(self, index: Snapshot) -> None:
-        self._memory = MemoryCache(self._settings.cache_entries)
+        self._memory = MemoryCache(self.limits.cache_entries)
         self._show(index)
 
     def _show(self, index: Snapshot) -> None:
-        self._metrics.show_index(index.manifest, self._pair)
-        self._metrics.ready.set(not self._draining)
+        self.metrics.show_index(index.manifest, self.pair)
+        self.metrics.ready.set(not self._draining)
 
     async def _look_up(
         self,
@@ -332,7 +351,7 @@ class Engine:
         keyed = [i for i, key in enumerate(keys) if key]
         found = await redis.get_many([keys[i] for i in keyed], index.manifest.count)
         known = {i: entry for i, entry in zip(keyed, found, strict=True) if entry}
-        self._metrics.looked_up("redis", len(known), len(found) - len(known))
+        self.metrics.looked_up("redis", len(known), len(found) - len(known))
         cached = [(queries[keys[i]], rows) for i, rows in known.items()]
         fetched = await self._pipeline.run(read_cached, index, cached) if cached else []
         results = dict(zip(known, fetched, strict=True))
@@ -347,21 +366,21 @@ class Engine:
 
     def _judged(self, index: Snapshot, query: Query, score: float | None) -> None:
         if is_unanswered(index.judges, query.mode, score):
-            self._metrics.unanswered.inc()
+            self.metrics.unanswered.inc()
 
     def _flight(self, index: Snapshot, query: Query, key: bytes = b"", client: str = "") -> Flight:
         task = SearchTask(
             snapshot=index,
             query=query,
             by_server=bool(query.rerank and self._reranker),
-            lexical_timeout=self._settings.channel_timeout_ms / 1000,
+            lexical_timeout=self.settings.channel_timeout_ms / 1000,
         )
         with_tokens = task.needs_tokens
         return Flight(text=query.text, client=client, task=task, key=key, with_tokens=with_tokens)
 
     def _checked_query(self, index: Snapshot, query: Query, place: str) -> Query:
         try:
-            return checked_query(index, query, self._limits)
+            return checked_query(index, query, self._query_limits)
         except QueryError as error:
             limit = error.fields.get("limit")
             field = place + error.field

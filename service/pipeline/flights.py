@@ -7,7 +7,7 @@ from typing import Any
 
 from search.fusion import ChannelResult
 from search.task import SearchTask
-from service.batcher import Job
+from service.pipeline.batcher import Job
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, Response
 from search.hits import QueryResult
 from search.snapshot import Snapshot
 from service import schemas
-from service.access import (
+from service.access.guards import (
     ENCODING_ERRORS,
     Anyone,
     RequireRole,
@@ -25,10 +25,10 @@ from service.access import (
     get_state,
     problem_responses,
 )
-from service.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
-from service.direct_route import routes_for
-from service.lookup import document_json, find
-from service.metrics import STAGES, Timings
+from service.observe.metrics import STAGES, Timings
+from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
+from service.routes.direct_route import routes_for
+from service.routes.documents import document_json, find
 
 PAGE = Path(__file__).parent / "page"
 

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.exchange import header
-from service.problems import RequestError, problem_response
+from service.errors import RequestError
+from service.http.exchange import header
+from service.http.problems import problem_response
 
 _METHODS = ("GET", "HEAD", "POST")
 _EXPOSED = (b"access-control-expose-headers", b"X-Request-ID, Retry-After")

@@ -14,7 +14,7 @@ from search.fusion import Channel
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 UNMATCHED = "unmatched"  # the label of all paths without a route: values must be bounded
-DEPARTED = "499"  # the status of a request whose client disconnected before the response
+ABANDONED = "499"  # the status of a request whose client disconnected before the response
 
 Tier = Literal["memory", "in_flight", "redis"]
 Rejection = Literal["key", "queue", "answers", "rate", "connections", "deadline", "departed"]

@@ -10,8 +10,8 @@ from typing import Any
 from core.encoders import QueryEncoder, TokenVectorEncoder
 from core.types import FloatArray
 from models.encoders.providers import MAX_ROWS
-from service.fairness import FairQueue, Turn
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
+from service.pipeline.fairness import FairQueue, Turn
 from stores.faiss.search import limit_threads
 
 

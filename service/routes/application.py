@@ -6,8 +6,9 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.direct_route import DirectRoute
-from service.problems import EXPECTED, RequestError, problem_response
+from service.errors import RequestError
+from service.http.problems import EXPECTED, problem_response
+from service.routes.direct_route import DirectRoute
 
 
 class Application(FastAPI):

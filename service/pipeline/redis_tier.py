@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
 from search.hits import CacheEntry
-from service.metrics import RedisError as ErrorKind
+from service.observe.metrics import RedisError as ErrorKind
 
 T = TypeVar("T")
 
@@ -160,6 +160,10 @@ class RedisCache:
         self._guard = guard
         self._secret = hashlib.sha256(b"value" + secret).digest()
         self._ttl_seconds = ttl_seconds
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._guard.close()
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[CacheEntry | None]:
         """Looks up keys [32 bytes] in one call; a value with a row of `count` or more is a miss."""

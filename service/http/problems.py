@@ -1,9 +1,8 @@
-"""Errors of requests, and their responses as `application/problem+json`."""
+"""The responses to errors, as `application/problem+json`."""
 
 import math
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -11,7 +10,7 @@ from starlette.types import Scope
 
 from core.breaker import UnavailableError
 from core.errors import CareError, IndexVersionError, QueryError
-from service.metrics import Rejection
+from service.errors import RequestError
 from service.schemas import FieldError, OpenAIError, OpenAIProblem, Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -22,60 +21,7 @@ _MAX_BYTES = 4096
 _MAX_FIELD = 96
 _MAX_MESSAGE = 256
 
-_STATUSES = {
-    "cors_refused": 400,
-    "invalid_content_encoding": 400,
-    "invalid_http": 400,
-    "invalid_json": 400,
-    "unauthorized": 401,
-    "no_admin_key": 401,
-    "forbidden": 403,
-    "model_not_found": 404,
-    "unknown_document": 404,
-    "body_too_long": 413,
-    "url_too_long": 414,
-    "unsupported_content_encoding": 415,
-    "unsupported_media_type": 415,
-    "expectation_failed": 417,
-    "invalid_request": 422,
-    "overloaded": 429,
-    "rate_limited": 429,
-    "headers_too_long": 431,
-    "shutting_down": 503,
-    "self_test_failed": 503,
-    "too_many_requests": 503,
-    "deadline_exceeded": 504,
-}
-_REJECTIONS: dict[str, Rejection] = {
-    "unauthorized": "key",
-    "overloaded": "queue",
-    "rate_limited": "rate",
-    "deadline_exceeded": "deadline",
-}
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
-
-class RequestError(CareError):
-    """A request cannot be served; the code determines the HTTP status.
-
-    Attributes:
-        status: HTTP status of the response.
-        rejection: Reason under which metrics count it, if they do.
-        errors: The invalid fields of the request, if any.
-    """
-
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        errors: Sequence[FieldError] = (),
-        rejection: Rejection | None = None,
-        **fields: Any,
-    ) -> None:
-        super().__init__(message, code=code, **fields)
-        self.status = _STATUSES[code]
-        self.rejection = rejection or _REJECTIONS.get(code)
-        self.errors = errors
 
 
 # Errors of which the response says what is wrong; others are unexpected.

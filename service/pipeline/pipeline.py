@@ -11,16 +11,17 @@ from core.breaker import UnavailableError
 from core.encoders import QueryEncoder
 from core.types import FloatArray
 from search.task import SearchTask, search_together
-from service.batcher import Batcher
-from service.fairness import FairExecutor, Shares
-from service.flights import Flight
-from service.metrics import Metrics
-from service.problems import RequestError
+from service.errors import RequestError
+from service.limits import Limits, Shares
+from service.observe.metrics import Metrics
+from service.pipeline.batcher import Batcher
+from service.pipeline.fairness import FairExecutor
+from service.pipeline.flights import Flight
 from service.settings import Settings
 from stores.faiss.search import limit_threads
 
 if TYPE_CHECKING:
-    from service.rerank_server import RerankServer
+    from service.pipeline.rerank_server import RerankServer
 
 _T = TypeVar("_T")
 
@@ -53,6 +54,7 @@ class Pipeline:
         encoder: The query encoder.
         overflow: The query encoder for a full queue, if any.
         settings: The settings of the service.
+        limits: What the service takes at once.
         metrics: The metrics of the application.
         keep: Called with the key and the result of each flight that has a key.
         reranker: The server that ranks hits again, if there is one.
@@ -63,11 +65,12 @@ class Pipeline:
         encoder: QueryEncoder,
         overflow: QueryEncoder | None,
         settings: Settings,
+        limits: Limits,
         metrics: Metrics,
         keep: Callable[[bytes, Any], None],
         reranker: "RerankServer | None" = None,
     ) -> None:
-        self._limit = settings.queue_tokens
+        self._limit = limits.queue_tokens
         self._longest = encoder.spec.max_length
         self._prompt = len(encoder.spec.prompt)
         self._parts = settings.search_workers

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from service.problems import RequestError
+from service.errors import RequestError
 from service.schemas import FieldError
 from service.settings import Settings
 

@@ -1,7 +1,6 @@
 """What clients get of a service that they share: turns in a queue, and shares of a limit."""
 
 import heapq
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -13,36 +12,6 @@ Turn = tuple[float, int]
 
 # Clients whose last turn is remembered, before those that have nothing in the queue are forgotten.
 _CLIENTS = 1024
-
-
-class Shares:
-    """What clients take of a limit.
-
-    One client may take all of it. Once it is used up, a client may still take its equal share, so
-    that others cannot keep it out; all together then take less than twice the limit.
-
-    Attributes:
-        total: What all clients take.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.total = 0
-        self._taken: Counter[str] = Counter()
-
-    def allow(self, client: str, amount: int) -> bool:
-        """Returns whether a client may take an amount more."""
-        if self.total + amount <= self._limit:
-            return True
-        clients = len(self._taken) + (client not in self._taken)
-        return clients > 1 and self._taken[client] + amount <= self._limit // clients
-
-    def take(self, client: str, amount: int) -> None:
-        """Notes that a client takes an amount more or, if it is negative, gives it back."""
-        self.total += amount
-        self._taken[client] += amount
-        if not self._taken[client]:
-            del self._taken[client]
 
 
 class FairQueue(Generic[T]):

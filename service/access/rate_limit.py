@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from core.breaker import UnavailableError
 
 if TYPE_CHECKING:
-    from service.redis_tier import RedisGuard
+    from service.pipeline.redis_tier import RedisGuard
 
 # Times are whole microseconds, which are exact in Lua and in Python. The clock is that of Redis, as
 # the clocks of replicas differ. The key expires when the bucket is full again: a missing key stands

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from service.access import Roles, get_state
-from service.body import parse_body, read_body, validated
-from service.exchange import header
+from service.access.guards import Roles, get_state
+from service.http.body import parse_body, read_body, validated
+from service.http.exchange import header
 
 # The parameters that a function can declare to FastAPI besides the request.
 _DECLARED = (

@@ -34,7 +34,7 @@ def exchange_of(scope: Scope) -> "Exchange | None":
     return found
 
 
-class Carrier(Protocol):
+class Connection(Protocol):
     """What an exchange needs of its connection."""
 
     transport: asyncio.Transport
@@ -60,7 +60,7 @@ class Exchange:
     """
 
     def __init__(
-        self, connection: Carrier, scope: Scope, default_headers: list[tuple[bytes, bytes]]
+        self, connection: Connection, scope: Scope, default_headers: list[tuple[bytes, bytes]]
     ) -> None:
         self.keep_alive = True
         self.expects_continue = False

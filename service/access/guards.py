@@ -1,10 +1,12 @@
 """What all routes share: the state of the application, API keys, rate limits and deadlines."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from hashlib import blake2b, sha256
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from fastapi import Header, Request
 from fastapi.security import HTTPBearer
@@ -15,17 +17,66 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.loopback import is_loopback
 from service import schemas
-from service.answers import AnswerBudget
-from service.api_keys import ApiKey, ApiKeys, Role
-from service.engine import Engine
-from service.exchange import exchange_of
-from service.metrics import Metrics
-from service.problems import MEDIA_TYPE, RequestError, problem_response
-from service.rate_limit import RateLimiter
-from service.settings import Settings
+from service.access.api_keys import ApiKey, ApiKeys, Role
+from service.access.key_file import KeyFile
+from service.access.rate_limit import RateLimiter
+from service.errors import RequestError
+from service.http.exchange import exchange_of
+from service.http.problems import MEDIA_TYPE, problem_response
+from service.limits import AnswerBudget
+from service.observe.metrics import Metrics
+from service.pipeline.engine import Engine
+from service.settings import Settings, plain
+
+if TYPE_CHECKING:
+    from service.pipeline.redis_tier import RedisGuard
+
+_LOG = logging.getLogger("care.service")
 
 # Headers that browsers add to cross-origin requests, and proxies to all requests.
 _PROXY_HEADERS = ("origin", "forwarded", "x-forwarded-for")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask for what, and how much.
+
+    Attributes:
+        keys: The API keys.
+        key_file: The file that they are read from, if there is one.
+        limiter: Limits the rate of each key, if rates are limited.
+    """
+
+    keys: ApiKeys
+    key_file: KeyFile | None
+    limiter: RateLimiter | None
+
+    @classmethod
+    def of(cls, settings: Settings, redis: "RedisGuard | None" = None) -> Self:
+        """Reads the API keys; `redis` has the rates that services share.
+
+        Raises:
+            CareError: If a key or its file is wrong.
+        """
+        key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
+        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
+        if not keys and not is_loopback(settings.host):
+            _LOG.warning(
+                "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
+                extra={"fields": {"host": settings.host}},
+            )
+        limiter = None
+        if settings.rate_limit:
+            # Replicas of a service have the same secret and the same index.
+            secret = sha256(plain(settings.cache_secret).encode()).digest()
+            limiter = RateLimiter(
+                settings.rate_limit,
+                settings.rate_burst,
+                redis,
+                service=blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest(),
+                largest=max(settings.max_batch, settings.max_embeddings),
+            )
+        return cls(keys, key_file, limiter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +269,7 @@ def admitted(request: Request, timeout_ms: int | None, answer: int) -> Iterator[
     assert work
 
     def leave() -> None:
-        of_request["depart"]()
+        of_request["client_left"]()
         work.cancel()
 
     with state.answers.charged(answer), _watched(request, leave):

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -12,11 +11,9 @@ from core.types import FloatArray, Query
 from search.fusion import Channel
 from search.hits import QueryResult
 from search.snapshot import Snapshot
-from service.metrics import Timings
-from service.problems import RequestError
+from service.limits import SMALL_ANSWER
+from service.observe.metrics import Timings
 
-# Answers below this size are made on the event loop and are not charged [bytes].
-SMALL = 1 << 16
 # Size of a hit besides its document [bytes].
 _HIT_BYTES = 128
 # Numbers of vectors of one piece.
@@ -26,41 +23,12 @@ _NUMBERS = 4096
 Run = Callable[..., Any]
 
 
-class AnswerBudget:
-    """Limits the size of all answers that are being made or sent.
-
-    Args:
-        limit: Largest sum of their sizes [bytes]; an answer alone may be larger.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.charged_bytes = 0
-
-    @contextmanager
-    def charged(self, size: int) -> Iterator[None]:
-        """Charges an answer of `size` bytes for the duration of the block.
-
-        Raises:
-            RequestError: If it exceeds the limit together with the answers in progress.
-        """
-        size = size if size >= SMALL else 0
-        if size and self.charged_bytes and self.charged_bytes + size > self._limit:
-            message = "too many long answers at once: retry later, or lower top_k"
-            raise RequestError("overloaded", message, rejection="answers")
-        self.charged_bytes += size
-        try:
-            yield
-        finally:
-            self.charged_bytes -= size
-
-
 def are_short(results: Iterable[QueryResult]) -> bool:
     """Returns whether the JSON of results takes the event loop less than some 2 ms.
 
     Hits whose documents are still to be read are not short, as the disk may be slow.
     """
-    room = SMALL
+    room = SMALL_ANSWER
     for result in results:
         size = result.hits.text_bytes
         if size is None:
@@ -77,14 +45,14 @@ def size_of_hits(index: Snapshot, hits: int) -> int:
 
 
 async def sent_in_parts(pieces: Iterator[bytes], run: Run) -> AsyncGenerator[bytes, None]:
-    """Yields JSON in parts of at least `SMALL` bytes, each made in a thread once it is wanted."""
+    """Yields JSON in parts of at least `SMALL_ANSWER` bytes, made in a thread once wanted."""
     while part := await run(_next_part, pieces):
         yield part
 
 
 def _next_part(pieces: Iterator[bytes]) -> bytes:
     part = bytearray()
-    while len(part) < SMALL and (piece := next(pieces, None)):
+    while len(part) < SMALL_ANSWER and (piece := next(pieces, None)):
         part += piece
     return bytes(part)
 

@@ -10,7 +10,7 @@ from core.errors import QueryError
 from core.vectors import truncate_normalize
 from search.query import check_text
 from service import schemas
-from service.access import (
+from service.access.guards import (
     ENCODING_ERRORS,
     RequireRole,
     State,
@@ -21,9 +21,9 @@ from service.access import (
     get_state,
     problem_responses,
 )
-from service.answers import embeddings_json, sent_in_parts
-from service.direct_route import routes_for
-from service.problems import RequestError
+from service.errors import RequestError
+from service.routes.answers import embeddings_json, sent_in_parts
+from service.routes.direct_route import routes_for
 
 # Texts that are checked before the event loop handles other requests.
 _STEP = 16

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pydantic_core import to_json
 
 from search.snapshot import Snapshot
-from service.engine import Engine
-from service.pipeline import DEADLINE_EXCEEDED
-from service.problems import RequestError
+from service.errors import RequestError
+from service.pipeline.engine import Engine
+from service.pipeline.pipeline import DEADLINE_EXCEEDED
 
 
 async def find(engine: Engine, index: Snapshot, id_: str, deadline: float) -> range:

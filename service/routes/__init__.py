@@ -1,0 +1,1 @@
+"""The routes of the API, and how their answers are made."""
