@@ -1,12 +1,29 @@
 """Scores of an index on judged queries."""
 
+import asyncio
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from care.extras import require
-from care.search import open_index
+from care.options import setting
+from care.search import load_with_encoder, open_index
+from core.breaker import Breaker, UnavailableError
 from core.choices import DEFAULT_QUERY_CHARS
-from core.types import Mode
+from core.errors import CareError
+from core.types import FloatArray, Mode
+from models.pairs import load_pair
+
+if TYPE_CHECKING:
+    from evaluation.index_evaluation import IndexEvaluation
+    from evaluation.index_search import Reranker
+
+# How long a server may take to rank the hits of a query again [ms].
+_RERANK_TIMEOUT = 60_000
 
 
 def evaluate(
@@ -62,3 +79,83 @@ def evaluate(
         for id_, hits in zip(judged, found, strict=True)
     }
     return score(judgements, run)
+
+
+def compare_modes(
+    name: str,
+    *,
+    queries: Path,
+    qrels: Path,
+    pair: str,
+    indexes: Path,
+    weights: Sequence[float] = (),
+    rerank_url: str | None = None,
+    rerank_model: str = "",
+    max_query_chars: int = DEFAULT_QUERY_CHARS,
+) -> "IndexEvaluation":
+    """Scores each mode of an index, and BM25; what `care evaluate` prints.
+
+    Args:
+        name: Name of the index.
+        queries: JSONL file with `_id` and `text`.
+        qrels: TSV file with query-id, corpus-id and score; only its queries are searched.
+        pair: Trained or registered pair, or path of a pair's TOML file.
+        indexes: Folder of all indexes.
+        weights: Weights of full text to compare.
+        rerank_url: Server with /v1/rerank that ranks the hits again, in place of late interaction;
+            with `CARE_RERANK_KEY` and `CARE_RERANK_TRUNCATE_TOKENS`.
+        rerank_model: The server's name of its model.
+        max_query_chars: Most characters of a query.
+
+    Raises:
+        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
+            is empty or too long.
+        CareError: If the index cannot be opened, or a search fails.
+    """
+    from evaluation.index_evaluation import evaluate_index
+
+    loaded = load_pair(pair)
+    with _rerank_server(rerank_url, rerank_model) as server:
+        return evaluate_index(
+            lambda: load_with_encoder(name, loaded, indexes),
+            loaded.name,
+            queries,
+            qrels,
+            weights,
+            server,
+            max_query_chars,
+        )
+
+
+@contextmanager
+def _rerank_server(url: str | None, model: str) -> "Iterator[Reranker | None]":
+    """Yields what lets a server score texts for a query; None without an address.
+
+    Raises:
+        CareError: If the address or the key is not valid, or the server fails.
+    """
+    if url is None:
+        yield None
+        return
+    from service.app import make_reranker
+    from service.settings import Settings
+
+    chosen = Settings.model_construct(
+        rerank_url=SecretStr(url),
+        rerank_model=model,
+        rerank_key=SecretStr(setting("CARE_RERANK_KEY", str, "")),
+        rerank_truncate_tokens=setting("CARE_RERANK_TRUNCATE_TOKENS", int, None),
+        rerank_timeout_ms=_RERANK_TIMEOUT,
+    )
+    server = make_reranker(chosen, Breaker())
+
+    def scores(query: str, texts: Sequence[str]) -> FloatArray:
+        try:
+            return runner.run(server.scores(query, texts))
+        except UnavailableError as error:
+            message = f"the server of --rerank-url did not rank the hits of a query: {error}"
+            raise CareError(message, code="search_failed") from None
+
+    with asyncio.Runner() as runner:
+        yield scores
+        runner.run(server.close())

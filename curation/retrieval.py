@@ -16,10 +16,10 @@ from curation.config import (
     RunRetriever,
     ServiceRetriever,
 )
+from curation.service import search_run
 from evaluation.beir import Run, document_texts
 from evaluation.bm25 import bm25_run
 from evaluation.dense import dense_run
-from evaluation.http import search_run
 from evaluation.metrics import ranked
 from evaluation.trec import read_run
 from models.encoders.cached import encode_cached

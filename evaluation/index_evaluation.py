@@ -1,48 +1,35 @@
-"""The scores of an index over HTTP, in each mode, beside BM25 on the same documents."""
+"""The scores of an index in each mode, beside BM25 on the same documents."""
 
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
 import numpy as np
 
-from core import documents
 from core.choices import DEFAULT_QUERY_CHARS
-from core.documents import DocumentReader
-from core.errors import CareError, IndexVersionError
+from core.encoders import Encoder
+from core.errors import CareError
 from core.files import sha256_file
 from core.manifest import FULL_TEXT, VECTORS_FILE, IndexManifest
 from core.provenance import commit, environment, hardware
-from core.service_process import running_service
-from core.types import Document, Mode
-from core.versions import current_version, index_folder, read_manifest
-from evaluation.beir import Qrels, Run, read_judged_queries
+from core.types import Document, Mode, Query
+from evaluation.beir import Qrels, read_judged_queries
 from evaluation.bm25 import ENGINE, LABELS, bm25_run
-from evaluation.http import search_channels, search_run, search_times, served_index
+from evaluation.index_search import Reranker, Searcher
 from evaluation.metrics import NDCG_10, score, score_queries
 from evaluation.statistics import Difference, paired_difference
 from evaluation.thresholds import MinScoreSuggestion, suggest_min_score
 from evaluation.weights import DEPTH as WEIGHTS_DEPTH
 from evaluation.weights import WeightScore, best_weight, compare_weights
-from models.pairs import load_pair
+from search.snapshot import Snapshot
 
 TOP_K = 100
 # Hits that are ranked again: the default of the service.
 RERANKED = 50
 # Queries that response times are measured with, at most.
 _TIMED = 300
-# The service sees no other version, searches each query, and waits for slow channels: an answer of
-# one channel is no score of both.
-_SETTINGS = {
-    "WATCH_SECONDS": "0",
-    "CACHE_ENTRIES": "0",
-    "CHANNEL_TIMEOUT_MS": "60000",
-    "RERANK_TIMEOUT_MS": "60000",
-    "RERANK_HITS": str(RERANKED),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +58,7 @@ class JudgementCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Response times of single requests over HTTP, by one client."""
+    """Times of searches one after another, from the text to its hits, in this process."""
 
     queries_per_second: float
     p50_ms: float
@@ -79,7 +66,7 @@ class Speed:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """Returns the speed of requests that took these times [s]."""
+        """Returns the speed of searches that took these times [s]."""
         p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1000
         return cls(len(seconds) / sum(seconds), float(p50), float(p99))
 
@@ -102,11 +89,10 @@ class IndexEvaluation:
         differences: Difference of nDCG@10 to mode dense, of each other system.
         rerank_gain: Difference of nDCG@10 to the default mode, of this mode with its first hits
             ranked again; None if nothing does that.
-        speeds: Response times of each system but BM25.
+        speeds: Times of each system but BM25.
         timed: Number of queries that these were measured with.
         coverage: How many of the judged documents the index holds.
         min_score: A suggestion for mode `mode`.
-        queries_per_second: Of mode `mode`: one client, batches of 32.
         bytes_per_passage: Size of vectors and full text.
         weights: Scores of weights of full text, if they were asked for.
         facts: Encoder, checksums, versions of libraries.
@@ -127,7 +113,6 @@ class IndexEvaluation:
     timed: int
     coverage: JudgementCoverage
     min_score: MinScoreSuggestion | None
-    queries_per_second: float
     bytes_per_passage: dict[str, float]
     weights: list[WeightScore]
     facts: dict[str, Any]
@@ -158,7 +143,6 @@ class IndexEvaluation:
                 "bytes_per_passage": self.bytes_per_passage,
             },
             "queries": self.queries,
-            "queries_per_second": self.queries_per_second,
             "bm25": ENGINE,
             "weights": [asdict(each) for each in self.weights],
             "lexical_weight": best_weight(self.weights),
@@ -167,81 +151,65 @@ class IndexEvaluation:
 
 
 def evaluate_index(
-    indexes: Path | str,
-    index: str,
+    open_index: Callable[[], tuple[Snapshot, Encoder]],
     pair: str,
     queries: Path,
     qrels: Path,
     weights: Sequence[float] = (),
-    rerank: Mapping[str, str] | None = None,
+    server: Reranker | None = None,
     max_query_chars: int = DEFAULT_QUERY_CHARS,
 ) -> IndexEvaluation:
-    """Starts the service on the active version of an index and scores its modes, and BM25.
+    """Scores the modes of an index, and BM25, in this process.
 
-    The service runs as a child process on a free port, without the caller's `CARE_*` settings and
-    without a cache. Only judged queries are searched. An index of chunks is scored by documents.
+    Only judged queries are searched. An index of chunks is scored by documents.
 
     Args:
-        indexes: Folder of the indexes.
-        index: Name of the index.
-        pair: Pair whose query encoder the service loads: a name or the path of a pair's TOML
-            file.
+        open_index: Opens the version of the index and the query encoder; called once the files
+            have been read.
+        pair: Name of the pair.
         queries: JSONL with `_id` and `text`.
         qrels: TSV with query-id, corpus-id and score.
         weights: Weights of full text to compare; they need an index with full text.
-        rerank: Settings of the server that ranks hits again, such as `RERANK_URL`; without it
-            late interaction does, if pair and index have token vectors.
+        server: Scores texts for a query, to rank hits again; without it late interaction does, if
+            pair and index have token vectors.
         max_query_chars: Most characters of a query.
 
     Raises:
-        CareError: If the index does not exist or is damaged, or the service does not start.
+        CareError: If the index has no full text, which weights need, or a search fails.
         DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
             is empty or too long.
     """
     judged, judgements = read_judged_queries(queries, qrels, max_query_chars)
-    root = Path(indexes)
-    folder = index_folder(root, index) / current_version(root, index)
-    manifest = read_manifest(folder)
+    snapshot, encoder = open_index()
+    manifest = snapshot.manifest
     if weights and FULL_TEXT not in manifest.components:
-        message = f"index '{index}' has no full text: add it (care update --full-text)"
+        message = f"index '{manifest.name}' has no full text: add it (care update --full-text)"
         raise CareError(message, code="mode_not_available")
-    chunks = DocumentReader(folder / documents.FILE_NAME)
+    searcher = Searcher(snapshot, encoder, server, max_query_chars)
+    default: Mode = snapshot.modes[0]
+    systems = {
+        mode: Query("", TOP_K, mode=mode) for mode in get_args(Mode) if mode in snapshot.modes
+    }
+    reranked = ""
+    if server or snapshot.late:
+        reranked = f"{default} + {'server' if server else 'late interaction'}"
+        systems[reranked] = Query("", RERANKED, mode=default, rerank=RERANKED)
+    runs = {name: searcher.run(judged, how, name) for name, how in systems.items()}
+    if reranked:
+        first = runs[reranked]
+        runs[reranked] = {id_: _reranked(runs[default][id_], first[id_]) for id_ in first}
     timed = list(judged.values())[:: math.ceil(len(judged) / _TIMED)]
-    settings = {**_SETTINGS, "MAX_QUERY_CHARS": str(max_query_chars), **(rerank or {})}
-    with running_service(indexes, index, pair, **settings) as server:
-        served = served_index(server.url)
-        if served["version"] != manifest.version:
-            message = (
-                f"the active version {manifest.version} of index '{index}' is damaged, and the "
-                f"service serves {served['version']}: run care versions verify --index {index}"
-            )
-            raise IndexVersionError(message, code="version_not_served", version=manifest.version)
-        default: Mode = served["modes"][0]
-        modes = [mode for mode in get_args(Mode) if mode in served["modes"]]
-        runs: dict[str, Run] = {}
-        seconds = {}
-        for mode in modes:
-            started = time.perf_counter()
-            runs[mode] = search_run(server.url, judged, TOP_K, mode)
-            seconds[mode] = time.perf_counter() - started
-        systems: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in modes}
-        reranked = ""
-        if reranker := served["reranker"]:
-            reranked = f"{default} + {reranker.replace('_', ' ')}"
-            first = search_run(server.url, judged, RERANKED, default, rerank=True)
-            runs[reranked] = {id_: _reranked(runs[default][id_], first[id_]) for id_ in first}
-            systems[reranked] = {"mode": default, "rerank": True}
-        times = search_times(server.url, timed, systems)
-        speeds = {name: Speed.of(taken) for name, taken in times.items()}
-        found = search_channels(server.url, judged, WEIGHTS_DEPTH) if weights else {}
+    times = searcher.times(timed, {name: replace(q, top_k=10) for name, q in systems.items()})
+    found = searcher.channels(judged, WEIGHTS_DEPTH) if weights else {}
+    documents = snapshot.segment.documents
     for analyzer, label in LABELS.items():
-        runs[label] = bm25_run(chunks, judged, TOP_K, analyzer)
+        runs[label] = bm25_run(documents, judged, TOP_K, analyzer)
     by_query = {name: score_queries(NDCG_10, judgements, run) for name, run in runs.items()}
     ndcg = {name: list(values.values()) for name, values in by_query.items()}
     return IndexEvaluation(
         index=manifest.name,
         version=manifest.version,
-        pair=load_pair(pair).name,
+        pair=pair,
         factory=manifest.factory,
         documents=manifest.corpus.documents,
         queries=len(judged),
@@ -254,11 +222,10 @@ def evaluate_index(
             if name != "dense"
         },
         rerank_gain=paired_difference(ndcg[reranked], ndcg[default]) if reranked else None,
-        speeds=speeds,
+        speeds={name: Speed.of(taken) for name, taken in times.items()},
         timed=len(timed),
-        coverage=judgement_coverage(judgements, chunks),
+        coverage=judgement_coverage(judgements, documents),
         min_score=suggest_min_score(judgements, runs[default]),
-        queries_per_second=len(judged) / seconds[default],
         bytes_per_passage=bytes_per_passage(manifest),
         weights=compare_weights(judgements, found, weights) if weights else [],
         facts={
@@ -268,7 +235,7 @@ def evaluate_index(
             "qrels_sha256": sha256_file(qrels),
             "top_k": TOP_K,
             "commit": commit(),
-            **environment("faiss", "onnxruntime", "tokenizers"),  # those of the service
+            **environment("faiss", "onnxruntime", "tokenizers"),
             **hardware(),
         },
     )

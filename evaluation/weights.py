@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.beir import Qrels, Run
-from evaluation.http import ChannelHit
+from evaluation.index_search import ChannelHit
 from evaluation.metrics import NDCG_10, score_queries
 from evaluation.statistics import Difference, paired_difference
 
@@ -49,7 +49,7 @@ def compare_weights(
 
     Args:
         qrels: Grades by document id, by query id.
-        found: The hits of the queries, as `search_channels` returns them.
+        found: The hits of the queries, as `Searcher.channels` returns them.
         weights: The weights.
     """
 

@@ -1,7 +1,6 @@
 """`care evaluate`: the modes of an index beside BM25, reranking, weights, a `min_score`."""
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,35 +69,30 @@ def evaluate(
     ] = DEFAULT_QUERY_CHARS,
     json_: Json = False,
 ) -> None:
-    """Compare the modes of an index over HTTP with BM25, and suggest a min_score.
+    """Compare the modes of an index with BM25, and suggest a min_score.
 
-    The command starts the service on a free port. Differences of nDCG@10 are to mode dense, with
-    95 % intervals. A warning counts judged documents that are not in the index.
+    Differences of nDCG@10 are to mode dense, with 95 % intervals. Times are those of searches in
+    this process; make bench measures the service. A warning counts judged documents that are not
+    in the index.
     """
     if output and not output.parent.is_dir():
         # Before the measurement, whose result would be lost.
         message = f"the folder {output.parent} does not exist."
         raise typer.BadParameter(message, param_hint="--output")
     require("eval", make="evaluate")
+    from care.evaluation import compare_modes
     from core.records import write_json
-    from evaluation.index_evaluation import evaluate_index
 
-    rerank = {}
-    if rerank_url:
-        given = {"RERANK_URL": rerank_url, "RERANK_MODEL": rerank_model}
-        for name in ("RERANK_KEY", "RERANK_TRUNCATE_TOKENS"):
-            given[name] = os.environ.get(f"CARE_{name}", "")
-        rerank = {name: value for name, value in given.items() if value}
-
-    result = evaluate_index(
-        indexes,
+    result = compare_modes(
         index,
-        pair,
-        queries,
-        qrels,
-        [float(part) for part in (weights or "").split(",") if part],
-        rerank,
-        max_query_chars,
+        queries=queries,
+        qrels=qrels,
+        pair=pair,
+        indexes=indexes,
+        weights=[float(part) for part in (weights or "").split(",") if part],
+        rerank_url=rerank_url,
+        rerank_model=rerank_model,
+        max_query_chars=max_query_chars,
     )
     if result.warning:
         note(f"warning: {result.warning}")
@@ -128,10 +122,7 @@ def _lines(result: "IndexEvaluation") -> Iterator[str]:
     if result.rerank_gain:
         yield f"nDCG@10 by ranking again, to mode {result.mode}: {_interval(result.rerank_gain)}"
     yield f"BM25: {ENGINE}"
-    yield (
-        f"speed: {result.timed:,} queries, one request at a time; in batches of 32 "
-        f"{result.queries_per_second:,.0f} queries/s"
-    )
+    yield f"speed: {result.timed:,} queries, one after another in this process"
     sizes = (f"{name} {size:,.0f}" for name, size in result.bytes_per_passage.items())
     yield f"bytes per passage: {', '.join(sizes)}"
     found = result.min_score

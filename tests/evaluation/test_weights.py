@@ -1,4 +1,4 @@
-from evaluation.http import ChannelHit
+from evaluation.index_search import ChannelHit
 from evaluation.statistics import Difference
 from evaluation.weights import WeightScore, best_weight, compare_weights, fused_run
 

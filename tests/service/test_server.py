@@ -62,12 +62,15 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from fastapi import FastAPI
 from service import server
+from service.limits import Limits
 from service.observe.metrics import Metrics
 from service.settings import Settings
 
 app, pool = FastAPI(), ThreadPoolExecutor(1)
-engine = SimpleNamespace(drain=lambda: None, stop=lambda: None)
-app.state.service = SimpleNamespace(engine=engine, metrics=Metrics())
+idle = lambda: None
+limits = Limits.of(Settings())
+engine = SimpleNamespace(drain=idle, stop=idle, limits=limits, metrics=Metrics())
+app.state.service = SimpleNamespace(engine=engine)
 
 def work():
     print("busy", flush=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from care import evaluation
 from care.cli.evaluate import _lines
 from care.cli.main import main
-from evaluation import index_evaluation
 from evaluation.index_evaluation import IndexEvaluation, JudgementCoverage, Speed
 from evaluation.metrics import MEASURES
 from evaluation.statistics import Difference
@@ -44,7 +44,6 @@ RESULT = IndexEvaluation(
     timed=20,
     coverage=JudgementCoverage(8, 4, 2, 4),
     min_score=MinScoreSuggestion(0.8123, 0.95, 0.4, 1, 20),
-    queries_per_second=100.0,
     bytes_per_passage={"vectors": 1536.0, "lexical": 320.0},
     weights=[WeightScore(0.1, 0.75, Difference(0.125, 0.0625, 0.1875, 0.01))],
     facts={"top_k": 100},
@@ -94,20 +93,18 @@ def test_scores_warning_and_suggestion_are_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given: list[object] = []
+    given: dict[str, object] = {}
 
-    def evaluate(*arguments: object) -> IndexEvaluation:
-        given.extend(arguments)
+    def evaluate(_: str, **arguments: object) -> IndexEvaluation:
+        given.update(arguments)
         return RESULT
 
-    monkeypatch.setattr(index_evaluation, "evaluate_index", evaluate)
-    monkeypatch.setenv("CARE_RERANK_KEY", "secret")
-    monkeypatch.setenv("CARE_RERANK_TRUNCATE_TOKENS", "512")
+    monkeypatch.setattr(evaluation, "compare_modes", evaluate)
     output = tmp_path / "scores.json"
     more = ["--weights", "0.1,0.2", "--rerank-url", "http://r", "--output", str(output)]
     assert main([*command, *more]) == 0
-    server = {"RERANK_URL": "http://r", "RERANK_KEY": "secret", "RERANK_TRUNCATE_TOKENS": "512"}
-    assert given[-3:] == [[0.1, 0.2], server, 2000]
+    assert given["weights"] == [0.1, 0.2]
+    assert (given["rerank_url"], given["max_query_chars"]) == ("http://r", 2000)
     shown = capsys.readouterr()
     assert "0.7500" in shown.out and "0.5000" in shown.out and "0.8123" in shown.out
     for part in (

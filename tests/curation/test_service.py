@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from core.errors import CareError
 from core.service_process import free_port
-from evaluation import http
-from evaluation.http import search_channels, search_run, search_times, served_index
+from curation import service
+from curation.service import search_run
 from stores.lexical import LexicalIndex
 from tests.conftest import make_records
 from tests.curation.endpoints import scripted_server
@@ -30,7 +30,7 @@ def _in_process(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
 
     transport = httpx2.MockTransport(answer)
     make = partial(httpx2.AsyncClient, transport=transport)
-    monkeypatch.setattr(http, "http_client", lambda *_, **__: make())
+    monkeypatch.setattr(service, "http_client", lambda *_, **__: make())
 
 
 @pytest.mark.usefixtures("_in_process")
@@ -50,26 +50,6 @@ def test_top_k_above_the_number_of_documents() -> None:
 
 
 @pytest.mark.usefixtures("_in_process")
-def test_a_run_is_that_of_its_mode() -> None:
-    queries = {"q": make_records(60)[3]["text"]}
-    dense, lexical, default = (
-        search_run("http://test", queries, 5, mode)["q"] for mode in ("dense", "lexical", None)
-    )
-    assert dense == default != lexical
-    assert 0 < max(lexical.values()) <= 1
-
-
-@pytest.mark.usefixtures("_in_process")
-def test_channels_have_the_scores_of_both_modes() -> None:
-    queries = {"q": make_records(60)[3]["text"]}
-    (hits,) = search_channels("http://test", queries, 20).values()
-    assert len(hits) == 20
-    dense = search_run("http://test", queries, 60, "dense")["q"]
-    assert {hit.document: hit.dense for hit in hits}.items() <= dense.items()
-    assert max(hit.lexical for hit in hits) > 0
-
-
-@pytest.mark.usefixtures("_in_process")
 def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError
@@ -77,15 +57,6 @@ def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LexicalIndex, "search", fail)
     with raises(CareError, code="search_failed", id="q", failed=["lexical"]):
         search_run("http://test", {"q": "高血压"}, 5, "hybrid")
-
-
-@pytest.mark.usefixtures("_in_process")
-def test_each_request_is_timed() -> None:
-    systems = {"by words": {"mode": "lexical"}, "first": {"mode": "dense", "top_k": 1}}
-    times = search_times("http://test", ["高血压", "咳嗽"], systems)
-    assert {name: len(taken) for name, taken in times.items()} == {"by words": 2, "first": 2}
-    assert min(min(taken) for taken in times.values()) > 0
-    assert served_index("http://test")["modes"][0] == "dense"
 
 
 @pytest.mark.usefixtures("_in_process")
@@ -131,8 +102,8 @@ def test_a_response_has_limits_of_time_and_size(
     code: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "_SECONDS", 1.0)
-    monkeypatch.setattr(http, "_BYTES", 2**20)
+    monkeypatch.setattr(service, "_SECONDS", 1.0)
+    monkeypatch.setattr(service, "_BYTES", 2**20)
 
     def answer(_: object, handler: BaseHTTPRequestHandler) -> None:
         if respond is not drip_head:
