@@ -51,7 +51,8 @@ ARGS ?=
 # What make check runs: tests without a marker, and types of what imports no training library.
 PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models search service stores
 FAST := not train and not e2e and not deploy and not browser
-# make test runs two tests at a time, but those that start servers and commands one after another.
+# make test runs the tests that start servers and commands apart from the others: the latter hold
+# one processor each, the former wait for their processes.
 IN_PROCESS := not e2e and not deploy and not browser
 PROCESSES := e2e or deploy or browser
 TRAINING_LIBRARIES := accelerate|datasets|mteb|onnx|peft|safetensors|sentence_transformers|torch|transformers
@@ -84,7 +85,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,17 +117,26 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m '$(IN_PROCESS)'
-	$(call PYTEST,.venv-test) -m '$(PROCESSES)'
+	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder \
+	  -m '$(PROCESSES)'
 
 chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models, from raw texts to a served answer, in two environments
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
 test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the client's frameworks (installs 4 GB)
+	@# Each suite has an environment of its own, so two run at a time; the output of each is printed at its end.
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-vllm test-distributed test-clients
+
+test-vllm:
 	$(call PYTEST,.venv-engines) tests/engines/vllm
+
+test-distributed:
 	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
 	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
 	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
+
+test-clients:
 	.venv-clients/bin/mypy -p care_client
 	.venv-clients/bin/mypy examples
 	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients

@@ -16,7 +16,8 @@ _FILE_MARKERS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*$)", re.MULTILINE)
 _MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
 _EXCLUDED = re.compile(r"\bnot (\w+)")
 _SECONDS_TO_END = 120
-_LONGEST_SUITE = "training"
+# The suites that take longest, in process and with processes.
+_LONGEST_SUITES = ("training", "docs", "e2e")
 
 
 def suite_of(test: str) -> str:
@@ -61,8 +62,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves the longest suite to the front, so that workers of pytest-xdist end together."""
-    items.sort(key=lambda item: suite_of(item.nodeid) != _LONGEST_SUITE)
+    """Moves the longest suites to the front, so that workers of pytest-xdist end together."""
+    items.sort(key=lambda item: suite_of(item.nodeid) not in _LONGEST_SUITES)
 
 
 class SuiteTimes:
