@@ -1,16 +1,15 @@
-"""The language of filters: what each field may require, checked and in a canonical form."""
+"""The language of filters: what a user may require of each field, checked."""
 
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from core.errors import QueryError
-from core.types import Filter, FilterCondition, FilterValue
+from core.types import Condition, Conjunction, Filter, FilterValue
 
+# Fields of a filter that a user writes, values of a list, and characters of a text.
 MAX_FIELDS = 16
-# Values of a list, and characters of a text.
 MAX_VALUES = 100
 MAX_TEXT_CHARS = 1024
 # Characters of a field name in an error.
@@ -24,30 +23,8 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """What a filter requires of one field; all parts that are given must hold.
-
-    Attributes:
-        accepted: One of the document's values must be among them; None if any may be.
-        bounds: Names in `COMPARISONS` and numbers; one of the document's numbers must satisfy all.
-        excluded: None of the document's values may be among them.
-    """
-
-    accepted: tuple[FilterValue, ...] | None = None
-    bounds: tuple[tuple[str, float], ...] = ()
-    excluded: tuple[FilterValue, ...] = ()
-
-    def as_json(self) -> FilterCondition:
-        """Returns the canonical form: equal conditions have equal JSON."""
-        if self.accepted is not None:
-            return list(self.accepted)
-        excluded = {"not": list(self.excluded)} if self.excluded else {}
-        return dict(self.bounds) | excluded
-
-
-def parse_filter(filter_: Filter) -> dict[str, Condition]:
-    """Returns the condition of each field, ordered by field.
+def parse_filter(filter_: Filter) -> Conjunction:
+    """Returns the conditions of a filter that a user has written.
 
     Values are distinct and ordered, so that equal filters are equal. A float without a fraction is
     the same number as the integer; `"1"`, `1` and `true` are different values.
@@ -60,7 +37,7 @@ def parse_filter(filter_: Filter) -> dict[str, Condition]:
         raise QueryError("filter", "is not an object of conditions by field", code="invalid_filter")
     if len(filter_) > MAX_FIELDS:
         raise _too_large("filter", f"names {len(filter_)} fields", MAX_FIELDS)
-    return {field: _condition(field, filter_[field]) for field in sorted(filter_)}
+    return Conjunction.of((field, _condition(field, filter_[field])) for field in filter_)
 
 
 def filter_field(field: str) -> str:

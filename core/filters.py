@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.conditions import Condition, filter_field, parse_filter
+from core.conditions import filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filter_rows import Requirement, matching_rows
 from core.filter_table import FilterTable, encode_value
 from core.scratch import scratch
-from core.types import Check, Filter, FilterValue, RowArray, no_check
+from core.types import Check, Conjunction, Filter, FilterValue, RowArray, no_check
 
 FILE_NAME = "filters.arrow"
 
@@ -205,20 +205,20 @@ class FilterReader:
         if len(fields) > _LISTED:
             self._known += f" and {len(fields) - _LISTED} more"
 
-    def check(self, filter_: Filter) -> dict[str, Condition]:
+    def check(self, filter_: Filter) -> Conjunction:
         """Checks a filter against the fields of the index and returns its conditions.
 
         Raises:
             QueryError: If the filter is not valid (`core/conditions.py`), no document has one of
                 the fields, or a range is required of a field without numbers.
         """
-        conditions = parse_filter(filter_)
-        for field, condition in conditions.items():
+        checked = parse_filter(filter_)
+        for field, condition in checked.conditions:
             self.check_field(field, filter_field(field))
             if condition.bounds and not self._by_label.has_numbers(field):
                 message = "has a range, but no document has a number in this field"
                 raise QueryError(filter_field(field), message, code="filter_not_numeric")
-        return conditions
+        return checked
 
     def check_field(self, field: str, place: str) -> None:
         """Raises `QueryError`, which names `place`, if no document has a metadata field."""
@@ -226,37 +226,37 @@ class FilterReader:
             message = f"unknown filter field; the fields of this index are: {self._known}"
             raise QueryError(place, message, code="unknown_filter_field")
 
-    def rows(self, filter_: Filter, count: int, check: Check = no_check) -> RowArray | None:
-        """Returns the matching rows, int64 [n], ascending, or None if the filter is empty.
+    def rows(self, conditions: Conjunction, count: int, check: Check = no_check) -> RowArray:
+        """Returns the rows that meet conditions, int64 [n], ascending.
 
-        The rows of recent filters are kept, so that the queries of a batch share them.
+        The rows of recent conditions are kept, so that the queries of a batch share them.
 
         Args:
-            filter_: The filter.
+            conditions: Conditions of fields that the index has.
             count: Number of rows of the index.
             check: Called about once per millisecond; stops the search by an exception.
-
-        Raises:
-            QueryError: If the filter is not valid for the index.
         """
-        conditions = self.check(filter_)
-        if not conditions:
-            return None
-        key = _key(conditions)
+        key = hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
         rows = self._recent.get(key)
         if rows is None:
-            required = self._requirements(conditions, check)
+            required = self.requirements(conditions, check)
             rows = matching_rows(self._by_label, required, count, check)
             self._recent.put(key, rows)
         return rows
 
-    def requirements(self, filter_: Filter) -> list[Requirement]:
-        """Returns the labels that documents must or must not have to match a filter.
-
-        Raises:
-            QueryError: If the filter is not valid for the index.
-        """
-        return list(self._requirements(self.check(filter_), no_check))
+    def requirements(self, conditions: Conjunction, check: Check = no_check) -> list[Requirement]:
+        """Returns the labels that documents must or must not have to meet conditions."""
+        required = []
+        for field, condition in conditions.conditions:
+            if condition.accepted is not None:
+                required.append(Requirement(self._by_label.labels(field, condition.accepted)))
+            if condition.bounds:
+                labels = self._by_label.labels_in_range(field, condition.bounds, check)
+                required.append(Requirement(labels))
+            excluded = self._by_label.labels(field, condition.excluded)
+            if len(excluded):
+                required.append(Requirement(excluded, excluded=True))
+        return required
 
     def labels_of_rows(self, count: int) -> tuple[RowArray, RowArray]:
         """Returns the labels of rows 0 to `count` - 1, as in a compressed sparse row matrix.
@@ -288,18 +288,6 @@ class FilterReader:
             )
         }
 
-    def _requirements(
-        self, conditions: Mapping[str, Condition], check: Check
-    ) -> Iterator[Requirement]:
-        for field, condition in conditions.items():
-            if condition.accepted is not None:
-                yield Requirement(self._by_label.labels(field, condition.accepted))
-            if condition.bounds:
-                yield Requirement(self._by_label.labels_in_range(field, condition.bounds, check))
-            excluded = self._by_label.labels(field, condition.excluded)
-            if len(excluded):
-                yield Requirement(excluded, excluded=True)
-
 
 class _RecentRows:
     """The rows of recent filters, `_KEPT_BYTES` in all; thread-safe."""
@@ -327,7 +315,39 @@ class _RecentRows:
                 self._bytes -= self._rows.popitem(last=False)[1].nbytes + _ENTRY_BYTES
 
 
-def _key(conditions: Mapping[str, Condition]) -> bytes:
-    """Returns a digest [16 bytes] of conditions; the values themselves are not kept."""
-    content = json.dumps({field: one.as_json() for field, one in conditions.items()})
-    return hashlib.blake2b(content.encode(), digest_size=16).digest()
+class Selection:
+    """Which rows a search may find: those that meet conditions, or given ones.
+
+    Args:
+        filters: The filter values of the rows.
+        conditions: The conditions.
+        count: Number of rows of the index.
+    """
+
+    def __init__(self, filters: FilterReader, conditions: Conjunction, count: int) -> None:
+        self._filters: FilterReader | None = filters
+        self._conditions = conditions
+        self._count = count
+        self._rows: RowArray | None = None
+
+    @classmethod
+    def of_rows(cls, rows: RowArray) -> Self:
+        """Returns the selection of rows, int64 [n], ascending."""
+        self = cls.__new__(cls)
+        self._filters, self._rows = None, rows
+        return self
+
+    def rows(self, check: Check = no_check) -> RowArray:
+        """Returns the rows, int64 [n], ascending; computed when they are first needed.
+
+        Args:
+            check: Called about once per millisecond; stops the search by an exception.
+        """
+        if self._rows is None and self._filters:
+            self._rows = self._filters.rows(self._conditions, self._count, check)
+        assert self._rows is not None
+        return self._rows
+
+    def labels(self) -> list[Requirement] | None:
+        """Returns what is required of the labels of rows; None if only the rows are known."""
+        return self._filters.requirements(self._conditions) if self._filters else None

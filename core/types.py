@@ -1,8 +1,9 @@
 """Documents, queries and hits; types of arrays of vectors and rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,57 @@ FilterCondition = (
     FilterValue | Sequence[FilterValue] | Mapping[str, FilterValue | Sequence[FilterValue]]
 )
 Filter = Mapping[str, FilterCondition]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is required of one metadata field; all parts that are given must hold.
+
+    Attributes:
+        accepted: One of the document's values must be among them; None if any may be.
+        bounds: Pairs of `gt`, `gte`, `lt` or `lte` and a number; one of the document's numbers must
+            satisfy all.
+        excluded: None of the document's values may be among them.
+    """
+
+    accepted: tuple[FilterValue, ...] | None = None
+    bounds: tuple[tuple[str, float], ...] = ()
+    excluded: tuple[FilterValue, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the parts as JSON: equal conditions have equal JSON."""
+        return {"in": self.accepted, "bounds": self.bounds, "not": self.excluded}
+
+
+@dataclass(frozen=True, slots=True)
+class Conjunction:
+    """Conditions that must all hold, in one order whatever they were made from.
+
+    A field may have several conditions: those of a user's filter and others that bound the rows.
+    It is true if it has a condition.
+
+    Attributes:
+        conditions: Pairs of a field and a condition.
+    """
+
+    conditions: tuple[tuple[str, Condition], ...] = ()
+
+    @classmethod
+    def of(cls, conditions: Iterable[tuple[str, Condition]]) -> Self:
+        """Returns the conjunction of conditions in any order, with or without repetitions."""
+        texts = {json.dumps([field, one.as_json()]): (field, one) for field, one in conditions}
+        return cls(tuple(texts[text] for text in sorted(texts)))
+
+    def __bool__(self) -> bool:
+        return bool(self.conditions)
+
+    def __and__(self, other: "Conjunction") -> "Conjunction":
+        return Conjunction.of((*self.conditions, *other.conditions))
+
+    def as_json(self) -> list[Any]:
+        """Returns the conditions as JSON: equal conjunctions have equal JSON."""
+        return [[field, one.as_json()] for field, one in self.conditions]
+
 
 # Called between the steps of a search; raises an exception to stop the search.
 Check = Callable[[], None]
@@ -67,7 +119,7 @@ class Query:
     Attributes:
         text: Query text as the user typed it.
         top_k: Maximum number of hits.
-        filter: Conditions by metadata field; all fields must match.
+        filter: Conditions by metadata field, as the user has written them; all fields must match.
         min_score: Lowest score of a hit (less 1e-6, which scores may vary by), or None.
         collapse: Whether to return only the best chunk of each document.
         mode: How documents are found; None for the default of the index.
@@ -75,6 +127,8 @@ class Query:
         evidence: Whether hits have their best sentence.
         limit_per: The limit of hits per document or metadata value, if any.
         rerank: How many of the first hits are ranked again; 0 for none, None for the default.
+        conditions: What the query is searched with instead of `filter`, once it is checked
+            (`search/query.py`).
     """
 
     text: str
@@ -87,6 +141,7 @@ class Query:
     evidence: bool = False
     limit_per: HitLimit | None = None
     rerank: int | None = 0
+    conditions: Conjunction = Conjunction()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from core import documents, filters
+from core import documents
 from core.canaries import canary_vectors
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
-from core.filters import FilterReader
 from core.manifest import IndexManifest
 from core.shards import ShardedTokens, ShardedVectors, complete_shards
 from core.types import FloatArray, RowArray
@@ -68,8 +67,7 @@ def version_vectors(
     """
     if _EXACT.fullmatch(manifest.factory):
         reader = DocumentReader(folder / documents.FILE_NAME)
-        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
-        vectors = stores.for_version(folder).open(folder, manifest, filter_reader)
+        vectors = stores.for_version(folder).open(folder, manifest)
         tokens = open_token_vectors(folder, manifest)
         texts = row_texts(reader, range(len(reader)))
         cache = vector_cache(texts, vectors.take, tokens.row if tokens else None)

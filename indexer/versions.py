@@ -62,9 +62,9 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
             raise IndexVersionError.at(folder, f"{reason}: build the index again", "wrong_count")
         filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
         filter_reader.frequent_values()  # as a service reads them
-        open_full_text(folder, manifest, filter_reader)
+        open_full_text(folder, manifest)
         open_token_vectors(folder, manifest)
-        stores.for_version(folder).open(folder, manifest, filter_reader)
+        stores.for_version(folder).open(folder, manifest)
     return manifest
 
 

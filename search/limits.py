@@ -2,16 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.documents import DocumentReader
-from core.errors import QueryError
-from core.filters import FilterReader, filter_values
-from core.types import DOCUMENT, Query, RowArray
+from core.filters import filter_values
+from core.types import DOCUMENT, Condition, Conjunction, Query, RowArray
 from search.fusion import NOTHING, RankedList, joined
 from stores.base import ScoredRows
 from stores.order import DECIMALS
@@ -33,13 +32,11 @@ class HitLimits:
     Args:
         query: The query, checked by `search/query.py`.
         documents: The documents of the index.
-        filters: Their filters.
     """
 
-    def __init__(self, query: Query, documents: DocumentReader, filters: FilterReader) -> None:
+    def __init__(self, query: Query, documents: DocumentReader) -> None:
         self._top_k = query.top_k
         self._documents = documents
-        self._filters = filters
         self._per_document = 1 if query.collapse else None
         self._field: str | None = None
         self._per_value = 0
@@ -47,7 +44,7 @@ class HitLimits:
             self._field, self._per_value = query.limit_per
         elif query.limit_per and not query.collapse:
             self._per_document = query.limit_per.hits
-        self._filter = query.filter
+        self._conditions = query.conditions
         self._full: set[str] = set()
 
     def apply(self, found: ScoredRows) -> ScoredRows:
@@ -62,28 +59,12 @@ class HitLimits:
         return scores[: self._top_k], rows[: self._top_k]
 
     def narrow(self, query: Query) -> Query:
-        """Returns a query without the values that have all their hits.
-
-        It stays as it is if a filter cannot express this, as one that has a list of accepted values
-        of the field. Then only a wider search finds further values.
-
-        Args:
-            query: The query of the last search.
-        """
+        """Returns a query without the values that have all their hits."""
         if self._field is None or not self._full:
             return query
-        condition = self._filter.get(self._field, {})
-        if not isinstance(condition, Mapping):
-            return query
-        excluded = {"not": [json.loads(value) for value in sorted(self._full)]}
-        given = condition.get("not", [])
-        excluded["not"] += given if isinstance(given, list) else [given]
-        narrower = {**self._filter, self._field: {**condition, **excluded}}
-        try:
-            self._filters.check(narrower)
-        except QueryError:  # more values or fields than a filter may have
-            return query
-        return replace(query, filter=narrower)
+        full = Condition(excluded=tuple(map(json.loads, sorted(self._full))))
+        narrower = self._conditions & Conjunction(((self._field, full),))
+        return replace(query, conditions=narrower)
 
     def _within_values(self, rows: RowArray, field: str) -> list[int]:
         counts: Counter[str] = Counter()

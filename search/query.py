@@ -1,10 +1,10 @@
 """Checks of a query against an index, the same over HTTP and in Python."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import QueryError
 from core.text import normalize_text
-from core.types import DOCUMENT, Filter, HitLimit, Query
+from core.types import DOCUMENT, HitLimit, Query
 from search.snapshot import Snapshot
 
 
@@ -39,10 +39,7 @@ def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Quer
     if query.top_k > limits.top_k:
         message = f"is {query.top_k}; the limit is {limits.top_k}"
         raise QueryError("top_k", message, code="top_k_too_large", limit=limits.top_k)
-    filter_: Filter = {}
-    if query.filter != {}:
-        conditions = snapshot.segment.filters.check(query.filter)
-        filter_ = {field: condition.as_json() for field, condition in conditions.items()}
+    conditions = snapshot.segment.filters.check(query.filter)
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
     top_k = min(query.top_k, snapshot.manifest.count)
@@ -54,9 +51,17 @@ def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Quer
             "(care update --full-text)"
         )
         raise QueryError("mode", message, code="mode_not_available")
-    how = filter_, query.min_score, collapse, mode, query.explain, query.evidence
-    limit = _checked_limit(snapshot, query.limit_per, top_k)
-    return Query(text, top_k, *how, limit, _checked_rerank(snapshot, query, limits, top_k))
+    return replace(
+        query,
+        text=text,
+        top_k=top_k,
+        filter={},
+        collapse=collapse,
+        mode=mode,
+        limit_per=_checked_limit(snapshot, query.limit_per, top_k),
+        rerank=_checked_rerank(snapshot, query, limits, top_k),
+        conditions=conditions,
+    )
 
 
 def _checked_rerank(snapshot: Snapshot, query: Query, limits: QueryLimits, top_k: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from core.breaker import UnavailableError
 from core.encoders import Encoder, TokenVectorEncoder
 from core.errors import describe
+from core.filters import Selection
 from core.types import Check, FloatArray, Query, no_check
 from search.answerable import Features, answerable, measure
 from search.evidence import term_weights
@@ -104,7 +105,7 @@ class SearchTask:
     def dense_search(self) -> tuple[Vectors, int] | None:
         """Where `search_together` searches, and for how many rows; None if it cannot."""
         query = self.query
-        if query.filter or query.mode == "lexical" or is_limited(query):
+        if query.conditions or query.mode == "lexical" or is_limited(query):
             return None
         least = DENSE_CANDIDATES if query.mode == "hybrid" else 1
         return self.snapshot.segment.vectors, self._depth(query.rerank or query.top_k, least)
@@ -153,8 +154,7 @@ class SearchTask:
             return found
 
         if is_limited(query):
-            segment = self.snapshot.segment
-            limits = HitLimits(query, segment.documents, segment.filters)
+            limits = HitLimits(query, self.snapshot.segment.documents)
             # Ranks of a narrower search are others, and explanations are those of the last search.
             narrow = not (query.explain or manifest.fusion.get("rank_constant"))
             lowest, order = _lowest_accepted(query), self.snapshot.ordered
@@ -323,16 +323,22 @@ class SearchTask:
             return ChannelResult(NOTHING, 0.0)
         alone = query.mode == "lexical"
         k = self._depth(depth, LEXICAL_CANDIDATES)
-        found = self._full_text.search(query.text, k, query.filter, self.check, characters=alone)
+        selection = self._selection(query)
+        found = self._full_text.search(query.text, k, selection, self.check, characters=alone)
         return ChannelResult(found, time.perf_counter() - started)
 
     def _search_dense(self, query: Query, k: int) -> ScoredRows:
         vector = self._unit_vector()
         if self.nearest:
             return self.nearest.found
+        vectors = self.snapshot.segment.vectors
+        return vectors.search(vector, k, self._selection(query), self.check)
+
+    def _selection(self, query: Query) -> Selection | None:
         segment = self.snapshot.segment
-        rows = segment.filters.rows(query.filter, segment.count, self.check)
-        return segment.vectors.search(vector, k, rows, query.filter, self.check)
+        if not query.conditions:
+            return None
+        return Selection(segment.filters, query.conditions, segment.count)
 
     def _compared(self, nearest: ScoredRows, lexical: ScoredRows) -> ScoredRows:
         """Returns the nearest rows, and then the lexical ones, all with their similarities."""
@@ -340,9 +346,9 @@ class SearchTask:
         if not len(rows):
             return nearest
         vectors = self.snapshot.segment.vectors
-        return joined(
-            nearest, vectors.search(self._unit_vector(), len(rows), rows, None, self.check)
-        )
+        selection = Selection.of_rows(rows)
+        compared = vectors.search(self._unit_vector(), len(rows), selection, self.check)
+        return joined(nearest, compared)
 
     def _unit_vector(self) -> FloatArray:
         if "dense" in self.failed:

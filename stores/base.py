@@ -10,10 +10,10 @@ import numpy as np
 from core.canaries import MIN_INDEX_RECALL, canary_vectors
 from core.choices import StoreName as StoreName
 from core.errors import IndexVersionError
-from core.filters import FilterReader
+from core.filters import FilterReader, Selection
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors
-from core.types import Check, Filter, FloatArray, RowArray, no_check
+from core.types import Check, FloatArray, RowArray, no_check
 from core.versions import current_version
 
 # Cosine similarities, float32 [m], descending, and rows, int64 [m].
@@ -94,8 +94,7 @@ class Vectors(Protocol):
         self,
         query: FloatArray,
         k: int,
-        rows: RowArray | None = None,
-        filter_: Filter | None = None,
+        selection: Selection | None = None,
         check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors.
@@ -103,13 +102,12 @@ class Vectors(Protocol):
         Args:
             query: float32 [dimension], unit norm.
             k: Number of hits, at least 1.
-            rows: int64 [n], the rows that match the filter, ascending; None for all.
-            filter_: The filter, for stores that do not search by rows.
+            selection: The rows that may be found; None for all.
             check: Called between the steps of the search; stops it by an exception.
 
         Returns:
             Cosine similarities, float32 [m], and rows, int64 [m], best first: the k nearest of the
-            matching rows, or all of them, and those that are as near as the last one
+            selected rows, or all of them, and those that are as near as the last one
             (`stores/order.py`).
 
         Raises:
@@ -190,7 +188,7 @@ class VectorStore(ABC):
         """
 
     @abstractmethod
-    def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> Vectors:
+    def open(self, folder: Path, manifest: IndexManifest) -> Vectors:
         """Opens the vectors of a version.
 
         Raises:

@@ -20,13 +20,13 @@ from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import sha256_file, write_text
-from core.filters import FilterReader
+from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
 from core.scratch import temporary_folder
 from core.terms import TermList
 from core.text import document_text
-from core.types import Check, Filter, no_check
+from core.types import Check, no_check
 from stores.base import ScoredRows
 from stores.order import with_ties
 from stores.term_list import USED, read_terms
@@ -124,9 +124,7 @@ def _rename_segments(target: Path) -> None:
     write_text(meta, json.dumps(content))
 
 
-def open_full_text(
-    folder: Path, manifest: IndexManifest, filters: FilterReader
-) -> "LexicalIndex | None":
+def open_full_text(folder: Path, manifest: IndexManifest) -> "LexicalIndex | None":
     """Opens the full text of a version, or returns None if it has none.
 
     Raises:
@@ -135,7 +133,7 @@ def open_full_text(
     component = manifest.components.get(FULL_TEXT)
     if component is None:
         return None
-    opened = LexicalIndex(folder, component, filters, read_terms(folder, manifest, USED))
+    opened = LexicalIndex(folder, component, read_terms(folder, manifest, USED))
     if opened.count != manifest.count:
         reason = f"has {opened.count} rows instead of {manifest.count}: build the index again"
         raise IndexVersionError.at(folder / FULL_TEXT, reason, "unreadable_full_text")
@@ -148,7 +146,6 @@ class LexicalIndex:
     Args:
         folder: Folder of the version.
         component: The component of its manifest.
-        filters: The filters of the version.
         term_list: Words of patients; a search also finds the terms that they mean.
 
     Attributes:
@@ -163,7 +160,6 @@ class LexicalIndex:
         self,
         folder: Path,
         component: Component,
-        filters: FilterReader,
         term_list: TermList | None = None,
     ) -> None:
         source = folder / FULL_TEXT
@@ -171,7 +167,6 @@ class LexicalIndex:
             reason = f"has format {component.format} instead of {FORMAT}: build the index again"
             raise IndexVersionError.at(source, reason, "unreadable_full_text")
         self._terms = partial(terms, names=is_current(component))
-        self._filters = filters
         self._term_list = term_list
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
         # may be on a read-only disk. So it opens links to the files.
@@ -196,7 +191,7 @@ class LexicalIndex:
         self,
         query: str,
         k: int,
-        filter_: Filter | None = None,
+        selection: Selection | None = None,
         check: Check = no_check,
         *,
         characters: bool = True,
@@ -209,14 +204,14 @@ class LexicalIndex:
         Args:
             query: Normalised text of the query.
             k: Number of hits, at least 1.
-            filter_: The filter, checked for the index.
+            selection: The rows that may be found, by conditions; None for all.
             check: Called before the search; stops it by an exception.
             characters: Whether single characters of Chinese words are searched for as well. Without
                 them a search takes a third of the time.
 
         Returns:
             Scores from 0 to 1, float32 [m], and rows, int64 [m], best first: at most k of the rows
-            that match the filter and share a term with the query, and those with the score of the
+            that are selected and share a term with the query, and those with the score of the
             last one (`stores/order.py`).
         """
         check()
@@ -230,8 +225,10 @@ class LexicalIndex:
         any_term = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, self._having(term, boost)) for term, boost in wanted.items()]
         )
-        clauses = [(tantivy.Occur.Must, any_term), *self._conditions(filter_ or {})]
-        search = tantivy.Query.boolean_query(clauses) if filter_ else any_term
+        search = any_term
+        if selection:
+            clauses = [(tantivy.Occur.Must, any_term), *self._conditions(selection)]
+            search = tantivy.Query.boolean_query(clauses)
 
         def find(wanted: int) -> ScoredRows:
             hits = self._searcher.search(search, wanted, count=False).hits
@@ -253,10 +250,10 @@ class LexicalIndex:
         own = dict.fromkeys(terms(query, characters=False, names=False))
         return sum(map(self.weight, own))
 
-    def _conditions(self, filter_: Filter) -> list[_Clause]:
-        """Returns what documents must and must not have to match a filter, without a score."""
+    def _conditions(self, selection: Selection) -> list[_Clause]:
+        """Returns what documents must and must not have to be selected, without a score."""
         clauses: list[_Clause] = []
-        for required in self._filters.requirements(filter_):
+        for required in selection.labels() or ():
             occur = tantivy.Occur.MustNot if required.excluded else tantivy.Occur.Must
             labels = [str(label) for label in required.labels.tolist()]
             one = tantivy.Query.term_set_query(self._schema, _LABELS, labels)

@@ -60,8 +60,8 @@ def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> S
         raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
     values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
     frequent = values.frequent_values()
-    full_text = open_full_text(folder, manifest, values)
+    full_text = open_full_text(folder, manifest)
     tokens = open_token_vectors(folder, manifest)
     # Last, because a GPU may have to give up the vectors of the version that is served.
-    vectors = store.open(folder, manifest, values)
+    vectors = store.open(folder, manifest)
     return Segment(reader, values, frequent, vectors, full_text, tokens)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from core.encoders import EncoderSpec, Pair
-from core.types import Query
+from core.types import Conjunction, Query
 from search.hits import CacheEntry
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
@@ -34,7 +34,7 @@ class QueryKeys:
         self, secret: str, spec: EncoderSpec, pair: Pair, reranker: Sequence[str] = ()
     ) -> None:
         key = hashlib.sha256(secret.encode()).digest()
-        self._encode = json.JSONEncoder(sort_keys=True).encode
+        self._encode = json.JSONEncoder(sort_keys=True, default=Conjunction.as_json).encode
         model = spec.embedding_space, spec.weights_sha256, spec.tokenizer_sha256
         of_pair = pair.model_dump(mode="json", include={"answerable", "late_interaction"})
         facts = self._encode([*model, of_pair, *reranker])

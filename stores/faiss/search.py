@@ -9,7 +9,8 @@ import numpy as np
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError
-from core.types import Check, Filter, FloatArray, RowArray, no_check
+from core.filters import Selection
+from core.types import Check, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
 from stores.faiss.factory import reduced_graph
 from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES, SPEED, GpuCopy, ReleasedError
@@ -144,8 +145,7 @@ class FaissVectors:
         self,
         query: FloatArray,
         k: int,
-        rows: RowArray | None = None,
-        filter_: Filter | None = None,
+        selection: Selection | None = None,
         check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
@@ -157,7 +157,7 @@ class FaissVectors:
         vectors. A search in the graph or the lists is not interrupted: it is chosen only if it
         compares fewer vectors than the filter matches.
         """
-        return self._search(query, k, rows, check)
+        return self._search(query, k, selection.rows(check) if selection else None, check)
 
     def _search(
         self,

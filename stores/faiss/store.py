@@ -9,7 +9,6 @@ import faiss
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError
-from core.filters import FilterReader
 from core.manifest import VECTORS_FILE, IndexManifest
 from core.progress import progress_bar
 from core.shards import ShardedVectors
@@ -63,7 +62,7 @@ class FaissStore(VectorStore):
         )
         return choose_search(read_index(path), new.vectors, new.queries, new.recall)
 
-    def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> FaissVectors:
+    def open(self, folder: Path, manifest: IndexManifest) -> FaissVectors:
         """Maps the file of a version into memory, and copies it to the GPU if one searches.
 
         If the GPU has no room for a second copy, versions that are open leave it and are searched

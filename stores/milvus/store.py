@@ -13,7 +13,6 @@ from pymilvus import DataType, MilvusClient, MilvusException
 from core.breaker import UnavailableError
 from core.errors import CareError, IndexVersionError
 from core.files import write_text
-from core.filters import FilterReader
 from core.loopback import is_local
 from core.manifest import IndexManifest
 from core.progress import progress_bar
@@ -123,7 +122,7 @@ class MilvusStore(VectorStore):
         hint = "a factory with more links"
         return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
 
-    def open(self, folder: Path, manifest: IndexManifest, filters: FilterReader) -> MilvusVectors:
+    def open(self, folder: Path, manifest: IndexManifest) -> MilvusVectors:
         """Loads the collection of a version, if necessary."""
         collection = names.read_collection(folder)
         if collection is None:
@@ -138,9 +137,7 @@ class MilvusStore(VectorStore):
                     collection=collection,
                 )
             self._client.load_collection(collection, timeout=_LONG_TIMEOUT)
-            vectors = MilvusVectors(
-                self._client, collection, manifest, filters, self._timeout, self._guard
-            )
+            vectors = MilvusVectors(self._client, collection, manifest, self._timeout, self._guard)
         try:
             check_vectors(vectors, manifest, f"'{collection}' in Milvus")
         except UnavailableError as error:

@@ -1,7 +1,7 @@
 """Search in a Milvus collection, with and without a filter, and reading of its vectors."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
@@ -12,9 +12,10 @@ from pymilvus import MilvusClient, MilvusException
 
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import IndexVersionError
-from core.filters import FilterReader
+from core.filter_rows import Requirement
+from core.filters import Selection
 from core.manifest import IndexManifest
-from core.types import Check, Filter, FloatArray, RowArray, no_check
+from core.types import Check, FloatArray, RowArray, no_check
 from stores.base import ScoredRows
 from stores.milvus.names import (
     MAX_HITS,
@@ -63,14 +64,12 @@ class MilvusVectors:
         client: MilvusClient,
         collection: str,
         manifest: IndexManifest,
-        filters: FilterReader,
         timeout: float,
         guard: "Guard",
     ) -> None:
         self._client = client
         self._collection = collection
         self._manifest = manifest
-        self._filters = filters
         self._timeout = timeout
         self._guard = guard
         (found,) = self._query(STRONG, output_fields=["count(*)"])
@@ -82,8 +81,7 @@ class MilvusVectors:
         self,
         query: FloatArray,
         k: int,
-        rows: RowArray | None = None,
-        filter_: Filter | None = None,
+        selection: Selection | None = None,
         check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors; see `stores.base.Vectors.search`.
@@ -95,14 +93,16 @@ class MilvusVectors:
         time-out, and `check` is called before it.
 
         A range can have more labels than an expression takes. Then Milvus searches without this
-        condition, for more hits, of which those in `rows` are returned.
+        condition, for more hits, of which those in the selection are returned.
         """
+        rows = selection.rows(check) if selection else None
+        labels = selection.labels() if selection else []
         matching = self._manifest.count if rows is None else len(rows)
         if matching == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
 
         def find(wanted: int) -> ScoredRows:
-            return self._best(query, wanted, rows, filter_, check)
+            return self._best(query, wanted, rows, labels, check)
 
         return with_ties(find, min(k, matching), depth_for(k), matching)
 
@@ -130,18 +130,18 @@ class MilvusVectors:
         query: FloatArray,
         wanted: int,
         rows: RowArray | None,
-        filter_: Filter | None,
+        labels: Sequence[Requirement] | None,
         check: Check,
     ) -> ScoredRows:
         """Returns the `wanted` nearest of the matching rows, or those that Milvus finds."""
         matching = self._manifest.count if rows is None else len(rows)
         is_readable = matching <= _MOST_READ
-        if is_readable and (wanted > MAX_HITS or (rows is not None and not filter_)):
+        if is_readable and (wanted > MAX_HITS or labels is None):
             return self._exact(query, wanted, rows, check)
         check()
-        expression, complete = labels_expression(self._filters.requirements(filter_ or {}))
+        expression, complete = labels_expression(labels or ())
         # The rows that hits are chosen from afterwards.
-        passing = None if filter_ and complete else rows
+        passing = None if labels is not None and complete else rows
         fetch = wanted
         if passing is not None:
             fetch = -(-_OVERFETCH * wanted * self._manifest.count // matching)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from core import filter_rows, filter_table, filters
 from core.conditions import COMPARISONS
 from core.errors import IndexVersionError, QueryError
-from core.filters import FilterReader, FilterWriter, filter_values
-from core.types import Filter
+from core.filters import FilterReader, FilterWriter, Selection, filter_values
+from core.types import Filter, RowArray
 from tests.errors import raises
 
 # Few distinct values, so that documents share them; "1", 1 and True are three values, 1 and 1.0
@@ -78,6 +78,10 @@ def naive_rows(metadata: Sequence[Mapping[str, Any]], filter_: Filter) -> list[i
     ]
 
 
+def matching(reader: FilterReader, filter_: Filter, count: int) -> RowArray:
+    return reader.rows(reader.check(filter_), count)
+
+
 def known_part(reader: FilterReader, filter_: Filter) -> Filter:
     """Returns the conditions that do not raise an error for this index."""
     known = {}
@@ -98,7 +102,7 @@ def test_labels_match_the_values_of_rows(
         known = known_part(reader, filter_)
         places, labels = reader.labels_of_rows(len(metadata))
         of_row = [set(labels[a:b]) for a, b in pairwise(places)]
-        wanted = reader.requirements(known)
+        wanted = reader.requirements(reader.check(known))
         found = [
             row
             for row, own in enumerate(of_row)
@@ -111,9 +115,8 @@ def test_labels_match_the_values_of_rows(
 
 def test_a_value_that_no_document_has_excludes_nothing(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "filters.arrow", [{"a": "x"}, {}])
-    assert reader.requirements({"a": {"not": "y"}}) == []
-    rows = reader.rows({"a": {"not": "y"}}, 2)
-    assert rows is not None
+    assert reader.requirements(reader.check({"a": {"not": "y"}})) == []
+    rows = matching(reader, {"a": {"not": "y"}}, 2)
     assert rows.tolist() == [0, 1]
 
 
@@ -143,14 +146,25 @@ def test_rows_equal_those_of_a_scan_of_all_documents(
         patch.setattr(filter_table, "_READ_ROWS", 2)
         reader = open_reader(Path(folder) / "f.arrow", metadata)
         known = known_part(reader, filter_)
-        rows = reader.rows(known, len(metadata))
-        again = reader.rows(known, len(metadata))
-    if known:
-        assert rows is not None
-        assert rows.tolist() == naive_rows(metadata, known)
-        assert again is rows
-    else:
-        assert rows is None
+        rows = matching(reader, known, len(metadata))
+        again = matching(reader, known, len(metadata))
+    assert rows.tolist() == naive_rows(metadata, known)
+    assert again is rows
+
+
+@pytest.mark.e2e
+@given(st.lists(METADATA, min_size=1, max_size=12), FILTERS, FILTERS)
+def test_two_filters_may_require_of_one_field(
+    metadata: list[dict[str, Any]], one: Filter, other: Filter
+) -> None:
+    """A selection by both is what both select, in any order, and the same one."""
+    with TemporaryDirectory() as folder:
+        reader = open_reader(Path(folder) / "f.arrow", metadata)
+        first, second = (reader.check(known_part(reader, each)) for each in (one, other))
+        both, count = first & second, len(metadata)
+        assert both == second & first == both & first
+        expected = set(reader.rows(first, count)) & set(reader.rows(second, count))
+        assert Selection(reader, both, count).rows().tolist() == sorted(expected)
 
 
 @pytest.mark.parametrize(("value", "row"), [("1", 0), (1, 1), (True, 2), ("true", 3)])
@@ -158,8 +172,7 @@ def test_equal_values_of_different_types_are_distinct(
     tmp_path: Path, value: str | int | bool, row: int
 ) -> None:
     metadata = [{"f": "1"}, {"f": 1}, {"f": True}, {"f": "true"}]
-    rows = open_reader(tmp_path / "f.arrow", metadata).rows({"f": [value]}, 4)
-    assert rows is not None
+    rows = matching(open_reader(tmp_path / "f.arrow", metadata), {"f": [value]}, 4)
     assert rows.tolist() == [row]
 
 
@@ -169,8 +182,7 @@ def test_thousands_of_values_are_found(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 70_000, "parity": 2, "s": 70_000}
     for row in (0, 1, 9999, 65_535, 65_536, 69_999):
-        rows = reader.rows({"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]}, 70_000)
-        assert rows is not None
+        rows = matching(reader, {"n": [row], "s": [f"值{row}", "值0"], "parity": [0, 1]}, 70_000)
         assert rows.tolist() == [row]
 
 
@@ -201,8 +213,7 @@ def test_many_values_are_written_as_runs(tmp_path: Path, monkeypatch: pytest.Mon
     metadata = [{"n": i % 7, "s": "甲"} for i in range(50)]
     reader = open_reader(tmp_path / "f.arrow", metadata)
     assert reader.fields == {"n": 7, "s": 1}
-    rows = reader.rows({"n": [3], "s": ["甲"]}, 50)
-    assert rows is not None
+    rows = matching(reader, {"n": [3], "s": ["甲"]}, 50)
     assert rows.tolist() == list(range(3, 50, 7))
 
 
@@ -215,8 +226,7 @@ def test_long_values_are_written_in_bounded_batches(
     reader = open_reader(tmp_path / "f.arrow", metadata)
     batches = reader._table.to_batches()
     assert len(batches) == 10  # of four values with 304 characters, as JSON
-    rows = reader.rows({"f": [metadata[7]["f"]]}, 50)
-    assert rows is not None
+    rows = matching(reader, {"f": [metadata[7]["f"]]}, 50)
     assert rows.tolist() == [7, 47]
 
 
@@ -239,7 +249,7 @@ def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
 def test_an_unknown_field_is_an_error_that_names_the_known_fields(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", [{"year": 1, "department": "a"}])
     with raises(QueryError, "unknown_filter_field", field="filter.doctor") as caught:
-        reader.rows({"department": ["a"], "doctor": ["b"]}, 1)
+        matching(reader, {"department": ["a"], "doctor": ["b"]}, 1)
     assert caught.value.field == "filter.doctor"
 
 
@@ -257,9 +267,8 @@ def test_broad_filters_cost_little(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", metadata)
     filter_ = {field: [f"值{i % 15}" for i in range(100)] for field in fields}
     started = time.thread_time()
-    rows = reader.rows(filter_, count)
+    rows = matching(reader, filter_, count)
     assert time.thread_time() - started < 1
-    assert rows is not None
     assert len(rows) == count
 
 
@@ -268,9 +277,8 @@ def test_a_filter_ends_at_the_check(tmp_path: Path) -> None:
     filters_ = [{"a": [1, 2], "b": [0, 1]}, {"a": {"gt": 1}}, {"b": {"not": [1]}}]
     for filter_ in filters_:
         with pytest.raises(ZeroDivisionError):
-            reader.rows(filter_, 100, lambda: 1 / 0)
-        rows = reader.rows(filter_, 100)
-        assert rows is not None
+            reader.rows(reader.check(filter_), 100, lambda: 1 / 0)
+        rows = matching(reader, filter_, 100)
         assert len(rows) > 0
 
 
@@ -281,8 +289,7 @@ def test_many_fields_are_listed_in_part(tmp_path: Path) -> None:
     with raises(QueryError, "unknown_filter_field", field="filter.g") as caught:
         reader.check({"g": 1})
     assert len(str(caught.value)) < 1_000
-    rows = reader.rows({"f19999": [19_999], "f00000": 0}, 1)
-    assert rows is not None
+    rows = matching(reader, {"f19999": [19_999], "f00000": 0}, 1)
     assert rows.tolist() == [0]
 
 

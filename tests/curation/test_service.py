@@ -14,6 +14,7 @@ from core.errors import CareError
 from core.service_process import free_port
 from curation import service
 from curation.service import search_run
+from search.snapshot import Snapshot
 from stores.lexical import LexicalIndex
 from tests.conftest import make_records
 from tests.curation.endpoints import scripted_server
@@ -55,8 +56,9 @@ def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError
 
     monkeypatch.setattr(LexicalIndex, "search", fail)
+    monkeypatch.setattr(Snapshot, "modes", ("hybrid", "dense", "lexical"))
     with raises(CareError, code="search_failed", id="q", failed=["lexical"]):
-        search_run("http://test", {"q": "高血压"}, 5, "hybrid")
+        search_run("http://test", {"q": "高血压"}, 5)
 
 
 @pytest.mark.usefixtures("_in_process")

@@ -22,10 +22,15 @@ CHUNKS = [Document(f"a#{i}", "t", parent="a", chunk=i, chunks=3) for i in range(
 
 
 def compare(
-    indexes: Path, index: str, queries: Path, qrels: Path, weights: Sequence[float] = ()
+    indexes: Path,
+    index: str,
+    queries: Path,
+    qrels: Path,
+    weights: Sequence[float] = (),
+    pair: str = DEFAULT_PAIR,
 ) -> IndexEvaluation:
     return compare_modes(
-        index, queries=queries, qrels=qrels, pair=DEFAULT_PAIR, indexes=indexes, weights=weights
+        index, queries=queries, qrels=qrels, pair=pair, indexes=indexes, weights=weights
     )
 
 
@@ -54,13 +59,16 @@ def test_an_index_that_does_not_exist(tmp_path: Path) -> None:
         compare(tmp_path, "x", queries, qrels)
 
 
-def test_weights_need_full_text(tmp_path: Path, build_version: Builder, indexes: Path) -> None:
+@pytest.mark.usefixtures("test_encoders")
+def test_weights_need_full_text(
+    tmp_path: Path, build_version: Builder, indexes: Path, pair_file: Path
+) -> None:
     build_version(make_records(3), full_text=False)
     queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
     qrels = tmp_path / "qrels.tsv"
     qrels.write_text("q\td\t1\n", encoding="utf-8")
     with raises(CareError, code="mode_not_available"):
-        compare(indexes, "test", queries, qrels, [0.1])
+        compare(indexes, "test", queries, qrels, [0.1], str(pair_file))
 
 
 @pytest.mark.e2e

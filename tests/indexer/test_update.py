@@ -12,7 +12,6 @@ from care.cli.main import main
 from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
-from core.filters import FilterReader
 from core.manifest import Chunking, IndexManifest
 from core.terms import TermList
 from core.versions import current_version, index_folder, list_versions, read_manifest
@@ -441,8 +440,7 @@ def test_full_text_of_an_older_release_is_searched_as_it_is_until_an_update(
 ) -> None:
     def found(manifest: IndexManifest) -> dict[str, list[int]]:
         folder = folder_of(options, manifest)
-        filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-        full_text = open_full_text(folder, manifest, filters)
+        full_text = open_full_text(folder, manifest)
         assert full_text
         names = ("CA125", "CA-125")
         return {name: full_text.search(name, 2)[1].tolist() for name in names}

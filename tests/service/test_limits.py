@@ -9,7 +9,6 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import QueryError
 from core.manifest import Chunking, IndexManifest
 from core.types import HitLimit, Query, RowArray
 from search.fusion import RankedList
@@ -213,18 +212,17 @@ def test_elements_are_within_the_limit_of_their_group(data: st.DataObject) -> No
 
 
 class _Metadata:
-    """Documents with one value of the field `part`; a filter excludes at most so many."""
+    """Documents with one value of the field `part`."""
 
-    def __init__(self, parts: Sequence[int], most: int) -> None:
+    def __init__(self, parts: Sequence[int]) -> None:
         self._parts = parts
-        self._most = most
 
     def metadata(self, row: int) -> dict[str, Any]:
         return {"part": self._parts[row]}
 
-    def check(self, filter_: dict[str, dict[str, list[int]]]) -> None:
-        if len(filter_["part"]["not"]) > self._most:
-            raise QueryError("filter.part", "has too many values")
+
+def excluded_parts(query: Query) -> list[Any]:
+    return [value for _, one in query.conditions.conditions for value in one.excluded]
 
 
 @given(data=st.data())
@@ -234,11 +232,10 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     all_scores = np.array(scores, np.float32)
     top_k, hits = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
     min_score = data.draw(st.none() | st.integers(0, 9))
-    most = data.draw(st.integers(0, 7))
     order: RowArray = np.argsort(-all_scores, kind="stable")
 
     def find(query: Query, depth: int) -> RankedList:
-        excluded = query.filter.get("part", {"not": []})["not"]  # type: ignore[index,call-overload]
+        excluded = excluded_parts(query)
         rows = order[~np.isin(np.array(parts)[order], excluded)][:depth]
         bound = float(all_scores[rows[-1]]) if len(rows) else -np.inf
         return RankedList(all_scores[rows], rows, bound=bound)
@@ -248,8 +245,8 @@ def test_a_limited_search_finds_the_rows_of_a_full_search(data: st.DataObject) -
     if min_score is not None:
         expected = expected[all_scores[expected] >= min_score]
     for narrow in (False, True):
-        documents: Any = _Metadata(parts, most)
-        limits = HitLimits(query, documents, documents)
+        documents: Any = _Metadata(parts)
+        limits = HitLimits(query, documents)
         found = search_limited(find, query, limits, len(parts), min_score, by_row, narrow=narrow)
         rows = found.rows
         if min_score is not None:
@@ -263,13 +260,13 @@ def test_full_values_are_left_out_of_further_searches() -> None:
 
     def find(query: Query, depth: int) -> RankedList:
         depths.append(depth)
-        excluded = query.filter.get("part", {"not": []})["not"]  # type: ignore[index,call-overload]
+        excluded = excluded_parts(query)
         rows = np.flatnonzero(~np.isin(parts, excluded))[:depth]
         return RankedList(-rows.astype(np.float32), rows, bound=-np.inf)
 
     query = Query("", 10, limit_per=HitLimit("part", 1))
-    documents: Any = _Metadata(parts, 100)
-    limits = HitLimits(query, documents, documents)
+    documents: Any = _Metadata(parts)
+    limits = HitLimits(query, documents)
     found = search_limited(find, query, limits, len(parts), None, by_row, narrow=True)
     assert [parts[row] for row in found.rows.tolist()] == list(range(10))
     assert len(depths) == 3

@@ -178,7 +178,7 @@ def search_documents(
 ) -> RankedList:
     query = Query("", top_k, min_score=min_score, collapse=True)
     documents: Any = _Chunks(firsts)
-    limits = HitLimits(query, documents, documents)
+    limits = HitLimits(query, documents)
     return search_limited(search, query, limits, len(firsts), min_score, by_row, narrow=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError, ProviderError
-from core.filters import FILE_NAME, FilterReader
+from core.filters import Selection
 from core.gpus import Gpu
 from core.types import FloatArray, no_check
 from core.vectors import truncate_normalize
@@ -97,7 +97,7 @@ def test_a_filter_gives_the_exact_hits_on_gpu_or_processor(
     index = FaissVectors(folder / factory, TYPES[factory], "cuda")
     rows = np.flatnonzero(np.random.default_rng(1).random(COUNT) < share)
     for query in vectors[:20]:
-        scores, found = index.search(query, K, rows)
+        scores, found = index.search(query, K, Selection.of_rows(rows))
         assert np.isin(found, rows).all()
         exact, _ = index._scan.search(query, K, rows, no_check)
         np.testing.assert_allclose(scores, exact, atol=1e-5)
@@ -201,9 +201,7 @@ def test_a_new_version_takes_the_place_of_the_old_one_if_the_gpu_has_room_for_on
     def open_version(count: int) -> FaissVectors:
         folder = index_folder(indexes, "test") / build_version(make_records(count)).version
         manifest = read_manifest(folder)
-        return store.open(
-            folder, manifest, FilterReader(folder / FILE_NAME, manifest.filter_fields)
-        )
+        return store.open(folder, manifest)
 
     old = open_version(20)
     hits = old.search(query, 5)
@@ -238,10 +236,9 @@ def test_the_old_version_returns_to_the_gpu_if_the_new_one_cannot_be_opened(
     store = FaissStore("cuda")
     folder = index_folder(indexes, "test") / build_version(make_records(20)).version
     manifest = read_manifest(folder)
-    reader = FilterReader(folder / FILE_NAME, manifest.filter_fields)
-    old = store.open(folder, manifest, reader)
+    old = store.open(folder, manifest)
     wrong = manifest.model_copy(update={"count": 21})
     with raises(IndexVersionError, "wrong_vectors"):
-        store.open(folder, wrong, reader)
+        store.open(folder, wrong)
     assert old._on_gpu
     assert len(Resources.alive) == 1

@@ -7,6 +7,7 @@ import pytest
 from core.types import FloatArray, RowArray
 from stores.faiss import scan
 from stores.faiss.search import FaissVectors
+from tests.stores.selections import only
 
 COUNT, DIMENSION = 1000, 16
 FACTORIES = [
@@ -63,11 +64,11 @@ def test_an_exact_search_in_parts_finds_what_one_scan_finds(
     path: Path, vectors: FloatArray, rows: RowArray | None, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, check = open_exact(path), Check()
-    expected = [whole.search(query, k, rows, check=check) for query in vectors[:5]]
+    expected = [whole.search(query, k, only(rows), check=check) for query in vectors[:5]]
     assert check.calls == 2 * len(expected)
     monkeypatch.setattr(scan, "PART_BYTES", 2048)
     in_parts, check = open_exact(path), Check()
-    found = [in_parts.search(query, k, rows, check=check) for query in vectors[:5]]
+    found = [in_parts.search(query, k, only(rows), check=check) for query in vectors[:5]]
     assert check.calls > 7 * len(found)
     for (scores, own), (expected_scores, expected_rows) in zip(found, expected, strict=True):
         np.testing.assert_array_equal(scores, expected_scores)
@@ -82,9 +83,9 @@ def test_few_rows_have_the_scores_of_a_scan_with_a_mask(
 ) -> None:
     monkeypatch.setattr(scan, "PART_BYTES", part)
     index = open_exact(path)
-    few = [index.search(query, 5, rows) for query in vectors[:5]]
+    few = [index.search(query, 5, only(rows)) for query in vectors[:5]]
     monkeypatch.setattr(scan, "_COPIED", COUNT + 1)
-    with_mask = [index.search(query, 5, rows) for query in vectors[:5]]
+    with_mask = [index.search(query, 5, only(rows)) for query in vectors[:5]]
     for (scores, own), (expected_scores, expected_rows) in zip(few, with_mask, strict=True):
         np.testing.assert_array_equal(scores, expected_scores)
         np.testing.assert_array_equal(own, expected_rows)
@@ -99,7 +100,7 @@ def test_an_exact_search_ends_at_the_check(
         index.search(vectors[0], 5, check=check)
     assert check.calls == 4
     with pytest.raises(StoppedError):
-        index.search(vectors[0], 5, np.arange(COUNT), check=Check(4))
+        index.search(vectors[0], 5, only(np.arange(COUNT)), check=Check(4))
 
 
 def test_a_search_in_graph_or_lists_is_checked_before_it_starts(

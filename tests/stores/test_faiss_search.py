@@ -16,6 +16,7 @@ from stores.faiss.scan import CodesScan, ListsScan, Scan
 from stores.faiss.search import FaissVectors, limit_threads
 from stores.order import DEPTH
 from tests.errors import raises
+from tests.stores.selections import only
 
 pytestmark = pytest.mark.e2e
 
@@ -160,7 +161,7 @@ def recall(graph: Graph, kind: str, k: int = K) -> float:
     for query, vector in enumerate(graph.queries):
         mask = graph.mask(kind, query)
         rows = None if kind == "all" else np.flatnonzero(mask)
-        found = graph.index.search(vector, k, rows)
+        found = graph.index.search(vector, k, only(rows))
         assert_sound(graph, query, found, mask)
         assert len(found[1]) >= k  # more if several are as near as the last one
         found = found[0][:k], found[1][:k]
@@ -204,14 +205,14 @@ def test_a_broad_filter_keeps_its_recall_at_other_depths(graph: Graph, k: int) -
 def test_only_matching_rows_are_found(graph: Graph, kind: str, k: int) -> None:
     for query in range(5):
         mask = graph.mask(kind, query)
-        found = graph.index.search(graph.queries[query], k, np.flatnonzero(mask))
+        found = graph.index.search(graph.queries[query], k, only(np.flatnonzero(mask)))
         assert_sound(graph, query, found, mask)
         np.testing.assert_allclose(found[0], graph.exact(query, mask, k), atol=EQUAL)
 
 
 @pytest.mark.parametrize("k", [1, COUNT])
 def test_without_matching_rows_there_are_no_hits(graph: Graph, k: int) -> None:
-    scores, rows = graph.index.search(graph.queries[0], k, np.empty(0, np.int64))
+    scores, rows = graph.index.search(graph.queries[0], k, only(np.empty(0, np.int64)))
     assert (len(scores), scores.dtype) == (0, np.float32)
     assert (len(rows), rows.dtype) == (0, np.int64)
 
@@ -223,7 +224,7 @@ def test_all_documents_can_be_requested(graph: Graph) -> None:
 
 def test_a_filter_that_matches_all_rows_changes_nothing(graph: Graph) -> None:
     free = graph.index.search(graph.queries[0], K)
-    filtered = graph.index.search(graph.queries[0], K, np.arange(COUNT))
+    filtered = graph.index.search(graph.queries[0], K, only(np.arange(COUNT)))
     np.testing.assert_array_equal(free, filtered)
 
 
@@ -257,7 +258,7 @@ def test_a_selective_filter_on_inverted_lists_is_searched_exactly(
 ) -> None:
     for query in range(20):
         mask = inverted.mask(kind, query)
-        found = inverted.index.search(inverted.queries[query], K, np.flatnonzero(mask))
+        found = inverted.index.search(inverted.queries[query], K, only(np.flatnonzero(mask)))
         assert_sound(inverted, query, found, mask)
         np.testing.assert_allclose(found[0], inverted.exact(query, mask, K), atol=EQUAL)
     assert len(exact_searches) == 20
@@ -281,7 +282,9 @@ def test_concurrent_searches_give_the_same_hits(inverted: Graph, kind: str) -> N
         # With different depths, to detect shared parameters.
         rows = None if kind == "all" else np.flatnonzero(inverted.mask(kind, query))
         k = 1 if query % 2 else 100
-        return [part.tolist() for part in inverted.index.search(inverted.queries[query], k, rows)]
+        return [
+            part.tolist() for part in inverted.index.search(inverted.queries[query], k, only(rows))
+        ]
 
     alone = [search(query) for query in range(QUERIES)]
     with ThreadPoolExecutor(8, initializer=limit_threads) as pool:
@@ -325,7 +328,7 @@ def test_every_index_type_searches_with_and_without_a_filter(
     path = save(tmp_path, small_vectors, factory)
     index = FaissVectors(path, parameters)
     rows = None if share is None else np.arange(0, SMALL, share)
-    scores, found = index.search(small_vectors[0], 5, rows)
+    scores, found = index.search(small_vectors[0], 5, only(rows))
     exact = small_vectors @ small_vectors[0]
     best = -np.sort(-(exact if rows is None else exact[rows]))[:5]
     assert found[0] == 0
@@ -338,7 +341,7 @@ def test_requesting_too_many_hits_returns_each_document_once(
 ) -> None:
     index = FaissVectors(save(tmp_path, small_vectors, factory), {})
     for rows in (None, np.arange(SMALL)):
-        _, found = index.search(small_vectors[0], 2 * SMALL, rows)
+        _, found = index.search(small_vectors[0], 2 * SMALL, only(rows))
         assert sorted(found.tolist()) == list(range(SMALL))
 
 

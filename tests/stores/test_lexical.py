@@ -10,7 +10,7 @@ import pytest
 from core.analysis import terms
 from core.documents import FILE_NAME, DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.filters import FilterReader
+from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, IndexManifest
 from core.text import document_text
 from core.types import Document
@@ -39,7 +39,7 @@ def folder(build_version: Builder, records: list[dict[str, Any]], tmp_path: Path
 def opened(folder: Path) -> tuple[LexicalIndex, FilterReader, list[Document]]:
     manifest = read_manifest(folder)
     filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-    index = open_full_text(folder, manifest, filters)
+    index = open_full_text(folder, manifest)
     assert index
     return index, filters, list(DocumentReader(folder / FILE_NAME))
 
@@ -129,12 +129,11 @@ def test_a_query_without_a_known_term_has_no_hits(folder: Path, query: str) -> N
 )
 def test_filters_are_exact(folder: Path, filter_: Mapping[str, Any]) -> None:
     index, filters, documents = opened(folder)
-    passing = filters.rows(filter_, len(documents))
-    assert passing is not None
+    selection = Selection(filters, filters.check(filter_), len(documents))
     every = dict(zip(*reversed([a.tolist() for a in index.search("患者护理", 60)]), strict=True))
-    scores, rows = index.search("患者护理", 60, filter_)
+    scores, rows = index.search("患者护理", 60, selection)
     found = dict(zip(rows.tolist(), scores.tolist(), strict=True))
-    assert found == {row: every[row] for row in passing.tolist()}
+    assert found == {row: every[row] for row in selection.rows().tolist()}
 
 
 def test_a_check_stops_the_search(folder: Path) -> None:
@@ -162,8 +161,7 @@ def test_equal_documents_have_equal_files(build_version: Builder) -> None:
 def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: Path) -> None:
     manifest = build_version(make_records(10), full_text=False)
     folder = tmp_path / "indexes" / "test" / manifest.version
-    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-    assert open_full_text(folder, manifest, filters) is None
+    assert open_full_text(folder, manifest) is None
     assert not (folder / FULL_TEXT).exists()
     assert manifest.fusion == {}
 
@@ -195,6 +193,5 @@ def _of_fewer_rows(_: Path, manifest: IndexManifest) -> IndexManifest:
 @pytest.mark.parametrize("change", [_damaged, _of_another_format, _of_fewer_rows])
 def test_files_that_do_not_match_are_an_error(folder: Path, change: Any) -> None:
     manifest = read_manifest(folder)
-    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
     with raises(IndexVersionError, "unreadable_full_text"):
-        open_full_text(folder, change(folder, manifest), filters)
+        open_full_text(folder, change(folder, manifest))

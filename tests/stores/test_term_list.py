@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 
 from core.errors import IndexVersionError
-from core.filters import FilterReader
 from core.manifest import TERMS
 from core.terms import TermList
 from core.versions import read_manifest, verify_files
@@ -27,8 +26,7 @@ def folder(build_version: Builder, tmp_path: Path) -> Path:
 
 def found(folder: Path, query: str) -> dict[str, float]:
     manifest = read_manifest(folder)
-    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-    index = open_full_text(folder, manifest, filters)
+    index = open_full_text(folder, manifest)
     assert index
     scores, rows = index.search(query, 10)
     return dict(zip(map(str, rows.tolist()), scores.tolist(), strict=True))

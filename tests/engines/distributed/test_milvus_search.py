@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.errors import IndexVersionError
+from core.filters import Selection
 from core.manifest import Chunking, IndexManifest
 from core.versions import index_folder
 from search.snapshot import Snapshot, load_index
@@ -158,6 +159,11 @@ def load(tmp_path: Path, milvus: MilvusServer) -> Snapshot:
     return load_index(settings.indexes, "test", BigramEncoder(), milvus.stores.get("milvus"))
 
 
+def selected(index: Snapshot, filter_: dict[str, Any]) -> Selection:
+    filters = index.segment.filters
+    return Selection(filters, filters.check(filter_), index.segment.count)
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
 def test_a_filter_loses_no_hits(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer, factory: str
@@ -168,9 +174,8 @@ def test_a_filter_loses_no_hits(
     for text in ("发热患者第3号", "头痛", "贫血患者的要点"):
         query = BigramEncoder().encode([text]).vectors[0]
         for filter_ in ({"seen": [True]}, {"tags": ["1"]}, {"year": [2001, 2005]}):
-            rows = index.segment.filters.rows(filter_, 600)
-            assert rows is not None
-            scores, found = index.segment.vectors.search(query, len(rows), rows, filter_)
+            rows = selected(index, filter_).rows()
+            scores, found = index.segment.vectors.search(query, len(rows), selected(index, filter_))
             assert sorted(found) == rows.tolist()
             assert (np.diff(scores) <= 0).all()
             documents = [index.segment.documents[row] for row in found]
@@ -189,17 +194,19 @@ def test_more_hits_than_milvus_returns_are_compared_in_this_process(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"department": ["儿科"]}
-    rows = index.segment.filters.rows(filter_, COUNT)
+    rows = selected(index, filter_).rows()
     expected = [
         index.segment.vectors.search(query, 50),
-        index.segment.vectors.search(query, 50, rows, filter_),
+        index.segment.vectors.search(query, 50, selected(index, filter_)),
     ]
     monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 49)
     monkeypatch.setattr("stores.milvus.vectors._READ_ROWS", 30)
-    ours = [index.segment.vectors.search(query, 50), index.segment.vectors.search(query, 50, rows)]
+    ours = [
+        index.segment.vectors.search(query, 50),
+        index.segment.vectors.search(query, 50, Selection.of_rows(rows)),
+    ]
     for (scores, _), (expected_scores, _) in zip(ours, expected, strict=True):
         np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
-    assert rows is not None
     assert set(ours[1][1]) <= set(rows)
 
 
@@ -213,13 +220,12 @@ def test_a_range_of_too_many_values_for_an_expression_loses_no_hits(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"year": {"gt": 2001, "lte": 2007}, "department": {"not": "儿科"}}
-    rows = index.segment.filters.rows(filter_, COUNT)
-    assert rows is not None
+    rows = selected(index, filter_).rows()
     depths = (1, 10, len(rows))
-    expected = [index.segment.vectors.search(query, k, rows, filter_)[0] for k in depths]
+    expected = [index.segment.vectors.search(query, k, selected(index, filter_))[0] for k in depths]
     monkeypatch.setattr("stores.milvus.names._MAX_EXPRESSION_LABELS", 2)
     for k, scores in zip(depths, expected, strict=True):
-        ours, found = index.segment.vectors.search(query, k, rows, filter_)
+        ours, found = index.segment.vectors.search(query, k, selected(index, filter_))
         assert set(found) <= set(rows)
         np.testing.assert_allclose(ours, scores, atol=2e-6)
 
@@ -256,15 +262,14 @@ def test_more_rows_than_are_read_give_what_milvus_finds(
     index = load(tmp_path, milvus)
     query = BigramEncoder().encode(["发热患者第3号"]).vectors[0]
     filter_ = {"department": ["儿科"]}
-    rows = index.segment.filters.rows(filter_, COUNT)
-    assert rows is not None
-    cases = [(None, None), (rows, filter_), (rows, None)]
-    expected = [index.segment.vectors.search(query, COUNT, *case) for case in cases]
+    rows = selected(index, filter_).rows()
+    cases = [None, selected(index, filter_), Selection.of_rows(rows)]
+    expected = [index.segment.vectors.search(query, COUNT, case) for case in cases]
     monkeypatch.setattr("stores.milvus.vectors.MAX_HITS", 60)
     monkeypatch.setattr("stores.milvus.vectors._MOST_READ", len(rows) - 1)
     monkeypatch.setattr(type(index.segment.vectors), "_read", None)
     for case, (scores, found) in zip(cases, expected, strict=True):
-        ours, own = index.segment.vectors.search(query, COUNT, *case)
+        ours, own = index.segment.vectors.search(query, COUNT, case)
         # Of rows without a filter, those among the 60 nearest of all.
         assert len(own) == 60 or (case == (rows, None) and 0 < len(own) < 60)
         np.testing.assert_allclose(ours, scores[: len(own)], atol=STEPS)

@@ -12,7 +12,6 @@ import pytest
 
 from care.cli.main import main
 from core.errors import CareError, IndexVersionError
-from core.filters import FilterReader
 from core.versions import current_version, index_folder, list_versions, read_manifest
 from indexer.build import BuildOptions, build, up_to_date
 from indexer.update import Changes, active_manifest, requested_factory, update
@@ -79,8 +78,7 @@ def test_stored_vectors_equal_those_of_the_encoder(options: BuildOptions) -> Non
     texts = [f"{records[row]['title']}\n{records[row]['text']}" for row in rows]
     expected = BigramEncoder("document").encode(texts).vectors
     manifest = read_manifest(folder)
-    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
-    vectors = options.stores.for_version(folder).open(folder, manifest, filters)
+    vectors = options.stores.for_version(folder).open(folder, manifest)
     assert np.array_equal(vectors.take(rows), expected)
 
 
