@@ -41,10 +41,12 @@ def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0
         s is the highest lexical score of the nearest rows in units of idf: how much of the query
         is said in what is near it. The share itself would be low for long queries.
     """
-    best = np.lexsort((dense[1], -dense[0]))[:_NEAREST]
-    features = {"cosine": float(dense[0][best[0]])}
+    features = {"cosine": float(dense[0].max())}
     if lexical is not None:
-        nearest = set(dense[1][best].tolist())
+        scores, rows = dense
+        if len(rows) > _NEAREST:
+            rows = rows[np.argpartition(scores, -_NEAREST)[-_NEAREST:]]
+        nearest = set(rows.tolist())
         found = zip(lexical[0].tolist(), lexical[1].tolist(), strict=True)
         highest = next((score for score, row in found if row in nearest), 0.0)
         features["lexical"] = math.log1p(idf * highest)

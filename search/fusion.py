@@ -113,3 +113,11 @@ def _positions(rows: RowArray, others: RowArray) -> tuple[RowArray, RowArray]:
 def joined(first: ScoredRows, second: ScoredRows) -> ScoredRows:
     """Returns two lists of different rows as one, one after the other."""
     return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
+
+
+def without(rows: RowArray, others: RowArray) -> RowArray:
+    """Returns the rows that are not among others, in the same order."""
+    if not len(others):
+        return rows
+    known = np.sort(others)
+    return rows[known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] != rows]

@@ -29,6 +29,7 @@ from search.fusion import (
     fuse,
     joined,
     lexical_weight,
+    without,
 )
 from search.hits import CacheEntry, Hits, QueryResult
 from search.limits import HitLimits, first_depth, is_limited, search_limited
@@ -342,7 +343,7 @@ class SearchTask:
 
     def _compared(self, nearest: ScoredRows, lexical: ScoredRows) -> ScoredRows:
         """Returns the nearest rows, and then the lexical ones, all with their similarities."""
-        rows = np.sort(np.setdiff1d(lexical[1], nearest[1], assume_unique=True))
+        rows = np.sort(without(lexical[1], nearest[1]))
         if not len(rows):
             return nearest
         vectors = self.snapshot.segment.vectors

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from search.fusion import NOTHING, RankedList, fuse
+from search.fusion import NOTHING, RankedList, fuse, without
 from stores.base import ScoredRows
 
 
@@ -50,3 +50,12 @@ def test_each_channel_explains_its_part() -> None:
         "lexical": {"rank": 2, "score": pytest.approx(0.1), "weight": 0.5},
     }
     assert found.explain(3)["lexical"] == {"rank": None, "score": None, "weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "left"),
+    [([5, 1, 9], [9, 5], [1]), ([5, 1], [], [5, 1]), ([], [3], []), ([7, 2], [1, 8], [7, 2])],
+)
+def test_rows_without_others(rows: list[int], others: list[int], left: list[int]) -> None:
+    found = without(np.array(rows, np.int64), np.array(others, np.int64))
+    assert found.tolist() == left
