@@ -16,10 +16,11 @@ from core.errors import CareError, CorpusError, PairError, ProviderError
 from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
 from core.scratch import temporary_folder
 from core.terms import TermList
-from core.versions import index_folder
+from core.versions import IndexFolder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
+from indexer.publication import IndexWriter
 from indexer.update import (
     Changes,
     active_manifest,
@@ -178,7 +179,7 @@ def update_index(
         CareError: If the update fails for another reason. No version is published.
     """
     given = replace(options or IndexOptions(), **changes)
-    base = active_manifest(given.indexes, name, vector_stores(given.milvus_uri))
+    base = active_manifest(IndexWriter(given.indexes, name, vector_stores(given.milvus_uri)))
     pair, chosen = _resolve(_as_before(given, base), base)
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
@@ -373,7 +374,8 @@ def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList
         return given if given.terms else None
     if base is None or not options.full_text:
         return None
-    return read_terms(index_folder(options.indexes, base.name) / base.version, base, GIVEN)
+    folder = IndexFolder(Path(options.indexes), base.name)
+    return read_terms(folder.version(base.version), base, GIVEN)
 
 
 def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:

@@ -12,7 +12,7 @@ from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.encoders import Encoder, Pair
 from core.errors import CareError, QueryError
 from core.types import Document, Filter, Hit, Mode, Query
-from core.versions import current_version, index_folder, read_manifest, with_version
+from core.versions import IndexFolder, read_manifest, with_version
 from models.encoders.factory import EncoderOptions, query_encoder
 from models.pairs import load_pair
 from search.query import QueryLimits, checked_query
@@ -75,16 +75,14 @@ def load_with_encoder(
 ) -> tuple[Snapshot, Encoder]:
     """Loads the active version of an index and the query encoder of a pair, as `open_index`."""
     root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
+    index = IndexFolder(root, name)
     stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
-    manifest = with_version(
-        lambda: current_version(root, name),
-        lambda version: read_manifest(index_folder(root, name) / version),
-    )
+    manifest = with_version(index.active, lambda version: read_manifest(index.version(version)))
     # Before the encoder is loaded, which may download it.
     check_space(manifest, pair.query)
     encoder = query_encoder(pair, EncoderOptions(threads=threads))
     store = stores.get(manifest.store)
-    return load_index(root, name, encoder, store, pair=pair), encoder
+    return load_index(index, encoder, store, pair=pair), encoder
 
 
 class SearchHits(list[Hit]):

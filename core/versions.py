@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,64 +53,135 @@ _T = TypeVar("_T")
 _NAME = re.compile(NAME)
 
 
-def index_folder(root: Path, name: str) -> Path:
-    """Returns the folder of an index.
+@dataclass(frozen=True, slots=True)
+class IndexFolder:
+    """The folder of an index: its versions, and which of them is active.
+
+    Attributes:
+        root: Folder of all indexes.
+        name: Name of the index.
 
     Raises:
         IndexVersionError: If the name has characters that are not safe in paths and shells.
     """
-    if not _NAME.fullmatch(name):
-        message = (
-            f"'{name}' is not a valid index name: use up to 64 letters, digits, '.', '_' and '-', "
-            "starting with a letter or digit"
-        )
-        raise IndexVersionError(message, code="bad_index_name", name=name)
-    return root / name
 
+    root: Path
+    name: str
 
-def list_versions(root: Path, name: str) -> list[str]:
-    """Returns the ids of all complete versions, in the order of their publication."""
-    return list(version_numbers(root, name))
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            message = (
+                f"'{self.name}' is not a valid index name: use up to 64 letters, digits, '.', '_' "
+                "and '-', starting with a letter or digit"
+            )
+            raise IndexVersionError(message, code="bad_index_name", name=self.name)
 
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.root / self.name
 
-def read_versions(root: Path, name: str) -> list[IndexManifest]:
-    """Returns the manifests of all complete versions, in the order of their publication.
+    def version(self, version: str) -> Path:
+        """Returns the folder of a version."""
+        return self.path / version
 
-    Raises:
-        IndexVersionError: If a manifest is invalid or of another schema.
-    """
-    manifests = []
-    for version in list_versions(root, name):
-        folder = index_folder(root, name) / version
+    def active(self) -> str:
+        """Returns the id of the active version.
+
+        Raises:
+            IndexVersionError: If the index has no active version.
+        """
+        path = self.path / _CURRENT
         try:
-            manifests.append(read_manifest(folder))
-        except IndexVersionError:
-            if folder.exists():  # otherwise it was deleted in the meantime
-                raise
-    return manifests
+            version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
+        except FileNotFoundError as error:
+            message = (
+                f"index '{self.name}' has no active version in {self.root}: build it with "
+                f"care index CORPUS --index {self.name}"
+            )
+            raise IndexVersionError(message, code="no_active_version", index=self.name) from error
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}): activate a version"
+            raise IndexVersionError.at(path, reason, "bad_current") from error
+        if not _NAME.fullmatch(version):
+            raise IndexVersionError.at(
+                path, "does not contain a version id: activate a version", "bad_current"
+            )
+        return version
 
+    def versions(self) -> list[str]:
+        """Returns the ids of all complete versions, in the order of their publication."""
+        return list(self.numbers())
 
-def version_numbers(root: Path, name: str) -> dict[str, int]:
-    """Returns the number of each complete version, in the order of their publication.
+    def manifests(self) -> list[IndexManifest]:
+        """Returns the manifests of all complete versions, in the order of their publication.
 
-    Versions without a number precede the others and each other by their parents, then by their
-    ids; they get the numbers before the smallest one.
-    """
-    places: dict[str, tuple[int | None, str | None]] = {}
-    for path in index_folder(root, name).glob(f"[!.]*/{MANIFEST}"):
-        with suppress(FileNotFoundError):  # it is being deleted
-            places[path.parent.name] = _place(path.parent)
-    waiting = sorted(version for version, (number, _) in places.items() if number is None)
-    numbered = {version: number for version, (number, _) in places.items() if number is not None}
-    first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
-    numbers: dict[str, int] = {}
-    while waiting:
-        # In a cycle of parents, which no release writes, the first id is next.
-        following = (version for version in waiting if places[version][1] not in waiting)
-        version = next(following, waiting[0])
-        waiting.remove(version)
-        numbers[version] = first + len(numbers)
-    return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+        Raises:
+            IndexVersionError: If a manifest is invalid or of another schema.
+        """
+        manifests = []
+        for version in self.versions():
+            try:
+                manifests.append(read_manifest(self.version(version)))
+            except IndexVersionError:
+                if self.version(version).exists():  # otherwise it was deleted in the meantime
+                    raise
+        return manifests
+
+    def numbers(self) -> dict[str, int]:
+        """Returns the number of each complete version, in the order of their publication.
+
+        Versions without a number precede the others and each other by their parents, then by their
+        ids; they get the numbers before the smallest one.
+        """
+        places: dict[str, tuple[int | None, str | None]] = {}
+        for path in self.path.glob(f"[!.]*/{MANIFEST}"):
+            with suppress(FileNotFoundError):  # it is being deleted
+                places[path.parent.name] = _place(path.parent)
+        waiting = sorted(version for version, (number, _) in places.items() if number is None)
+        numbered = {version: n for version, (n, _) in places.items() if n is not None}
+        first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
+        numbers: dict[str, int] = {}
+        while waiting:
+            # In a cycle of parents, which no release writes, the first id is next.
+            following = (version for version in waiting if places[version][1] not in waiting)
+            version = next(following, waiting[0])
+            waiting.remove(version)
+            numbers[version] = first + len(numbers)
+        return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+
+    def check(self, version: str) -> None:
+        """Raises IndexVersionError if the index has no complete version of this id."""
+        if version not in (versions := self.versions()):
+            message = (
+                f"index '{self.name}' has no version '{version}' in {self.root}; its versions are: "
+                f"{', '.join(versions) or 'none'}"
+            )
+            raise IndexVersionError(message, code="unknown_version", version=version)
+
+    def set_active(self, version: str) -> None:
+        """Activates a version, atomically.
+
+        Raises:
+            IndexVersionError: If the version does not exist.
+        """
+        with self.activating(version):
+            pass
+
+    @contextmanager
+    def activating(self, version: str) -> Iterator[None]:
+        """Activates a version, atomically, when the block succeeds.
+
+        `CURRENT` is written before the block runs, so that a full disk fails before the block.
+
+        Raises:
+            IndexVersionError: If the version does not exist.
+        """
+        self.check(version)
+        with atomic(self.path / _CURRENT) as temporary:
+            temporary.write_text(version + "\n", encoding="utf-8")
+            sync(temporary)
+            yield
 
 
 def _place(folder: Path) -> tuple[int | None, str | None]:
@@ -123,31 +195,6 @@ def _place(folder: Path) -> tuple[int | None, str | None]:
     except (OSError, CareError, ValueError, TypeError, KeyError, AttributeError):
         return None, None
     return number if isinstance(number, int) else None, parent
-
-
-def current_version(root: Path, name: str) -> str:
-    """Returns the id of the active version.
-
-    Raises:
-        IndexVersionError: If the index has no active version.
-    """
-    path = index_folder(root, name) / _CURRENT
-    try:
-        version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
-    except FileNotFoundError as error:
-        message = (
-            f"index '{name}' has no active version in {root}: build it with "
-            f"care index CORPUS --index {name}"
-        )
-        raise IndexVersionError(message, code="no_active_version", index=name) from error
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror}): activate a version"
-        raise IndexVersionError.at(path, reason, "bad_current") from error
-    if not _NAME.fullmatch(version):
-        raise IndexVersionError.at(
-            path, "does not contain a version id: activate a version", "bad_current"
-        )
-    return version
 
 
 def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
@@ -171,42 +218,6 @@ def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
             if (now := active()) == version:
                 raise
             version = now
-
-
-def check_version(root: Path, name: str, version: str) -> None:
-    """Raises IndexVersionError if an index has no complete version of this id."""
-    if version not in (versions := list_versions(root, name)):
-        message = (
-            f"index '{name}' has no version '{version}' in {root}; its versions are: "
-            f"{', '.join(versions) or 'none'}"
-        )
-        raise IndexVersionError(message, code="unknown_version", version=version)
-
-
-def set_current(root: Path, name: str, version: str) -> None:
-    """Activates a version, atomically.
-
-    Raises:
-        IndexVersionError: If the version does not exist.
-    """
-    with new_current(root, name, version):
-        pass
-
-
-@contextmanager
-def new_current(root: Path, name: str, version: str) -> Iterator[None]:
-    """Activates a version, atomically, when the block succeeds.
-
-    `CURRENT` is written before the block runs, so that a full disk fails before the block.
-
-    Raises:
-        IndexVersionError: If the version does not exist.
-    """
-    check_version(root, name, version)
-    with atomic(index_folder(root, name) / _CURRENT) as temporary:
-        temporary.write_text(version + "\n", encoding="utf-8")
-        sync(temporary)
-        yield
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:

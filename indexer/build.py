@@ -35,21 +35,14 @@ from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedTokens, ShardedVectors, has_shards, link_shards
 from core.text import normalize_text
-from core.versions import (
-    current_version,
-    index_folder,
-    read_manifest,
-    with_version,
-    write_manifest,
-)
+from core.versions import read_manifest, with_version
 from indexer.chunking import Chunker
 from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
 from indexer.encoding import EncodingSummary, LocalExecutor, VectorCache, encode_corpus
 from indexer.failures import failed_documents, max_failed
-from indexer.locks import BUILD_WAIT, building
 from indexer.options import DEFAULT_RECALL
 from indexer.options import BuildOptions as BuildOptions
-from indexer.publication import new_version, publish, remove_left_overs
+from indexer.publication import BUILD_WAIT, verify_version
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
@@ -57,7 +50,6 @@ from indexer.staging import (
     stage,
     write_version,
 )
-from indexer.versions import verify_version
 from stores.base import NewVectors, SearchChoice
 from stores.lexical import write_full_text
 from stores.recall import RECALL_K
@@ -115,14 +107,14 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
     Raises:
         CorpusError: If the corpus cannot be read.
     """
-    parent = index_folder(options.indexes, options.name)
 
     def verified(version: str) -> IndexManifest | None:
-        same_store = read_manifest(parent / version).store == options.store
-        return verify_version(parent / version, options.stores) if same_store else None
+        folder = options.index.version(version)
+        same_store = read_manifest(folder).store == options.store
+        return verify_version(folder, options.stores) if same_store else None
 
     try:
-        manifest = with_version(lambda: current_version(options.indexes, options.name), verified)
+        manifest = with_version(options.index.active, verified)
     except IndexVersionError:
         return None
     if manifest is None:
@@ -179,7 +171,6 @@ def encode(
         CareError: If the corpus or the vectors are invalid, or another process locks the build.
         EmbeddingSpaceError: If the query encoder has another embedding space.
     """
-    index_folder(options.indexes, options.name)
     source = source or corpus_source(options, encoder)
     folder = _build_folder(options, encoder, source)
     with exclusive(folder, "encode", wait=BUILD_WAIT):
@@ -247,27 +238,24 @@ def build(
     options.stores.get(options.store)  # an unknown or unreachable store fails before the encoding
     if options.factory:
         check_factory(options.store, options.factory, document_encoder.spec.dimension)
-    parent = index_folder(options.indexes, options.name)
+    index = options.index
     source = source or corpus_source(options, document_encoder)
     base = source.base.version if source.base else None
     command = "update" if base else "build"
-    with building(parent, command):
-        remove_left_overs(parent, options.stores)
+    with index.building(command):
         # Read here to report an invalid file before the corpus is encoded.
         held_out = _held_out(options)
         build_folder = _build_folder(options, document_encoder, source)
         # Locked until the version is published, so that no prune deletes the shards.
         with exclusive(build_folder, command, wait=BUILD_WAIT):
             encoded = _encode(build_folder, options, document_encoder, query_encoder, source)
-            with new_version(parent, build_folder.name, options.stores) as (version, folder):
+            with index.new_version(build_folder.name) as (version, folder):
                 manifest = _write_version(
                     folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )
                 seconds = round(time.perf_counter() - started, 3)
                 manifest = manifest.model_copy(update={"build_seconds": seconds})
-                write_manifest(folder, manifest)
-                verify_version(folder, options.stores)
-                manifest = publish(options.indexes, manifest, folder, base, options.stores)
+                manifest = index.publish(manifest, folder, base)
     return manifest, encoded
 
 
@@ -406,7 +394,7 @@ def _build_folder(options: BuildOptions, encoder: Encoder, source: Source) -> Pa
     if options.token_vectors:
         facts.append(options.token_vectors.model_dump())
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    return options.builds / options.name / key
+    return options.builds / options.index.name / key
 
 
 def _link_other_builds(builds: Path, folder: Path) -> None:

@@ -9,6 +9,7 @@ from core.encoders import TokenVectorSpec
 from core.manifest import Chunking
 from core.terms import TermList
 from indexer.encoding import Executor
+from indexer.publication import IndexWriter
 from stores.base import StoreName
 from stores.registry import FAISS_ONLY, VectorStores
 
@@ -69,3 +70,12 @@ class BuildOptions:
     fusion: Mapping[str, float] = field(default_factory=dict)
     terms: TermList | None = None
     token_vectors: TokenVectorSpec | None = None
+
+    @property
+    def index(self) -> IndexWriter:
+        """The folder of the index.
+
+        Raises:
+            IndexVersionError: If the name is not valid.
+        """
+        return IndexWriter(self.indexes, self.name, self.stores)

@@ -1,122 +1,210 @@
-"""Hidden folders of versions, and the publication of a new version.
+"""The folder of an index for commands: its locks, new versions, and their one way to publication.
 
 .<version>.tmp      a new version; belongs to the holder of the lock for builds
 .<version>.deleted  a version that is being deleted
+
+The lock for changes is held for moments: by a build or update while it publishes, and by activate,
+rollback, prune and migrate. What is decided from `CURRENT` is done before it is released.
+
+The lock for builds is held by a build or update from start to end. Versions can be activated and
+pruned in the meantime. It is taken before the lock for changes.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from core import documents, filters
+from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import remove_folder, sync, sync_folder, writing_in
+from core.files import remove_folder, remove_temporary, sync, sync_folder, writing_in
+from core.filters import FilterReader
+from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.manifest import IndexManifest
-from core.versions import (
-    current_version,
-    index_folder,
-    new_current,
-    version_numbers,
-    write_manifest,
-)
-from indexer.locks import changing
-from stores.registry import VectorStores
+from core.versions import IndexFolder, opening, read_manifest, verify_files, write_manifest
+from stores.lexical import open_full_text
+from stores.registry import FAISS_ONLY, VectorStores
+from stores.token_vectors import open_token_vectors
 
+BUILD_LOCK = ".build.lock"
+# How long to wait for the lock for changes [s].
+CHANGE_WAIT = 10.0
+# How long a build waits for its locks, which a prune may hold for moments [s].
+BUILD_WAIT = 0.5
 # Digits of the build key in the id of a version.
 KEY_DIGITS = 8
 NEW = ".tmp"
 DELETED = ".deleted"
 
 
-@contextmanager
-def new_version(parent: Path, build_key: str, stores: VectorStores) -> Iterator[tuple[str, Path]]:
-    """Yields the id of a new version and its hidden folder, which `publish` moves to its place.
+@dataclass(frozen=True, slots=True)
+class IndexWriter(IndexFolder):
+    """The folder of an index for commands that change it, with the stores of its vectors.
 
-    The folder is removed if the block does not publish it.
-
-    Args:
-        parent: Folder of the index, locked for builds by the caller.
-        build_key: Key of the build folder; its first digits end the id.
+    Attributes:
         stores: The stores that versions may use.
     """
-    time = datetime.now(UTC)
-    while True:
-        version = f"{time:%Y%m%dT%H%M%S.%fZ}-{build_key[:KEY_DIGITS]}"
-        folder = hidden(parent, version, NEW)
-        if not (folder.exists() or (parent / version).exists()):
-            break
-        time += timedelta(microseconds=1)  # the clock was set back
-    with writing_in(parent):
-        folder.mkdir()
-        try:
-            yield version, folder
-        finally:
-            with suppress(CareError, OSError):  # the next build or prune removes it
-                _remove(folder, stores)
 
+    stores: VectorStores = FAISS_ONLY
 
-def publish(
-    root: Path, manifest: IndexManifest, folder: Path, base: str | None, stores: VectorStores
-) -> IndexManifest:
-    """Moves a new version to its place and activates it.
+    @contextmanager
+    def changing(self, command: str) -> Iterator[None]:
+        """Locks the index for changes in the block; waits up to `CHANGE_WAIT`.
 
-    Args:
-        root: Folder of all indexes.
-        manifest: Manifest of the version, which is complete and verified.
-        folder: Its hidden folder.
-        base: For an update, the version that it started from.
-        stores: The stores that versions may use.
+        Temporary files that killed processes left in the folder are removed.
 
-    Returns:
-        The manifest with number and parent.
+        Raises:
+            IndexVersionError: If the index does not exist.
+            CareError: `locked`, if another process holds the lock all the time.
+        """
+        if not self.path.is_dir():
+            message = (
+                f"there is no index '{self.name}' in {self.root}: `care versions list` shows all"
+            )
+            raise IndexVersionError(message, code="no_active_version", index=self.name)
+        with exclusive(self.path, command, wait=CHANGE_WAIT):
+            remove_temporary(self.path)
+            yield
 
-    Raises:
-        IndexVersionError: `base_not_active`, if another version than the base is active.
-    """
-    name = manifest.name
-    sync_folder(folder)
-    with changing(root, name, "update" if base else "build") as parent:
-        check_base(root, name, base)
-        known = {
-            "parent": active_version(root, name),
-            "number": max(version_numbers(root, name).values(), default=0) + 1,
-        }
-        manifest = manifest.model_copy(update=known)
+    @contextmanager
+    def building(self, command: str) -> Iterator[None]:
+        """Locks the index for one build or update in the block, and removes left-overs of others.
+
+        Raises:
+            CareError: `locked`, if another build or update runs.
+        """
+        with exclusive(self.path, command, BUILD_LOCK, wait=BUILD_WAIT):
+            self._remove_left_overs()
+            yield
+
+    @contextmanager
+    def new_version(self, build_key: str) -> Iterator[tuple[str, Path]]:
+        """Yields the id of a new version and its hidden folder, which `publish` moves to its place.
+
+        The index is locked for builds. The folder is removed if the block does not publish it.
+
+        Args:
+            build_key: Key of the build folder; its first digits end the id.
+        """
+        time = datetime.now(UTC)
+        while True:
+            version = f"{time:%Y%m%dT%H%M%S.%fZ}-{build_key[:KEY_DIGITS]}"
+            folder = hidden(self.path, version, NEW)
+            if not (folder.exists() or self.version(version).exists()):
+                break
+            time += timedelta(microseconds=1)  # the clock was set back
+        with writing_in(self.path):
+            folder.mkdir()
+            try:
+                yield version, folder
+            finally:
+                with suppress(CareError, OSError):  # the next build or prune removes it
+                    self._remove(folder)
+
+    def publish(self, manifest: IndexManifest, folder: Path, base: str | None) -> IndexManifest:
+        """Verifies a new version, moves it to its place and activates it.
+
+        Args:
+            manifest: Its manifest, without number and parent.
+            folder: Its hidden folder.
+            base: For an update, the version that it started from.
+
+        Returns:
+            The manifest with number and parent.
+
+        Raises:
+            IndexVersionError: `base_not_active`, if another version than the base is active.
+        """
         write_manifest(folder, manifest)
-        folder.rename(parent / manifest.version)
-        sync(parent)
-        switch(root, name, manifest.version, stores)
-    return manifest
+        verify_version(folder, self.stores)
+        sync_folder(folder)
+        with self.changing("update" if base else "build"):
+            self.check_base(base)
+            known = {
+                "parent": self._active_or_none(),
+                "number": max(self.numbers().values(), default=0) + 1,
+            }
+            manifest = manifest.model_copy(update=known)
+            write_manifest(folder, manifest)
+            folder.rename(self.version(manifest.version))
+            sync(self.path)
+            self.switch(manifest.version)
+        return manifest
+
+    def switch(self, version: str) -> None:
+        """Activates a version, first in its store, then in `CURRENT`; the index is locked.
+
+        Raises:
+            IndexVersionError: If the version does not exist.
+        """
+        with self.activating(version):
+            folder = self.version(version)
+            self.stores.for_version(folder).activate(self.name, folder)
+
+    def check_base(self, base: str | None) -> None:
+        """Raises IndexVersionError if `base`, if there is one, is no longer the active version."""
+        if base and base != self._active_or_none():
+            raise IndexVersionError(
+                f"index '{self.name}' was changed by another command: version {base}, from which "
+                "this update started, is no longer active: run the update again",
+                code="base_not_active",
+                version=base,
+            )
+
+    def remove_deleted(self) -> None:
+        """Removes the folders of deleted versions, and their vectors in other stores."""
+        for version in hidden_names(self.path, DELETED):
+            self._remove(hidden(self.path, version, DELETED))
+
+    def _active_or_none(self) -> str | None:
+        try:
+            return self.active()
+        except IndexVersionError:
+            return None
+
+    def _remove_left_overs(self) -> None:
+        """Removes new and deleted versions of killed commands, as far as their stores are reached.
+
+        The index is locked for builds, so no new version of a living process is there.
+        """
+        for end in (NEW, DELETED):
+            for version in hidden_names(self.path, end):
+                with suppress(CareError, OSError):
+                    self._remove(hidden(self.path, version, end))
+
+    def _remove(self, folder: Path) -> None:
+        if folder.is_dir():
+            self.stores.for_version(folder).drop(folder)
+            remove_folder(folder)
 
 
-def switch(root: Path, name: str, version: str, stores: VectorStores) -> None:
-    """Activates a version, first in its store, then in `CURRENT`; the index is locked for changes.
+def holders(folder: Path) -> list[LockHolder]:
+    """Returns the commands that hold the locks of the folder of an index."""
+    found = (lock_holder(folder / name) for name in (LOCK, BUILD_LOCK))
+    return [holder for holder in found if holder]
+
+
+def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexManifest:
+    """Verifies checksums, counts, dimensions and canaries of a version; returns its manifest.
 
     Raises:
-        IndexVersionError: If the version does not exist.
+        IndexVersionError: If a check fails.
     """
-    with new_current(root, name, version):
-        folder = index_folder(root, name) / version
-        stores.for_version(folder).activate(name, folder)
-
-
-def active_version(root: Path, name: str) -> str | None:
-    """Returns the id of the active version, or None if there is none."""
-    try:
-        return current_version(root, name)
-    except IndexVersionError:
-        return None
-
-
-def check_base(root: Path, name: str, base: str | None) -> None:
-    """Raises IndexVersionError if `base`, unless it is None, is no longer the active version."""
-    if base and base != active_version(root, name):
-        raise IndexVersionError(
-            f"index '{name}' was changed by another command: version {base}, from which this "
-            "update started, is no longer active: run the update again",
-            code="base_not_active",
-            version=base,
-        )
+    with opening(folder):
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest)
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        if len(reader) != manifest.count:
+            reason = f"has {len(reader)} documents instead of {manifest.count}"
+            raise IndexVersionError.at(folder, f"{reason}: build the index again", "wrong_count")
+        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+        filter_reader.frequent_values()  # as a service reads them
+        open_full_text(folder, manifest)
+        open_token_vectors(folder, manifest)
+        stores.for_version(folder).open(folder, manifest)
+    return manifest
 
 
 def hidden(parent: Path, name: str, end: str) -> Path:
@@ -138,26 +226,3 @@ def hide(folder: Path) -> Path:
     if target.exists():
         remove_folder(target)
     return folder.rename(target)
-
-
-def remove_left_overs(parent: Path, stores: VectorStores) -> None:
-    """Removes new and deleted versions of killed commands, as far as their stores are reached.
-
-    The index is locked for builds, so no new version of a living process is there.
-    """
-    for end in (NEW, DELETED):
-        for version in hidden_names(parent, end):
-            with suppress(CareError, OSError):
-                _remove(hidden(parent, version, end), stores)
-
-
-def remove_deleted(parent: Path, stores: VectorStores) -> None:
-    """Removes the folders of deleted versions, and their vectors in other stores."""
-    for version in hidden_names(parent, DELETED):
-        _remove(hidden(parent, version, DELETED), stores)
-
-
-def _remove(folder: Path, stores: VectorStores) -> None:
-    if folder.is_dir():
-        stores.for_version(folder).drop(folder)
-        remove_folder(folder)

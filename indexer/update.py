@@ -22,7 +22,7 @@ from core.locks import exclusive
 from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest, UpdateRecord
 from core.provenance import library_versions
 from core.types import Document
-from core.versions import current_version, index_folder, with_version, write_manifest
+from core.versions import with_version
 from indexer.build import (
     BuildOptions,
     EncodedCorpus,
@@ -33,13 +33,11 @@ from indexer.build import (
     same_terms,
 )
 from indexer.corpus import Location
-from indexer.locks import BUILD_WAIT, building
-from indexer.publication import check_base, hide, new_version, publish
+from indexer.publication import BUILD_WAIT, IndexWriter, hide, verify_version
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
-from indexer.versions import verify_version
 from stores.lexical import is_current, write_full_text
-from stores.registry import FAISS_ONLY, VectorStores, default_factory
+from stores.registry import default_factory
 from stores.term_list import write_terms
 from stores.token_vectors import token_vector_spec
 
@@ -61,15 +59,15 @@ class Changes:
     encode_all: bool = False
 
 
-def active_manifest(indexes: Path, name: str, stores: VectorStores = FAISS_ONLY) -> IndexManifest:
+def active_manifest(index: IndexWriter) -> IndexManifest:
     """Verifies the active version and returns its manifest.
 
     Raises:
         IndexVersionError: If the index has no active version, or it is damaged.
     """
     return with_version(
-        lambda: current_version(indexes, name),
-        lambda version: verify_version(index_folder(indexes, name) / version, stores),
+        index.active,
+        lambda version: verify_version(index.version(version), index.stores),
     )
 
 
@@ -111,7 +109,7 @@ def update(
         message += "--full-text or --token-vectors"
         raise CorpusError(message, code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
-    folder = index_folder(options.indexes, options.name) / base.version
+    folder = options.index.version(base.version)
     if options.chunking not in (None, base.chunking):
         raise CareError(
             f"index '{base.name}' was built with another chunking, which an update cannot change: "
@@ -189,7 +187,7 @@ def update_components(
     if _same_components(base, options):
         return None
     started = time.perf_counter()
-    parent = index_folder(options.indexes, options.name)
+    index = options.index
     components = dict(base.components)
     if not options.full_text or _has_old_terms(base):
         components.pop(FULL_TEXT, None)
@@ -201,13 +199,13 @@ def update_components(
     key = base.version.rpartition("-")[2]
     with (
         _checks_base(options, base),
-        building(parent, "update"),
-        new_version(parent, key, options.stores) as (version, folder),
+        index.building("update"),
+        index.new_version(key) as (version, folder),
     ):
         linked = [*base.files, *(name for part in components.values() for name in part.files)]
         for name in linked:
             (folder / name).parent.mkdir(exist_ok=True)
-            os.link(parent / base.version / name, folder / name)
+            os.link(index.version(base.version) / name, folder / name)
         if options.full_text and FULL_TEXT not in components:
             reader = DocumentReader(folder / documents.FILE_NAME)
             filter_reader = FilterReader(folder / filters.FILE_NAME, base.filter_fields)
@@ -217,7 +215,7 @@ def update_components(
         if options.full_text and options.terms and TERMS not in components:
             reader = DocumentReader(folder / documents.FILE_NAME)
             components[TERMS] = write_terms(folder, options.terms, reader)
-        facts = {
+        changed = {
             "version": version,
             "components": components,
             "fusion": dict(options.fusion) if options.full_text else {},
@@ -225,10 +223,7 @@ def update_components(
             "build_seconds": round(time.perf_counter() - started, 3),
             "libraries": library_versions(),
         }
-        manifest = base.model_copy(update=facts)
-        write_manifest(folder, manifest)
-        verify_version(folder, options.stores)
-        return publish(options.indexes, manifest, folder, base.version, options.stores)
+        return index.publish(base.model_copy(update=changed), folder, base.version)
 
 
 @contextmanager
@@ -240,7 +235,7 @@ def _checks_base(options: BuildOptions, base: IndexManifest) -> Iterator[None]:
     try:
         yield
     except (CareError, OSError):
-        check_base(options.indexes, options.name, base.version)
+        options.index.check_base(base.version)
         raise
 
 

@@ -120,4 +120,6 @@ def without(rows: RowArray, others: RowArray) -> RowArray:
     if not len(others):
         return rows
     known = np.sort(others)
-    return rows[known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] != rows]
+    is_other = known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
+    left: RowArray = rows[~is_other]
+    return left

@@ -14,7 +14,7 @@ from core.errors import EmbeddingSpaceError
 from core.manifest import IndexManifest
 from core.text import document_text
 from core.types import Mode, RowArray
-from core.versions import index_folder, opening, read_manifest, verify_files, with_version
+from core.versions import IndexFolder, opening, read_manifest, verify_files, with_version
 from search.answerable import Judges, suitable
 from search.rerank import LateReranker
 from search.version_files import VersionFiles
@@ -79,8 +79,7 @@ class Snapshot:
 
 
 def load_index(
-    root: Path,
-    name: str,
+    index: IndexFolder,
     encoder: Encoder,
     store: VectorStore | None = None,
     others: Sequence[Encoder] = (),
@@ -99,10 +98,8 @@ def load_index(
     """
     store = store or FaissStore()
     return with_version(
-        lambda: store.active_version(root, name),
-        lambda version: open_version(
-            index_folder(root, name) / version, encoder, store, others, pair
-        ),
+        lambda: store.active_version(index),
+        lambda version: open_version(index.version(version), encoder, store, others, pair),
     )
 
 

@@ -14,7 +14,7 @@ from starlette.types import Lifespan
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
 from core.errors import IndexVersionError, PairError, ProviderError
-from core.versions import index_folder, read_manifest
+from core.versions import IndexFolder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
@@ -120,9 +120,10 @@ def build_engine(
     milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     store = VectorStores(address, settings.faiss_device).get(settings.store)
-    version = store.active_version(settings.indexes, settings.index)
+    index = IndexFolder(settings.indexes, settings.index)
+    version = store.active_version(index)
     try:
-        manifest = read_manifest(index_folder(settings.indexes, settings.index) / version)
+        manifest = read_manifest(index.version(version))
         check_space(manifest, encoder.spec if encoder else pair.query)
         if settings.overflow_pair:
             spec = load_pair(settings.overflow_pair, settings.pairs).query

@@ -14,7 +14,7 @@ from core.filters import FilterReader, Selection
 from core.manifest import IndexManifest
 from core.shards import ShardedVectors
 from core.types import Check, FloatArray, RowArray, no_check
-from core.versions import current_version
+from core.versions import IndexFolder
 
 # Cosine similarities, float32 [m], descending, and rows, int64 [m].
 ScoredRows = tuple[FloatArray, RowArray]
@@ -195,13 +195,13 @@ class VectorStore(ABC):
             IndexVersionError: If the vectors are missing or do not match the manifest.
         """
 
-    def active_version(self, root: Path, name: str) -> str:
+    def active_version(self, index: IndexFolder) -> str:
         """Returns the id of the version that services search; by default that in `CURRENT`.
 
         Raises:
             IndexVersionError: If the index has no active version.
         """
-        return current_version(root, name)
+        return index.active()
 
     def activate(self, name: str, folder: Path) -> None:  # noqa: B027
         """Makes services of index `name` search the version in `folder`.

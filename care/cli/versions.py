@@ -82,24 +82,24 @@ def list_(
     Commands that hold a lock of the index are shown too.
     """
     from core.errors import IndexVersionError
-    from core.versions import current_version, index_folder, read_versions
-    from indexer.locks import holders
+    from core.versions import IndexFolder
+    from indexer.publication import holders
 
     listed: dict[str, _Listed] = {}
     if index:
-        folders = [index_folder(indexes, index)]
+        folders = [IndexFolder(indexes, index).path]
     else:
         found = sorted(indexes.glob("*/"))
         folders = [path for path in found if (path / "CURRENT").exists() or holders(path)]
     for folder in folders:
-        name, locks, active = folder.name, holders(folder), None
+        one, locks, active = IndexFolder(indexes, folder.name), holders(folder), None
         try:
-            active = current_version(indexes, name)
+            active = one.active()
         except IndexVersionError as error:
             # The first build of an index holds a lock and has no version yet.
             if error.code != "no_active_version" or not locks:
                 raise
-        listed[name] = _Listed(active, read_versions(indexes, name), locks)
+        listed[one.name] = _Listed(active, one.manifests(), locks)
     facts = {
         "versions": [
             {**version_facts(manifest), "active": manifest.version == one.active}
@@ -130,13 +130,13 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Verify manifest, files, checksums, counts and canaries of a version."""
-    from core.versions import current_version, has_checksum, index_folder
-    from indexer import versions
+    from core.versions import IndexFolder, has_checksum
+    from indexer.publication import verify_version
 
-    version = version or current_version(indexes, index)
-    folder = index_folder(indexes, index) / version
-    manifest = versions.verify_version(folder, vector_stores(milvus_uri))
-    checked = has_checksum(folder)
+    folder = IndexFolder(indexes, index)
+    version = version or folder.active()
+    manifest = verify_version(folder.version(version), vector_stores(milvus_uri))
+    checked = has_checksum(folder.version(version))
     lines = [version_line(manifest), f"verified {version}"]
     if not checked:
         lines[-1] += ", except its manifest: an older release wrote it without a checksum "
@@ -154,8 +154,9 @@ def activate(
 ) -> None:
     """Verify a version and activate it."""
     from indexer import versions
+    from indexer.publication import IndexWriter
 
-    versions.activate(indexes, index, version, vector_stores(milvus_uri))
+    versions.activate(IndexWriter(indexes, index, vector_stores(milvus_uri)), version)
     _show_active(index, version, json_)
 
 
@@ -168,8 +169,10 @@ def rollback(
 ) -> None:
     """Activate the version before the active one."""
     from indexer import versions
+    from indexer.publication import IndexWriter
 
-    _show_active(index, versions.rollback(indexes, index, vector_stores(milvus_uri)), json_)
+    folder = IndexWriter(indexes, index, vector_stores(milvus_uri))
+    _show_active(index, versions.rollback(folder), json_)
 
 
 @app.command()
@@ -183,9 +186,10 @@ def prune(
 ) -> None:
     """Delete old versions and their shards; the active version is kept."""
     from indexer import versions
+    from indexer.publication import IndexWriter
 
-    stores = vector_stores(milvus_uri)
-    deleted = versions.prune(indexes, index, builds, keep=keep, stores=stores)
+    folder = IndexWriter(indexes, index, vector_stores(milvus_uri))
+    deleted = versions.prune(folder, builds, keep=keep)
     lines = [f"deleted {version}" for version in deleted] or ["no version to delete"]
     show({"index": index, "deleted": deleted}, lines, as_json=json_)
 
@@ -194,8 +198,9 @@ def prune(
 def migrate(index: Index, indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) -> None:
     """Rewrite manifests in the current schema; nothing is encoded."""
     from indexer import versions
+    from indexer.publication import IndexWriter
 
-    migrated = versions.migrate(indexes, index)
+    migrated = versions.migrate(IndexWriter(indexes, index))
     lines = [f"migrated {version}" for version in migrated]
     lines = lines or [f"no version to migrate: all of '{index}' have the current schema"]
     show({"index": index, "migrated": migrated}, lines, as_json=json_)

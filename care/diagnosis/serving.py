@@ -15,7 +15,7 @@ from core.encoders import Encoder
 from core.errors import CareError
 from core.manifest import SCHEMA_VERSION
 from core.types import FloatArray
-from core.versions import current_version, index_folder, schema_of
+from core.versions import IndexFolder, schema_of
 from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from search.snapshot import load_index
@@ -83,7 +83,8 @@ def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Find
     """Opens the active version as the service does: files, checksums, canaries, vectors."""
     root, name = settings.indexes, settings.index
     try:
-        folder = index_folder(root, name) / current_version(root, name)
+        index = IndexFolder(root, name)
+        folder = index.version(index.active())
     except CareError as error:
         if required or error.code != "no_active_version":
             return Finding.of("index", error)
@@ -92,7 +93,7 @@ def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Find
         stores = vector_stores(_plain(settings.milvus_uri))
         overflow = settings.overflow_pair
         others = [load_query_encoder(settings, overflow)] if overflow else []
-        snapshot = load_index(root, name, encoder, stores.for_version(folder), others)
+        snapshot = load_index(index, encoder, stores.for_version(folder), others)
         schema = schema_of(folder)
     except CareError as error:
         return Finding.of("index", error)

@@ -22,7 +22,7 @@ from core.encoders import Pair
 from core.manifest import VECTORS_FILE
 from core.text import normalize_text, with_prompt
 from core.types import FloatArray
-from core.versions import current_version, index_folder, read_manifest
+from core.versions import IndexFolder, read_manifest
 from loadtest.bench.options import ServiceOptions
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OUTPUT
@@ -146,8 +146,8 @@ class Loop:
 
 def _warm_loop(options: ServiceOptions, config: LoopConfig, work: Sequence[Sequence[str]]) -> Loop:
     pair = load_pair(options.pair)
-    folder = index_folder(options.indexes, options.index)
-    version = folder / current_version(options.indexes, options.index)
+    folder = IndexFolder(options.indexes, options.index).path
+    version = folder / IndexFolder(options.indexes, options.index).active()
     index = faiss.read_index(str(version / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC)
     for name, value in read_manifest(version).search_parameters.items():
         faiss.ParameterSpace().set_index_parameter(index, name, value)

@@ -15,7 +15,7 @@ from core.errors import CareError
 from core.manifest import VECTORS_FILE
 from core.records import write_jsonl
 from core.text import normalize_text
-from core.versions import current_version, index_folder
+from core.versions import IndexFolder
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import Server, baseline_server, bench_service
 from loadtest.bench.results import figure, medians, repeat
@@ -130,8 +130,8 @@ def _run_other(
     for path in (python, weights):
         if not path.exists():
             raise CareError.at(path, "is missing: `make bench` creates it", "baseline_missing")
-    folder = index_folder(options.indexes, options.index)
-    version = folder / current_version(options.indexes, options.index)
+    folder = IndexFolder(options.indexes, options.index).path
+    version = folder / IndexFolder(options.indexes, options.index).active()
     with tempfile.TemporaryDirectory() as temporary:
         documents = Path(temporary) / "documents.jsonl"
         fields = ("id", "title", "text", "metadata")

@@ -26,7 +26,7 @@ from core.files import sha256_file, sync
 from core.manifest import FULL_TEXT, VECTORS_FILE, FileRecord
 from core.service_process import running_service
 from core.types import FloatArray
-from core.versions import current_version, set_current, write_manifest
+from core.versions import IndexFolder, write_manifest
 from indexer.build import BuildOptions, build
 from loadtest.bench import results
 from loadtest.bench.engines import faiss_engine
@@ -57,7 +57,7 @@ def run(options: StartOptions) -> None:
         make_pair(options)
     if not (options.index / "CURRENT").is_file():
         make_index(options)
-    folder = options.index / current_version(options.index.parent, options.index.name)
+    folder = options.index / IndexFolder(options.index.parent, options.index.name).active()
     queries = [text[:40] for text in read_texts(_SAMPLE)[:_SEARCHES]]
     _log.info("starts")
     for path in _files(folder):
@@ -183,7 +183,7 @@ def make_index(options: StartOptions) -> None:
         "corpus": manifest.corpus.model_copy(update=counts),
     }
     write_manifest(folder, manifest.model_copy(update=changes))
-    set_current(root, name, folder.name)
+    IndexFolder(root, name).set_active(folder.name)
 
 
 def factory(options: ScaleOptions) -> str:

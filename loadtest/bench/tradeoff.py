@@ -15,7 +15,7 @@ from typing import Any
 from core.cpus import available_cpus
 from core.documents import FILE_NAME, DocumentReader
 from core.text import normalize_text
-from core.versions import current_version, index_folder, read_manifest
+from core.versions import IndexFolder, read_manifest
 from evaluation.bm25 import SYSTEMS, Analyzer, Bm25Index
 from loadtest.bench import bare
 from loadtest.bench.options import ServiceOptions
@@ -44,8 +44,8 @@ def measure(options: ServiceOptions) -> dict[str, Any]:
     """Measures queries per second of each system; see the module."""
     requests = bodies(read_texts(options.queries), options.top_k)
     pairs = {name: replace(options, pair=name) for name in (options.pair, LOOKUP)}
-    folder = index_folder(options.indexes, options.index)
-    version = folder / current_version(options.indexes, options.index)
+    folder = IndexFolder(options.indexes, options.index).path
+    version = folder / IndexFolder(options.indexes, options.index).active()
     with (
         bench_service(pairs[options.pair], CACHE_ENTRIES="0") as server,
         bench_service(pairs[LOOKUP], CACHE_ENTRIES="0") as by_lookup,

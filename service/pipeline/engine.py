@@ -14,6 +14,7 @@ from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
+from core.versions import IndexFolder
 from search.answerable import is_unanswered
 from search.hits import QueryResult
 from search.query import QueryLimits, checked_query
@@ -129,8 +130,7 @@ class Engine:
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
         others = [overflow] if overflow else []
         self.served = ServedIndex(
-            settings.indexes,
-            settings.index,
+            IndexFolder(settings.indexes, settings.index),
             encoder,
             others,
             store,

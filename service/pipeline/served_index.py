@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from core.encoders import Encoder, Pair
 from core.errors import CareError, IndexVersionError, describe
-from core.versions import index_folder, list_versions, read_manifest
+from core.versions import IndexFolder, read_manifest
 from search.snapshot import Snapshot, load_index, open_version
 from search.version_files import VersionFiles
 from service.observe.metrics import Metrics
@@ -72,8 +71,7 @@ class ServedIndex:
     cannot be loaded leaves the served one as it is.
 
     Args:
-        root: Folder of all indexes.
-        name: Name of the index.
+        folder: The folder of the index.
         encoder: The query encoder.
         others: Further query encoders, which each version must suit as well.
         store: The store of the vectors.
@@ -87,8 +85,7 @@ class ServedIndex:
 
     def __init__(
         self,
-        root: Path,
-        name: str,
+        folder: IndexFolder,
         encoder: Encoder,
         others: Sequence[Encoder],
         store: VectorStore,
@@ -96,11 +93,10 @@ class ServedIndex:
         metrics: Metrics,
         on_change: Callable[[Snapshot], None],
     ) -> None:
-        self._folder = index_folder(root, name)
-        self._active = partial(store.active_version, root, name)
-        self._load_active = partial(load_index, root, name, encoder, store, others, pair)
+        self._folder = folder
+        self._active = partial(store.active_version, folder)
+        self._load_active = partial(load_index, folder, encoder, store, others, pair)
         self._open = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
-        self._older = partial(versions_before, root, name)
         self._metrics = metrics
         self._on_change = on_change
         self._reloading = asyncio.Lock()
@@ -198,9 +194,9 @@ class ServedIndex:
         return index, failure
 
     def _last_whole(self) -> Snapshot | None:
-        for version in self._older(self._active()):
+        for version in versions_before(self._folder, self._active()):
             with suppress(CareError):
-                return self._open(self._folder / version)
+                return self._open(self._folder.version(version))
         return None
 
     def _has_changed(self) -> bool:
@@ -224,7 +220,7 @@ class ServedIndex:
             raise
         except IndexVersionError as error:
             return _Seen(error.code, None, now)
-        return _Seen(active, VersionFiles.of(self._folder / active), now)
+        return _Seen(active, VersionFiles.of(self._folder.version(active)), now)
 
     def _record(self, error: Exception | None) -> None:
         """Shows whether the active version is served, and logs a CareError that is not yet logged.
@@ -247,17 +243,16 @@ def _fields(error: Exception) -> dict[str, str]:
     return {"code": "internal_error", **describe(error)}
 
 
-def versions_before(root: Path, name: str, version: str) -> Iterator[str]:
+def versions_before(index: IndexFolder, version: str) -> Iterator[str]:
     """Yields the versions before `version`: the chain of its parents, then others, newest first."""
-    folder = index_folder(root, name)
-    listed = list_versions(root, name)
+    listed = index.versions()
     found = [version]
     with suppress(CareError):
-        while (parent := read_manifest(folder / found[-1]).parent) and parent not in found:
+        while (parent := read_manifest(index.version(found[-1])).parent) and parent not in found:
             found.append(parent)
             yield parent
     try:
-        read_manifest(folder / version)
+        read_manifest(index.version(version))
         older = listed[: listed.index(version)]
     except (CareError, ValueError):
         # Its place is unknown. Ids begin with the time of the build.

@@ -17,6 +17,7 @@ from core.loopback import is_local
 from core.manifest import IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
+from core.versions import IndexFolder
 from stores.base import NewVectors, SearchChoice, StoreError, VectorStore, check_vectors
 from stores.milvus import names
 from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR
@@ -64,9 +65,9 @@ class MilvusStore(VectorStore):
         self._timeout = timeout
         self._guard = Guard()
 
-    def active_version(self, root: Path, name: str) -> str:
+    def active_version(self, index: IndexFolder) -> str:
         """Returns the version to whose collection the alias points."""
-        alias = names.alias_name(name)
+        alias = names.alias_name(index.name)
         with _milvus_request("describe the alias"):
             if not self._client.has_collection(alias, timeout=self._timeout):
                 message = f"Milvus has no alias '{alias}': build the index with --store milvus"

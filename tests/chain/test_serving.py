@@ -12,7 +12,7 @@ import pytest
 import care
 from core.documents import FILE_NAME, DocumentReader
 from core.service_process import running_service
-from core.versions import current_version, index_folder
+from core.versions import IndexFolder
 from evaluation.beir import beir_paths, read_judged_queries
 from evaluation.dense import dense_run
 from evaluation.index_evaluation import TOP_K
@@ -35,7 +35,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def indexed(name: str) -> tuple[list[dict[str, str]], Any]:
     """Returns the documents of an index and their vectors, float32 [n, dimension]."""
-    folder = index_folder(INDEXES, name) / current_version(INDEXES, name)
+    folder = IndexFolder(INDEXES, name).path / IndexFolder(INDEXES, name).active()
     documents = list(DocumentReader(folder / FILE_NAME))
     vectors = faiss.read_index(str(folder / "vectors.faiss")).reconstruct_n(0, len(documents))
     return [{"_id": d.id, "title": d.title, "text": d.text} for d in documents], vectors

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from core.service_process import free_port, running_server, running_service
-from core.versions import current_version
+from core.versions import IndexFolder
 from tests.deploy.rules import EXPORTED, PROMETHEUS, RECORDED, read_rules
 from tests.deploy.test_dashboard import expressions, panel_expressions, read_dashboard
 from tests.deploy.tools import find
@@ -88,7 +88,7 @@ def test_the_served_version_is_shown(prometheus: Api, indexes: Path) -> None:
     (series,) = prometheus.wait_for("care_index_info")
     labels = series["metric"]
     assert (labels["job"], labels["index"]) == ("care", "test")
-    assert labels["version"] == current_version(indexes, "test")
+    assert labels["version"] == IndexFolder(indexes, "test").active()
 
 
 def test_a_recording_rule_has_a_value(prometheus: Api) -> None:

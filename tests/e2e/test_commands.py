@@ -14,7 +14,7 @@ import pytest
 
 from care.cli.main import main
 from core.service_process import free_port
-from core.versions import current_version
+from core.versions import IndexFolder
 from tests.e2e.conftest import ROOT, SAMPLE
 from tests.errors import error_code
 
@@ -57,7 +57,7 @@ def test_demo_answers_and_refuses_stays_up_and_reuses_its_index(
         port = free_port()
         demo = start_demo(tmp_path, port, subprocess.PIPE)
         output = read_until_up(demo)
-        versions.append(current_version(tmp_path / "indexes", "sample"))
+        versions.append(IndexFolder(tmp_path / "indexes", "sample").active())
         assert output.count("问：") == 4
         refused = output.partition("红烧肉")[2].splitlines()[1]
         assert "answerable" in refused

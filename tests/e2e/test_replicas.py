@@ -18,7 +18,7 @@ import pytest
 
 from care.cli.main import main
 from core.service_process import ServerProcess, free_port, start_service
-from core.versions import current_version, set_current
+from core.versions import IndexFolder
 from tests.conftest import make_records, write_jsonl
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,7 @@ def publish(root: Path, count: int) -> str:
     corpus = write_jsonl(root / "corpus.jsonl", make_records(count))
     folders = ["--indexes", str(root / "indexes"), "--builds", str(root / "builds")]
     assert main(["index", str(corpus), "--index", "test", *folders]) == 0
-    return current_version(root / "indexes", "test")
+    return IndexFolder(root / "indexes", "test").active()
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_no_request_fails_while_replicas_are_restarted_and_a_version_is_publishe
             old.process.send_signal(signal.SIGTERM)
             assert old.process.wait(60) == 0
             balancer.replicas.remove(old)
-        set_current(root / "indexes", "test", versions[0])
+        IndexFolder(root / "indexes", "test").set_active(versions[0])
         wait_until(lambda: balancer.serves(versions[0]))
     assert {status for status, _ in balancer.answers} == {200}
     assert {version for _, version in balancer.answers} == {*versions, third}
@@ -196,7 +196,7 @@ def test_replicas_wait_for_a_version_that_is_copied_after_current(
 ) -> None:
     folder = root / "indexes" / "test" / versions[1]
     elsewhere = folder.rename(root / "elsewhere")
-    set_current(root / "indexes", "test", versions[0])
+    IndexFolder(root / "indexes", "test").set_active(versions[0])
     replicas = [start(WATCH_SECONDS="0.1") for _ in range(2)]
     (folder.parent / "CURRENT").write_text(versions[1])
     wait_until(lambda: not any(described(replica)["active"] for replica in replicas))

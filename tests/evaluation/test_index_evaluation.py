@@ -9,7 +9,7 @@ from care.cli.main import main as care
 from care.evaluation import compare_modes
 from core.errors import CareError, DataError, IndexVersionError
 from core.types import Document
-from core.versions import current_version
+from core.versions import IndexFolder
 from evaluation.index_evaluation import IndexEvaluation, JudgementCoverage, judgement_coverage
 from models.pairs import DEFAULT_PAIR
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, Builder, make_records, write_jsonl
@@ -84,7 +84,7 @@ def test_the_scores_of_an_older_version_are_not_those_of_a_damaged_one(tmp_path:
     for count in (3, 4):
         corpus = write_jsonl(tmp_path / "corpus.jsonl", records[:count])
         assert care(["index", str(corpus), "--index", "x", *folders]) == 0
-    os.truncate(indexes / "x" / current_version(indexes, "x") / "vectors.faiss", 10)
+    os.truncate(indexes / "x" / IndexFolder(indexes, "x").active() / "vectors.faiss", 10)
     with raises(IndexVersionError, "wrong_size"):
         compare(indexes, "x", queries, qrels)
 

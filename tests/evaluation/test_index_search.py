@@ -9,6 +9,7 @@ import pytest
 from core.choices import DEFAULT_QUERY_CHARS
 from core.errors import CareError
 from core.types import Query
+from core.versions import IndexFolder
 from evaluation.index_search import Searcher
 from search.snapshot import Snapshot, load_index
 from stores.lexical import LexicalIndex
@@ -22,7 +23,7 @@ RECORDS = make_records(60)
 @pytest.fixture
 def snapshot(build_version: Builder, indexes: Path) -> Snapshot:
     build_version(RECORDS)
-    return load_index(indexes, "test", BigramEncoder())
+    return load_index(IndexFolder(indexes, "test"), BigramEncoder())
 
 
 def searcher(snapshot: Snapshot, reranker: Any = None) -> Searcher:

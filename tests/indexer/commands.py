@@ -20,8 +20,10 @@ from typing import Any
 
 from core.cli import run
 from core.types import Query
-from indexer import locks
+from core.versions import IndexFolder
+from indexer import publication
 from indexer.build import build
+from indexer.publication import IndexWriter
 from indexer.update import Changes, active_manifest, update
 from indexer.versions import activate, migrate, prune, rollback
 from search.snapshot import load_index
@@ -87,20 +89,20 @@ def perform(folder: Path, command: Command) -> Any:
             return build(options, *encoders)[0].version
         case "update":
             options = build_options(folder, Path("unread"))
-            base = active_manifest(indexes, "test")
+            base = active_manifest(IndexWriter(indexes, "test"))
             changes = Changes(str(folder / f"corpus-{command.argument}.jsonl"))
             updated = update(options, changes, base, *encoders)
             return updated and updated[0].version
         case "activate":
-            return activate(indexes, "test", command.argument)
+            return activate(IndexWriter(indexes, "test"), command.argument)
         case "rollback":
-            return rollback(indexes, "test")
+            return rollback(IndexWriter(indexes, "test"))
         case "prune":
-            return prune(indexes, "test", builds, keep=command.argument)
+            return prune(IndexWriter(indexes, "test"), builds, keep=command.argument)
         case "migrate":
-            return migrate(indexes, "test")
+            return migrate(IndexWriter(indexes, "test"))
         case _:
-            snapshot = load_index(indexes, "test", encoders[1])
+            snapshot = load_index(IndexFolder(indexes, "test"), encoders[1])
             vector = encoders[1].encode(["血压"]).vectors[0]
             SearchTask(snapshot=snapshot, query=_QUERY, vector=vector).search()
             return snapshot.manifest.version
@@ -191,7 +193,7 @@ def watch_points(
 
 
 def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connection) -> None:
-    locks.CHANGE_WAIT = locks.BUILD_WAIT = _WAIT
+    publication.CHANGE_WAIT = publication.BUILD_WAIT = _WAIT
     _set_clock(timedelta(days=command.days))
     value = None
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core.versions import index_folder
+from core.versions import IndexFolder
 from indexer.build import BuildOptions
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.indexer.builds import build_options
@@ -25,4 +25,4 @@ def options(tmp_path: Path) -> OptionsMaker:
 @pytest.fixture
 def published(build_version: Builder, indexes: Path) -> Path:
     """The folder of a published version with 60 documents."""
-    return index_folder(indexes, "test") / build_version(make_records(60)).version
+    return IndexFolder(indexes, "test").path / build_version(make_records(60)).version

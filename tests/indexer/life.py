@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.types import Query
-from core.versions import list_versions
-from indexer.versions import verify_version
+from core.versions import IndexFolder
+from indexer.publication import verify_version
 from search.snapshot import Snapshot, load_index
 from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
@@ -213,7 +213,7 @@ class Life(RuleBasedStateMachine):
             case _:
                 argument = None
         self.is_clean = False
-        self.reader = load_index(self.folder / "indexes", "test", BigramEncoder())
+        self.reader = load_index(IndexFolder(self.folder / "indexes", "test"), BigramEncoder())
         return replace(command, argument=argument, days=days)
 
     def compare(self, *expected: Model) -> None:
@@ -248,7 +248,7 @@ class Life(RuleBasedStateMachine):
             return
         folder = self.index / self.model.active
         verify_version(folder)
-        snapshot = load_index(self.folder / "indexes", "test", BigramEncoder())
+        snapshot = load_index(IndexFolder(self.folder / "indexes", "test"), BigramEncoder())
         assert snapshot.manifest.version == self.model.active
         text = snapshot.segment.documents[0]
         vector = BigramEncoder().encode([f"{text.title}\n{text.text}"]).vectors[0]
@@ -260,7 +260,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def versions_are_listed_in_order(self) -> None:
-        assert list_versions(self.folder / "indexes", "test") == self.model.versions
+        assert IndexFolder(self.folder / "indexes", "test").versions() == self.model.versions
         for version, parent in self.model.parents.items():
             if version in self.model.versions and "number" in (
                 m := _manifest(self.index / version)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from core.encoders import Encoding
 from indexer.build import build
+from indexer.publication import IndexWriter
 from indexer.update import Changes, active_manifest, update
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
@@ -30,7 +31,7 @@ def update_index(folder: Path, encoder: BigramEncoder) -> None:
     """Updates index 'test' with `new.jsonl` and `ids.txt`."""
     options = build_options(folder, Path("unread"))
     changes = Changes(str(folder / "new.jsonl"), folder / "ids.txt", missing_ok=True)
-    base = active_manifest(options.indexes, options.name)
+    base = active_manifest(IndexWriter(options.indexes, options.name))
     update(options, changes, base, encoder, BigramEncoder("query"))
 
 

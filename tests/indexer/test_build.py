@@ -16,9 +16,10 @@ from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersio
 from core.manifest import Chunking, IndexManifest
 from core.shards import complete_shards
 from core.vectors import truncate_normalize
-from core.versions import current_version, index_folder, list_versions, read_manifest
+from core.versions import IndexFolder, read_manifest
 from indexer.build import build, encode, up_to_date
-from indexer.versions import activate, verify_version
+from indexer.publication import IndexWriter, verify_version
+from indexer.versions import activate
 from stores.faiss.search import read_index
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
@@ -45,8 +46,8 @@ def found(folder: Path, text: str, k: int = 1) -> set[str]:
 
 
 def test_the_published_version_is_active_and_complete(published: Path, indexes: Path) -> None:
-    assert current_version(indexes, "test") == published.name
-    assert list_versions(indexes, "test") == [published.name]
+    assert IndexFolder(indexes, "test").active() == published.name
+    assert IndexFolder(indexes, "test").versions() == [published.name]
     assert verify_version(published) == read_manifest(published)
     assert {path.name for path in published.iterdir()} == {
         "manifest.json",
@@ -110,7 +111,7 @@ def test_the_parent_of_a_version_is_the_version_active_at_its_build(
 ) -> None:
     second = build_version(make_records(61))
     assert second.parent == published.name
-    activate(indexes, "test", published.name)
+    activate(IndexWriter(indexes, "test"), published.name)
     assert build_version(make_records(62)).parent == published.name
 
 
@@ -169,7 +170,7 @@ def test_invalid_queries_are_an_error_before_anything_is_encoded(
     with raises(CorpusError, code, path=queries):
         build(options(make_records(20), queries=queries), encoder, BigramEncoder("query"))
     assert encoder.texts_seen == 0
-    assert list_versions(indexes, "test") == []
+    assert IndexFolder(indexes, "test").versions() == []
 
 
 class NanEncoder(BigramEncoder):
@@ -253,13 +254,13 @@ def test_a_killed_build_resumes_at_the_first_missing_shard_with_the_same_result(
 
     def results(path: Path, version: str) -> dict[str, bytes]:
         files = only_folder(path / "builds" / "test").glob("shard-*")
-        data = [index_folder(path / "indexes", "test") / version / "vectors.faiss"]
+        data = [IndexFolder(path / "indexes", "test").path / version / "vectors.faiss"]
         return {file.name: file.read_bytes() for file in [*files, *data]}
 
     killed, unbroken = folder("killed"), folder("unbroken")
     command = [sys.executable, "-m", "tests.indexer.killed_build", str(killed), str(batches)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    assert list_versions(killed / "indexes", "test") == []
+    assert IndexFolder(killed / "indexes", "test").versions() == []
 
     resumed, seen = run(killed)
     whole = batches * BATCH_SIZE // SHARD_SIZE
@@ -367,7 +368,7 @@ def test_a_query_encoder_of_another_space_is_an_error_before_the_corpus_is_encod
     with raises(EmbeddingSpaceError, "canaries_not_found"):
         build(options(make_records(300)), encoder, stranger)
     assert encoder.texts_seen == 16
-    assert list_versions(indexes, "test") == []
+    assert IndexFolder(indexes, "test").versions() == []
 
 
 def test_vectors_of_a_build_are_reused_under_another_index_name(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from core.errors import IndexVersionError
-from core.versions import current_version, list_versions, read_manifest
-from indexer.versions import verify_version
+from core.versions import IndexFolder, read_manifest
+from indexer.publication import verify_version
 from tests.errors import raises
 from tests.indexer.builds import edit_manifest
 
@@ -177,7 +177,7 @@ def test_a_manifest_that_cannot_be_parsed_is_refused(
     (folder / "manifest.sha256").unlink()
     with raises(IndexVersionError, "invalid_manifest"):
         verify_version(folder)
-    assert list_versions(folder.parents[1], folder.parent.name) == [folder.name]
+    assert IndexFolder(folder.parents[1], folder.parent.name).versions() == [folder.name]
 
 
 @pytest.mark.parametrize("field", ["name", "version"])
@@ -205,4 +205,4 @@ def test_current_is_a_regular_file(
     current = published.parent / "CURRENT"
     damage(current)
     with raises(IndexVersionError, "bad_current", path=current):
-        current_version(indexes, "test")
+        IndexFolder(indexes, "test").active()

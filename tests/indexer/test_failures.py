@@ -16,11 +16,11 @@ from core.manifest import Chunking, IndexManifest
 from core.records import read_jsonl
 from core.shards import complete_shards
 from core.types import FloatArray
-from core.versions import list_versions
+from core.versions import IndexFolder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode
 from indexer.failures import FailureIsolator
+from indexer.publication import IndexWriter, verify_version
 from indexer.update import Changes, active_manifest, update
-from indexer.versions import verify_version
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -156,7 +156,7 @@ def test_more_failed_texts_than_allowed_stop_the_build(
     ):
         run(options(records, max_reject_rate=0.04), encoder)
     assert POISON not in str(caught.value)
-    assert list_versions(indexes, "test") == []
+    assert IndexFolder(indexes, "test").versions() == []
     # Encoded shards are kept.
     with CrashingEncoder() as encoder:
         manifest, encoded = run(options(records, max_reject_rate=0.05), encoder)
@@ -243,7 +243,7 @@ def test_an_update_excludes_a_document_that_crashes_the_encoder(
 
     def change(encoder: BigramEncoder, **more: Any) -> tuple[IndexManifest, EncodedCorpus]:
         settings = build_options(tmp_path, Path("unread"), **more)
-        base = active_manifest(settings.indexes, "test")
+        base = active_manifest(IndexWriter(settings.indexes, "test"))
         result = update(settings, changes, base, encoder, BigramEncoder("query"))
         assert result
         return result
@@ -270,7 +270,7 @@ def test_an_update_reuses_the_vectors_of_a_lossy_version_with_excluded_documents
     settings = build_options(tmp_path, Path("unread"), **index)
     changes = Changes(str(write_jsonl(tmp_path / "new.jsonl", records[COUNT:])))
     plain = BigramEncoder("document")
-    base = active_manifest(settings.indexes, "test")
+    base = active_manifest(IndexWriter(settings.indexes, "test"))
     result = update(settings, changes, base, plain, BigramEncoder("query"))
     assert result
     assert plain.texts_seen == 10

@@ -7,9 +7,15 @@ import pytest
 
 from core.manifest import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION
 from core.types import Query
-from core.versions import current_version, has_checksum, list_versions, read_manifest, schema_of
+from core.versions import (
+    IndexFolder,
+    has_checksum,
+    read_manifest,
+    schema_of,
+)
+from indexer.publication import IndexWriter, verify_version
 from indexer.update import Changes, active_manifest, update
-from indexer.versions import migrate, verify_version
+from indexer.versions import migrate
 from search.snapshot import load_index
 from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
@@ -28,7 +34,7 @@ def index(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def folder_of(index: Path) -> Path:
-    return index / "test" / current_version(index, "test")
+    return index / "test" / IndexFolder(index, "test").active()
 
 
 def test_a_version_of_each_schema_is_verified_searched_and_updated(
@@ -36,7 +42,7 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
 ) -> None:
     manifest = verify_version(folder_of(index))
     assert (manifest.count, manifest.store, manifest.parent) == (12, "faiss", None)
-    snapshot = load_index(index, "test", BigramEncoder())
+    snapshot = load_index(IndexFolder(index, "test"), BigramEncoder())
     record = make_records(12)[7]
     vector = BigramEncoder().encode([f"{record['title']}\n{record['text']}"]).vectors[0]
     task = SearchTask(snapshot=snapshot, query=Query("", top_k=1), vector=vector)
@@ -46,7 +52,7 @@ def test_a_version_of_each_schema_is_verified_searched_and_updated(
     updated = update(
         build_options(tmp_path, Path("unread")),
         Changes(str(add)),
-        active_manifest(index, "test"),
+        active_manifest(IndexWriter(index, "test")),
         encoder,
         BigramEncoder("query"),
     )
@@ -59,7 +65,7 @@ def test_migration_writes_only_the_manifest_and_its_checksum(index: Path) -> Non
     before = read_manifest(folder)
     assert not has_checksum(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert migrate(index, "test") == [folder.name]
+    assert migrate(IndexWriter(index, "test")) == [folder.name]
     assert schema_of(folder) == SCHEMA_VERSION
     after = verify_version(folder)
     assert after == before.model_copy(update={"number": 1})
@@ -67,5 +73,5 @@ def test_migration_writes_only_the_manifest_and_its_checksum(index: Path) -> Non
     assert has_checksum(folder)
     changed = {p.name for p in folder.iterdir() if p.read_bytes() != files.get(p.name)}
     assert changed == {"manifest.json", "manifest.sha256"}
-    assert list_versions(index, "test") == [folder.name]
-    assert migrate(index, "test") == []
+    assert IndexFolder(index, "test").versions() == [folder.name]
+    assert migrate(IndexWriter(index, "test")) == []

@@ -8,8 +8,9 @@ import pytest
 
 from core.errors import CareError
 from core.manifest import IndexManifest
-from core.versions import current_version, index_folder, list_versions
-from indexer.versions import prune, verify_version
+from core.versions import IndexFolder
+from indexer.publication import IndexWriter, verify_version
+from indexer.versions import prune
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -41,8 +42,8 @@ def prepare(folder: Path, job: Job) -> Path:
 
 
 def active(folder: Path) -> IndexManifest:
-    version = current_version(folder / "indexes", "test")
-    return verify_version(index_folder(folder / "indexes", "test") / version)
+    version = IndexFolder(folder / "indexes", "test").active()
+    return verify_version(IndexFolder(folder / "indexes", "test").path / version)
 
 
 def contents(manifest: IndexManifest) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
     expected, points = undisturbed
     point = random.Random(2026).sample(range(1, points + 1), DEATHS)[death]
     folder = prepare(tmp_path / "work", job)
-    before = list_versions(folder / "indexes", "test")
+    before = IndexFolder(folder / "indexes", "test").versions()
     kill_at(job, folder, point)
 
     # The active version is the old one or a complete new one.
@@ -87,9 +88,14 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
         assert [manifest.version] == before or contents(manifest) == expected
     job(folder, BigramEncoder("document"))
     assert contents(active(folder)) == expected
-    prune(folder / "indexes", "test", folder / "builds", keep=1)
+    prune(IndexWriter(folder / "indexes", "test"), folder / "builds", keep=1)
     kept = {path.name for path in (folder / "indexes" / "test").iterdir()}
-    assert kept == {"CURRENT", ".lock", ".build.lock", current_version(folder / "indexes", "test")}
+    assert kept == {
+        "CURRENT",
+        ".lock",
+        ".build.lock",
+        IndexFolder(folder / "indexes", "test").active(),
+    }
 
 
 @pytest.mark.parametrize("second", [build_corpus, update_index])
@@ -98,7 +104,7 @@ def test_a_second_concurrent_job_on_one_index_is_an_error(
 ) -> None:
     folder = prepare(tmp_path / "work", update_index)
     write_jsonl(folder / "corpus.jsonl", make_records(30))
-    first = list_versions(folder / "indexes", "test")
+    first = IndexFolder(folder / "indexes", "test").versions()
     with PausedJob(job, folder):
         # The two jobs have different corpora.
         write_jsonl(folder / "corpus.jsonl", make_records(31))
@@ -107,7 +113,7 @@ def test_a_second_concurrent_job_on_one_index_is_an_error(
         with raises(CareError, "locked"):
             second(folder, encoder)
         assert encoder.texts_seen == 0
-    versions = list_versions(folder / "indexes", "test")
+    versions = IndexFolder(folder / "indexes", "test").versions()
     assert len(versions) == len(first) + 1
     assert active(folder).version == versions[-1]
     second(folder, BigramEncoder("document"))

@@ -13,8 +13,8 @@ from core.errors import CareError, CorpusError, VectorError
 from core.manifest import TOKENS, Chunking, IndexManifest
 from core.shards import complete_shards
 from core.text import document_text
-from core.versions import index_folder
 from indexer.build import BuildOptions, build, encode, up_to_date
+from indexer.publication import IndexWriter
 from indexer.update import Changes, active_manifest, update, update_components
 from models.late_interaction import encode_tokens, pool_tokens
 from stores.token_vectors import open_token_vectors
@@ -42,7 +42,7 @@ def built(options: BuildOptions) -> IndexManifest:
 def updated(
     options: BuildOptions, changes: Changes, encoder: BigramEncoder | None = None
 ) -> IndexManifest:
-    base = active_manifest(options.indexes, options.name)
+    base = active_manifest(IndexWriter(options.indexes, options.name))
     document = encoder or TokenBigramEncoder("document")
     result = update(options, changes, base, document, BigramEncoder())
     assert result
@@ -51,7 +51,7 @@ def updated(
 
 def check(options: BuildOptions, manifest: IndexManifest) -> None:
     """Asserts that a version has the token vectors of each of its documents."""
-    folder = index_folder(options.indexes, options.name) / manifest.version
+    folder = options.index.path / manifest.version
     found = open_token_vectors(folder, manifest)
     assert found
     for row, document in enumerate(DocumentReader(folder / documents.FILE_NAME)):

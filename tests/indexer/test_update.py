@@ -14,8 +14,9 @@ from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
 from core.manifest import Chunking, IndexManifest
 from core.terms import TermList
-from core.versions import current_version, index_folder, list_versions, read_manifest
+from core.versions import read_manifest
 from indexer.build import BuildOptions, EncodedCorpus, up_to_date
+from indexer.publication import IndexWriter, verify_version
 from indexer.update import (
     Changes,
     active_manifest,
@@ -23,7 +24,7 @@ from indexer.update import (
     update,
     update_components,
 )
-from indexer.versions import activate, prune, rollback, verify_version
+from indexer.versions import activate, prune, rollback
 from stores.faiss.search import read_index
 from stores.lexical import open_full_text
 from stores.term_list import GIVEN, read_terms
@@ -57,7 +58,7 @@ def run(
     options: BuildOptions, changes: Changes, encoder: BigramEncoder | None = None
 ) -> tuple[IndexManifest, EncodedCorpus]:
     """Updates the active version of index 'test'; asserts that it changes."""
-    base = active_manifest(options.indexes, options.name)
+    base = active_manifest(IndexWriter(options.indexes, options.name))
     result = update(
         options, changes, base, encoder or BigramEncoder("document"), BigramEncoder("query")
     )
@@ -66,7 +67,7 @@ def run(
 
 
 def folder_of(options: BuildOptions, manifest: IndexManifest) -> Path:
-    return index_folder(options.indexes, options.name) / manifest.version
+    return options.index.path / manifest.version
 
 
 def records_after(old: Records, added: Records, deleted: list[str]) -> Records:
@@ -158,7 +159,7 @@ def test_an_index_of_chunks_is_updated_by_documents(
     counts = {"documents", "chunks", "unique_texts", "rejected"}
     assert manifest.corpus.model_dump(include=counts) == rebuilt.corpus.model_dump(include=counts)
     assert (rebuilt.corpus.chunks or 0) > rebuilt.corpus.documents
-    base = active_manifest(settings.indexes, "test")
+    base = active_manifest(IndexWriter(settings.indexes, "test"))
     encoders = BigramEncoder("document"), BigramEncoder("query")
     assert update(settings, change(added), base, *encoders) is None
     for other in (None, Chunking(tokens=30)):
@@ -264,14 +265,14 @@ def test_updates_are_built_on_each_other_and_rolled_back(
     assert (first.corpus.files, second.corpus.files) == (["corpus.jsonl", "new.jsonl"],) * 2
     assert second.corpus.update
     assert second.corpus.update.base == first.version
-    assert rollback(options.indexes, "test") == first.version
-    assert rollback(options.indexes, "test") == built.version
+    assert rollback(options.index) == first.version
+    assert rollback(options.index) == built.version
     # The active version is the base; different changes of one base have different builds.
     for id_ in ("d0001", "d0002"):
         again, _ = run(settings, change(delete=[id_]))
         ids = {d.id for d in DocumentReader(folder_of(settings, again) / "documents.arrow")}
         assert ids == {record["_id"] for record in OLD} - {id_}
-        activate(options.indexes, "test", built.version)
+        activate(options.index, built.version)
 
 
 def test_the_vectors_of_a_lossy_index_are_read_from_its_shards(
@@ -401,10 +402,10 @@ def test_full_text_changes_without_a_new_file_of_vectors(
         files = [folder_of(options, each) / "vectors.faiss" for each in (base, manifest)]
         assert files[0].samefile(files[1])
         versions.append(manifest)
-    assert current_version(options.indexes, options.name) == versions[-1].version
+    assert options.index.active() == versions[-1].version
     # Links are independent of the versions that they were made from.
-    prune(options.indexes, options.name, options.builds, keep=1)
-    assert list_versions(options.indexes, options.name) == [versions[-1].version]
+    prune(IndexWriter(options.indexes, options.name), options.builds, keep=1)
+    assert options.index.versions() == [versions[-1].version]
     assert verify_version(folder_of(options, versions[-1])) == versions[-1]
 
 
@@ -527,7 +528,7 @@ def test_an_update_keeps_only_its_shards(
     assert {name[:8] for name in folders} == {
         version.rpartition("-")[2] for version in (base.version, manifest.version)
     }
-    prune(options.indexes, "test", options.builds, keep=1)
+    prune(options.index, options.builds, keep=1)
     assert only_folder(options.builds / "test") == encoded.folder
 
 
@@ -540,7 +541,7 @@ def test_an_interrupted_update_resumes_after_a_prune(
     with raises(CareError, "no_more"):
         run(options, change(new), FailingEncoder(8))
     assert len(list((options.builds / "test").iterdir())) == 4
-    prune(options.indexes, "test", options.builds, keep=1)
+    prune(options.index, options.builds, keep=1)
     assert len(list((options.builds / "test").iterdir())) == 2
     encoder = BigramEncoder("document")
     assert run(options, change(new), encoder)[0].count == 90
@@ -554,7 +555,7 @@ def test_prune_deletes_an_interrupted_update_of_a_deleted_version(
     with raises(CareError, "no_more"):
         run(options, change(NEW), FailingEncoder(1))
     kept = build_version(OLD[:40])
-    prune(options.indexes, "test", options.builds, keep=1)
+    prune(options.index, options.builds, keep=1)
     folder = only_folder(options.builds / "test")
     assert kept.version.endswith(folder.name[:8])
 
@@ -575,7 +576,7 @@ def test_changes_without_effect_do_not_create_a_version(
 ) -> None:
     build_version(OLD)
     run(options, change(ADDED, DELETED))
-    base = active_manifest(options.indexes, "test")
+    base = active_manifest(options.index)
     before = state(options.indexes)
     encoders = BigramEncoder("document"), BigramEncoder("query")
     changes = change(ADDED, DELETED, missing_ok=True)
@@ -584,7 +585,7 @@ def test_changes_without_effect_do_not_create_a_version(
     # 1 equals True in Python, but not in JSON and in filters.
     one = [changed(NEW[0], metadata={"rare": 0})]
     assert update(options, change(one), base, *encoders) is not None
-    assert update(options, change(one), active_manifest(options.indexes, "test"), *encoders) is None
+    assert update(options, change(one), active_manifest(options.index), *encoders) is None
     flag = [changed(NEW[0], metadata={"rare": False})]
     assert run(options, change(flag))[0].corpus.update.replaced == 1  # type: ignore[union-attr]
 
@@ -613,9 +614,9 @@ class SwitchingEncoder(BigramEncoder):
 
     def encode(self, texts: Any) -> Any:
         if self.deleted is None:
-            rollback(self._indexes, "test")
+            rollback(IndexWriter(self._indexes, "test"))
             builds = self._indexes.parent / "builds"
-            self.deleted = prune(self._indexes, "test", builds, keep=self._keep)
+            self.deleted = prune(IndexWriter(self._indexes, "test"), builds, keep=self._keep)
         return super().encode(texts)
 
 
@@ -626,12 +627,12 @@ def test_an_update_is_not_published_if_its_base_is_no_longer_active(
     first = build_version(OLD[:50])
     second = build_version(OLD)
     encoder = SwitchingEncoder(options.indexes, keep=keep)
-    base = active_manifest(options.indexes, "test")
+    base = active_manifest(options.index)
     with raises(IndexVersionError, "base_not_active", version=second.version):
         update(options, change(NEW), base, BigramEncoder("document"), encoder)
     assert encoder.deleted == [second.version][keep:]
-    assert current_version(options.indexes, "test") == first.version
-    assert list_versions(options.indexes, "test") == [first.version, second.version][: 1 + keep]
+    assert options.index.active() == first.version
+    assert options.index.versions() == [first.version, second.version][: 1 + keep]
     assert run(options, change(NEW))[0].count == 60
 
 
@@ -661,7 +662,7 @@ def test_the_command_reports_its_changes(
     delete = ["--delete", str(tmp_path / "ids.txt")]
     assert main([*command, *delete]) == 0
     output = capsys.readouterr().out
-    version = current_version(options.indexes, "test")
+    version = options.index.active()
     assert output.startswith(
         "update  10 documents added, 6 replaced, 4 deleted, 50 unchanged; "
         "14 texts encoded, 52 reused\n"
@@ -678,4 +679,4 @@ def test_the_command_reports_its_changes(
     assert main(["versions", "list", *common]) == 0
     assert f"* {version}  66 documents" in capsys.readouterr().out
     assert main(["versions", "rollback", *common]) == 0
-    verify_version(options.indexes / "test" / current_version(options.indexes, "test"))
+    verify_version(options.indexes / "test" / options.index.active())

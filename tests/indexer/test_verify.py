@@ -11,7 +11,7 @@ from core.errors import IndexVersionError
 from core.files import sha256_file
 from core.types import FloatArray
 from core.versions import read_manifest
-from indexer.versions import verify_version
+from indexer.publication import verify_version
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises

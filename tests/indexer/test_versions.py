@@ -8,9 +8,9 @@ import pytest
 from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.locks import exclusive
-from core.versions import current_version, list_versions, read_versions
+from core.versions import IndexFolder
 from indexer.build import encode
-from indexer.locks import building, changing, holders
+from indexer.publication import IndexWriter, holders
 from indexer.versions import activate, migrate, prune, rollback
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
@@ -44,38 +44,42 @@ def keys_of(versions: list[str]) -> list[str]:
 def test_versions_are_listed_in_order_and_the_last_is_active(
     versions: list[str], indexes: Path
 ) -> None:
-    assert list_versions(indexes, "test") == versions
-    assert current_version(indexes, "test") == versions[-1]
+    assert IndexFolder(indexes, "test").versions() == versions
+    assert IndexFolder(indexes, "test").active() == versions[-1]
 
 
 def test_any_version_can_be_activated(versions: list[str], indexes: Path) -> None:
     for version in versions:
-        activate(indexes, "test", version)
-        assert current_version(indexes, "test") == version
+        activate(IndexWriter(indexes, "test"), version)
+        assert IndexFolder(indexes, "test").active() == version
 
 
 def test_an_unknown_version_is_an_error_that_names_the_known_versions(
     versions: list[str], indexes: Path
 ) -> None:
     with raises(IndexVersionError, "unknown_version", version="x"):
-        activate(indexes, "test", "x")
+        activate(IndexWriter(indexes, "test"), "x")
 
 
 def test_a_damaged_version_cannot_be_activated(versions: list[str], indexes: Path) -> None:
     (indexes / "test" / versions[2] / "vectors.faiss").unlink()
     with raises(IndexVersionError, "file_missing"):
-        activate(indexes, "test", versions[2])
+        activate(IndexWriter(indexes, "test"), versions[2])
     with raises(IndexVersionError, "file_missing"):
-        rollback(indexes, "test")
-    assert current_version(indexes, "test") == versions[-1]
+        rollback(IndexWriter(indexes, "test"))
+    assert IndexFolder(indexes, "test").active() == versions[-1]
 
 
 def test_each_rollback_activates_the_previous_version(versions: list[str], indexes: Path) -> None:
     for version in versions[-2::-1]:
-        assert rollback(indexes, "test") == version == current_version(indexes, "test")
+        assert (
+            rollback(IndexWriter(indexes, "test"))
+            == version
+            == IndexFolder(indexes, "test").active()
+        )
     with raises(IndexVersionError, "no_older_version", version=versions[0]):
-        rollback(indexes, "test")
-    assert current_version(indexes, "test") == versions[0]
+        rollback(IndexWriter(indexes, "test"))
+    assert IndexFolder(indexes, "test").active() == versions[0]
 
 
 @pytest.mark.parametrize(
@@ -85,11 +89,11 @@ def test_each_rollback_activates_the_previous_version(versions: list[str], index
 def test_the_newest_and_the_active_version_are_kept(
     versions: list[str], indexes: Path, builds: Path, active: int, keep: int, kept: list[int]
 ) -> None:
-    activate(indexes, "test", versions[active])
-    deleted = prune(indexes, "test", builds, keep=keep)
-    assert list_versions(indexes, "test") == [versions[i] for i in kept]
-    assert sorted(deleted + list_versions(indexes, "test")) == versions
-    assert current_version(indexes, "test") == versions[active]
+    activate(IndexWriter(indexes, "test"), versions[active])
+    deleted = prune(IndexWriter(indexes, "test"), builds, keep=keep)
+    assert IndexFolder(indexes, "test").versions() == [versions[i] for i in kept]
+    assert sorted(deleted + IndexFolder(indexes, "test").versions()) == versions
+    assert IndexFolder(indexes, "test").active() == versions[active]
 
 
 def test_incomplete_versions_of_killed_builds_are_removed(
@@ -98,7 +102,7 @@ def test_incomplete_versions_of_killed_builds_are_removed(
     left_over = indexes / "test" / ".20200101T000000.000000Z-0.tmp"
     left_over.mkdir()
     (left_over / "vectors.faiss").write_bytes(b"half")
-    assert prune(indexes, "test", builds, keep=9) == []
+    assert prune(IndexWriter(indexes, "test"), builds, keep=9) == []
     assert not left_over.exists()
 
 
@@ -107,15 +111,15 @@ def test_without_an_active_version_nothing_is_deleted(
 ) -> None:
     (indexes / "test" / "CURRENT").unlink()
     with raises(IndexVersionError, "no_active_version"):
-        prune(indexes, "test", builds, keep=0)
-    assert list_versions(indexes, "test") == versions
+        prune(IndexWriter(indexes, "test"), builds, keep=0)
+    assert IndexFolder(indexes, "test").versions() == versions
 
 
 def test_the_build_folder_of_a_deleted_version_is_deleted(
     versions: list[str], indexes: Path, builds: Path
 ) -> None:
     assert keys(builds) == keys_of(versions)
-    prune(indexes, "test", builds, keep=2)
+    prune(IndexWriter(indexes, "test"), builds, keep=2)
     assert keys(builds) == keys_of(versions[2:])
 
 
@@ -123,7 +127,7 @@ def test_the_build_folder_of_a_kept_version_is_kept(
     build_version: Builder, indexes: Path, builds: Path
 ) -> None:
     first, second = (build_version(make_records(20), factory=f) for f in ("Flat", "HNSW8"))
-    assert prune(indexes, "test", builds, keep=1) == [first.version]
+    assert prune(IndexWriter(indexes, "test"), builds, keep=1) == [first.version]
     assert keys(builds) == keys_of([second.version])
 
 
@@ -138,7 +142,7 @@ def test_build_folders_without_a_version_are_kept(
         path.mkdir()
     # A second build from the first version's shards, killed when it published.
     (indexes / "test" / f".29990101T000000.000000Z-{keys_of(versions[:1])[0]}.tmp").mkdir()
-    prune(indexes, "test", builds, keep=1)
+    prune(IndexWriter(indexes, "test"), builds, keep=1)
     kept = keys_of([versions[0], versions[-1]])
     assert keys(builds) == sorted([*kept, *(path.name[:8] for path in (encoded, killed, other))])
 
@@ -146,18 +150,18 @@ def test_build_folders_without_a_version_are_kept(
 def test_a_locked_build_folder_is_kept(versions: list[str], indexes: Path, builds: Path) -> None:
     (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
     with exclusive(at_work, "build"):
-        prune(indexes, "test", builds, keep=1)
+        prune(IndexWriter(indexes, "test"), builds, keep=1)
     assert keys(builds) == keys_of([versions[0], versions[-1]])
 
 
 def test_a_new_version_has_a_number_and_the_active_one_as_parent(
     versions: list[str], build_version: Builder, indexes: Path, builds: Path
 ) -> None:
-    manifests = read_versions(indexes, "test")
+    manifests = IndexFolder(indexes, "test").manifests()
     assert [m.number for m in manifests] == [1, 2, 3, 4]
     assert [m.parent for m in manifests] == [None, *versions[:3]]
-    activate(indexes, "test", versions[0])
-    prune(indexes, "test", builds, keep=0)
+    activate(IndexWriter(indexes, "test"), versions[0])
+    prune(IndexWriter(indexes, "test"), builds, keep=0)
     new = build_version(make_records(20))
     assert (new.number, new.parent) == (2, versions[0])
 
@@ -165,12 +169,12 @@ def test_a_new_version_has_a_number_and_the_active_one_as_parent(
 def test_a_rollback_goes_to_the_parent_or_else_to_the_version_before(
     versions: list[str], build_version: Builder, indexes: Path, builds: Path
 ) -> None:
-    activate(indexes, "test", versions[1])
+    activate(IndexWriter(indexes, "test"), versions[1])
     new = build_version(make_records(20)).version
-    assert rollback(indexes, "test") == versions[1]
-    activate(indexes, "test", new)
+    assert rollback(IndexWriter(indexes, "test")) == versions[1]
+    activate(IndexWriter(indexes, "test"), new)
     shutil.rmtree(indexes / "test" / versions[1])
-    assert rollback(indexes, "test") == versions[3]
+    assert rollback(IndexWriter(indexes, "test")) == versions[3]
 
 
 def test_a_deleted_active_version_has_none_before(
@@ -178,7 +182,7 @@ def test_a_deleted_active_version_has_none_before(
 ) -> None:
     shutil.rmtree(indexes / "test" / versions[3])
     with raises(IndexVersionError, "no_older_version", version=versions[3]):
-        rollback(indexes, "test")
+        rollback(IndexWriter(indexes, "test"))
     assert main(["versions", "list", "--indexes", str(indexes)]) == 0
     assert versions[3] in capsys.readouterr().out
 
@@ -195,7 +199,7 @@ def test_an_interrupted_migration_keeps_the_order(
         indexes / "test" / "0", lambda m: m["corpus"].update(update=UPDATE | {"base": versions[2]})
     )
     ordered = [*versions[:3], "0"]
-    assert list_versions(indexes, "test") == ordered
+    assert IndexFolder(indexes, "test").versions() == ordered
     left = written
 
     def interrupted(path: Path, text: str) -> None:
@@ -207,19 +211,19 @@ def test_an_interrupted_migration_keeps_the_order(
 
     with monkeypatch.context() as patch, suppress(OSError):
         patch.setattr("core.versions.write_text", interrupted)
-        migrate(indexes, "test")
-    assert list_versions(indexes, "test") == ordered
-    assert migrate(indexes, "test") == ordered[: 4 - written // 2]  # two files each
-    assert [(m.version, m.number) for m in read_versions(indexes, "test")] == [
+        migrate(IndexWriter(indexes, "test"))
+    assert IndexFolder(indexes, "test").versions() == ordered
+    assert migrate(IndexWriter(indexes, "test")) == ordered[: 4 - written // 2]  # two files each
+    assert [(m.version, m.number) for m in IndexFolder(indexes, "test").manifests()] == [
         (version, number) for number, version in enumerate(ordered, start=1)
     ]
 
 
 def test_a_missing_index_is_not_created(indexes: Path, builds: Path) -> None:
     for command in (
-        lambda: rollback(indexes, "no"),
-        lambda: prune(indexes, "no", builds, keep=1),
-        lambda: migrate(indexes, "no"),
+        lambda: rollback(IndexWriter(indexes, "no")),
+        lambda: prune(IndexWriter(indexes, "no"), builds, keep=1),
+        lambda: migrate(IndexWriter(indexes, "no")),
     ):
         with raises(IndexVersionError, "no_active_version"):
             command()
@@ -229,27 +233,27 @@ def test_a_missing_index_is_not_created(indexes: Path, builds: Path) -> None:
 def test_a_command_that_waits_too_long_names_the_holder(
     versions: list[str], indexes: Path, builds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexer.locks.CHANGE_WAIT", 0.0)
-    with changing(indexes, "test", "activate"):
+    monkeypatch.setattr("indexer.publication.CHANGE_WAIT", 0.0)
+    with IndexWriter(indexes, "test").changing("activate"):
         assert [holder.command for holder in holders(indexes / "test")] == ["activate"]
         for command in (
-            lambda: rollback(indexes, "test"),
-            lambda: prune(indexes, "test", builds, keep=0),
-            lambda: migrate(indexes, "test"),
+            lambda: rollback(IndexWriter(indexes, "test")),
+            lambda: prune(IndexWriter(indexes, "test"), builds, keep=0),
+            lambda: migrate(IndexWriter(indexes, "test")),
         ):
             with raises(CareError, "locked", command="activate", pid=os.getpid()):
                 command()
-    assert list_versions(indexes, "test") == versions
+    assert IndexFolder(indexes, "test").versions() == versions
     assert holders(indexes / "test") == []
 
 
 def test_a_prune_spares_a_running_build(versions: list[str], indexes: Path, builds: Path) -> None:
     new = indexes / "test" / ".20300101T000000.000000Z-0.tmp"
-    new.mkdir()
-    with building(indexes / "test", "build"):
-        assert prune(indexes, "test", builds, keep=1) == versions[2::-1]
+    with IndexWriter(indexes, "test").building("build"):
+        new.mkdir()
+        assert prune(IndexWriter(indexes, "test"), builds, keep=1) == versions[2::-1]
     assert new.exists()
-    prune(indexes, "test", builds, keep=1)
+    prune(IndexWriter(indexes, "test"), builds, keep=1)
     assert not new.exists()
 
 
@@ -267,9 +271,9 @@ def test_a_prune_removes_what_killed_commands_left(
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    prune(indexes, "test", builds, keep=9)
+    prune(IndexWriter(indexes, "test"), builds, keep=9)
     assert [path for path in left if path.exists()] == []
-    assert list_versions(indexes, "test") == versions
+    assert IndexFolder(indexes, "test").versions() == versions
 
 
 def test_a_build_folder_is_deleted_again_after_a_killed_prune(
@@ -280,6 +284,6 @@ def test_a_build_folder_is_deleted_again_after_a_killed_prune(
     build_version(make_records(11))
     left = builds / "test" / f".{key}.deleted"
     shutil.copytree(builds / "test" / key, left)  # of a prune that was killed
-    assert prune(indexes, "test", builds, keep=0) == [old]
+    assert prune(IndexWriter(indexes, "test"), builds, keep=0) == [old]
     assert not left.exists()
     assert not (builds / "test" / key).exists()

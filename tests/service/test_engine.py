@@ -15,7 +15,7 @@ from core.breaker import UnavailableError
 from core.encoders import Encoding
 from core.manifest import IndexManifest
 from core.types import FloatArray
-from core.versions import set_current
+from core.versions import IndexFolder
 from models.pairs import load_pair, write_pair
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
@@ -84,7 +84,7 @@ def test_a_reload_serves_an_older_version_too(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
     client = serve()
-    set_current(tmp_path / "indexes", "test", versions[0].version)
+    IndexFolder(tmp_path / "indexes", "test").set_active(versions[0].version)
     assert reload(client)["version"] == versions[0].version
 
 
@@ -124,13 +124,13 @@ def test_the_old_version_is_released_after_a_reload(serve: Serve, build_version:
 def test_a_request_uses_one_version_during_a_reload(
     serve: Serve, versions: list[IndexManifest], tmp_path: Path
 ) -> None:
-    set_current(tmp_path / "indexes", "test", versions[0].version)
+    IndexFolder(tmp_path / "indexes", "test").set_active(versions[0].version)
     encoder = BlockingEncoder()
     client = serve(encoder)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
         assert encoder.entered.wait(30)
-        set_current(tmp_path / "indexes", "test", versions[1].version)
+        IndexFolder(tmp_path / "indexes", "test").set_active(versions[1].version)
         assert reload(client)["version"] == versions[1].version
         encoder.release.set()
         answer = pending.result().json()
@@ -171,7 +171,7 @@ def test_two_hundred_reloads_fail_no_request_and_leak_nothing(
     with ThreadPoolExecutor(2) as pool:
         askers = [pool.submit(ask) for _ in range(2)]
         for swap, manifest in enumerate(versions * 100):
-            set_current(tmp_path / "indexes", "test", manifest.version)
+            IndexFolder(tmp_path / "indexes", "test").set_active(manifest.version)
             assert reload(client)["version"] == manifest.version
             if swap == 50:
                 before = resident()
@@ -271,16 +271,16 @@ def test_a_watching_service_survives_bad_and_missing_versions(
     vectors = current.parent / bad.version / "vectors.faiss"
     content = vectors.read_bytes()
     vectors.write_bytes(b"")
-    set_current(tmp_path / "indexes", "test", old.version)
+    IndexFolder(tmp_path / "indexes", "test").set_active(old.version)
     client = serve(watch_seconds=0.02)
-    set_current(tmp_path / "indexes", "test", bad.version)
+    IndexFolder(tmp_path / "indexes", "test").set_active(bad.version)
     wait_until(lambda: sample(client, "care_index_reloads_total", result="failure") >= 2)
     current.unlink()
     wait_until(lambda: "no_active_version" in codes())
     assert served(client) == old.version
     assert client.get("/health/ready").status_code == 200
     vectors.write_bytes(content)
-    set_current(tmp_path / "indexes", "test", bad.version)
+    IndexFolder(tmp_path / "indexes", "test").set_active(bad.version)
     wait_until(lambda: served(client) == bad.version)
     assert codes() == ["wrong_size", "no_active_version"]
 

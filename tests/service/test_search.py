@@ -13,6 +13,7 @@ from core.files import sha256_file
 from core.filters import FilterWriter
 from core.manifest import IndexManifest
 from core.types import Document
+from core.versions import IndexFolder
 from search.snapshot import load_index
 from service.settings import Settings
 from tests.encoders import DIMENSION, BigramEncoder
@@ -42,7 +43,7 @@ def assert_refused(
 ) -> None:
     """The version is not loaded; the message is one line and contains these names."""
     with pytest.raises(IndexVersionError) as caught:
-        load_index(settings.indexes, settings.index, encoder or BigramEncoder())
+        load_index(IndexFolder(settings.indexes, settings.index), encoder or BigramEncoder())
     assert caught.type is error
     message = str(caught.value)
     assert "\n" not in message
@@ -50,7 +51,7 @@ def assert_refused(
 
 
 def test_a_valid_version_is_loaded(settings: Settings, manifest: IndexManifest) -> None:
-    index = load_index(settings.indexes, "test", BigramEncoder())
+    index = load_index(IndexFolder(settings.indexes, "test"), BigramEncoder())
     assert index.manifest == manifest
     assert len(index.segment.documents) == 60
     assert index.segment.filters.fields == {"department": 3, "rare": 2, "tags": 6}
@@ -58,7 +59,7 @@ def test_a_valid_version_is_loaded(settings: Settings, manifest: IndexManifest) 
 
 def test_an_index_without_an_active_version_is_rejected(settings: Settings) -> None:
     with raises(IndexVersionError, "no_active_version", index="test"):
-        load_index(settings.indexes, settings.index, BigramEncoder())
+        load_index(IndexFolder(settings.indexes, settings.index), BigramEncoder())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_documents_of_another_index_are_rejected(settings: Settings, folder: Pat
         writer.write(Document(id="a", text="a"))
     accept_file(folder, "documents.arrow")
     with raises(IndexVersionError, "wrong_document_count", documents=1, expected=60):
-        load_index(settings.indexes, settings.index, BigramEncoder())
+        load_index(IndexFolder(settings.indexes, settings.index), BigramEncoder())
 
 
 def test_filters_of_another_index_are_rejected(settings: Settings, folder: Path) -> None:

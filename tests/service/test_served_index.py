@@ -18,7 +18,7 @@ from core.documents import DocumentReader
 from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.files import sha256_file
 from core.manifest import IndexManifest
-from core.versions import set_current
+from core.versions import IndexFolder
 from indexer.build import BuildOptions, build
 from search.snapshot import load_index
 from service.app import create_app
@@ -199,32 +199,32 @@ def test_a_watching_service_goes_on_after_a_fifo_is_gone(
     serve: Serve, versions: list[IndexManifest], folders: list[Path], name: str
 ) -> None:
     root = folders[2].parent
-    set_current(root.parent, "test", versions[1].version)
+    IndexFolder(root.parent, "test").set_active(versions[1].version)
     client = serve(watch_seconds=0.05)
     assert_active(client, versions[1].version)
     path = root / name if name == "CURRENT" else folders[2] / name
     content = path.read_bytes()
     fifo(path)
     if name != "CURRENT":
-        set_current(root.parent, "test", versions[2].version)
+        IndexFolder(root.parent, "test").set_active(versions[2].version)
     assert client.post("/index/reload", headers=ADMIN).status_code == 503
     assert served(client) == versions[1].version
     path.unlink()
     path.write_bytes(content)
-    set_current(root.parent, "test", versions[2].version)
+    IndexFolder(root.parent, "test").set_active(versions[2].version)
     assert_active(client, versions[2].version)
 
 
 def test_a_changed_weight_of_a_version_is_refused_or_has_other_entries_of_caches(
     serve: Serve, settings: Settings, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
-    before = load_index(settings.indexes, "test", BigramEncoder()).identity
+    before = load_index(IndexFolder(settings.indexes, "test"), BigramEncoder()).identity
     path = folders[2] / "manifest.json"
     changed = json.loads(path.read_bytes()) | {"fusion": {"lexical": 0.9}}
     path.write_text(json.dumps(changed))
     assert_fallback(serve(), versions[1].version)
     (folders[2] / "manifest.sha256").unlink()
-    assert load_index(settings.indexes, "test", BigramEncoder()).identity != before
+    assert load_index(IndexFolder(settings.indexes, "test"), BigramEncoder()).identity != before
 
 
 def test_damaged_ancestors_are_passed_over(
@@ -248,7 +248,7 @@ def test_without_a_whole_version_the_error_is_that_of_the_active_one(
 def test_newer_versions_are_not_served_in_place_of_the_active_one(
     settings: Settings, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
-    set_current(settings.indexes, "test", versions[0].version)
+    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
     truncate(folders[0] / "vectors.faiss")
     with raises(IndexVersionError, "wrong_size"):
         create_app(settings, BigramEncoder())
@@ -284,10 +284,14 @@ def test_the_versions_before_are_the_parents_then_the_older_ones(
 ) -> None:
     """A version that is built after a rollback has another parent than the version before it."""
     first, second, third = (manifest.version for manifest in versions)
-    set_current(settings.indexes, "test", first)
+    IndexFolder(settings.indexes, "test").set_active(first)
     fourth = build_version(make_records(50)).version
-    assert list(versions_before(settings.indexes, "test", fourth)) == [first, third, second]
-    assert list(versions_before(settings.indexes, "test", second)) == [first]
+    assert list(versions_before(IndexFolder(settings.indexes, "test"), fourth)) == [
+        first,
+        third,
+        second,
+    ]
+    assert list(versions_before(IndexFolder(settings.indexes, "test"), second)) == [first]
 
 
 def test_a_watching_service_returns_to_the_repaired_version(
@@ -322,7 +326,7 @@ def test_a_version_that_is_overwritten_in_place_is_replaced_by_the_last_whole_on
 def test_without_a_whole_version_an_overwritten_one_stays(
     serve: Serve, settings: Settings, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
-    set_current(settings.indexes, "test", versions[0].version)
+    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
     client = serve(watch_seconds=EVERY)
     overwrite(folders[0] / "filters.arrow")
     wait_until(lambda: sample(client, "care_index_fallback") == 1)
@@ -355,7 +359,7 @@ def test_a_version_whose_files_are_gone_is_served_until_another_one_can_be_loade
     assert answer["index"]["version"] == versions[2].version
     assert {hit["id"] for hit in answer["hits"]} == {f"d{i:04d}" for i in range(40) if i % 3}
     assert len(errors(caplog)) == 1
-    set_current(folders[0].parents[1], "test", versions[0].version)
+    IndexFolder(folders[0].parents[1], "test").set_active(versions[0].version)
     assert_active(client, versions[0].version)
 
 
@@ -369,7 +373,7 @@ def test_copying_a_version_in_any_order_ends_with_that_version(
     """`CURRENT` arrives first, then the manifest, then one half of each file, then the other."""
     source = folders[2].with_name("source")
     folders[2].rename(source)
-    set_current(settings.indexes, "test", versions[1].version)
+    IndexFolder(settings.indexes, "test").set_active(versions[1].version)
     client = serve(watch_seconds=EVERY)
 
     def wait_for(code: str) -> None:
@@ -425,7 +429,7 @@ def test_a_reload_logs_the_old_and_the_new_version(
 ) -> None:
     caplog.set_level(logging.INFO)
     client = serve()
-    set_current(settings.indexes, "test", versions[0].version)
+    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
     assert client.post("/index/reload", headers=ADMIN).status_code == 200
     (logged,) = [r.fields for r in caplog.records if "old" in getattr(r, "fields", {})]  # type: ignore[attr-defined]
     assert logged == {"old": versions[2].version, "version": versions[0].version}
@@ -437,14 +441,14 @@ def test_a_version_that_is_pruned_before_it_is_opened_gives_way_to_the_new_one(
     class Slow(FaissStore):
         """Another version becomes active, and the first one is deleted, after CURRENT was read."""
 
-        def active_version(self, root: Path, name: str) -> str:
-            version = super().active_version(root, name)
+        def active_version(self, index: IndexFolder) -> str:
+            version = super().active_version(index)
             if version == versions[2].version:
-                set_current(root, name, versions[1].version)
+                index.set_active(versions[1].version)
                 shutil.rmtree(folders[2])
             return version
 
-    index = load_index(settings.indexes, "test", BigramEncoder(), Slow())
+    index = load_index(IndexFolder(settings.indexes, "test"), BigramEncoder(), Slow())
     assert index.manifest == versions[1]
 
 

@@ -13,7 +13,7 @@ from core.filters import Selection
 from core.gpus import Gpu
 from core.types import FloatArray, no_check
 from core.vectors import truncate_normalize
-from core.versions import index_folder, read_manifest
+from core.versions import IndexFolder, read_manifest
 from stores.base import ScoredRows
 from stores.faiss import gpu
 from stores.faiss.gpu import GpuCopy, needed_bytes
@@ -199,7 +199,7 @@ def test_a_new_version_takes_the_place_of_the_old_one_if_the_gpu_has_room_for_on
     query = BigramEncoder().encode([make_records(1)[0]["text"]]).vectors[0]
 
     def open_version(count: int) -> FaissVectors:
-        folder = index_folder(indexes, "test") / build_version(make_records(count)).version
+        folder = IndexFolder(indexes, "test").path / build_version(make_records(count)).version
         manifest = read_manifest(folder)
         return store.open(folder, manifest)
 
@@ -234,7 +234,7 @@ def test_the_old_version_returns_to_the_gpu_if_the_new_one_cannot_be_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = FaissStore("cuda")
-    folder = index_folder(indexes, "test") / build_version(make_records(20)).version
+    folder = IndexFolder(indexes, "test").path / build_version(make_records(20)).version
     manifest = read_manifest(folder)
     old = store.open(folder, manifest)
     wrong = manifest.model_copy(update={"count": 21})

@@ -14,8 +14,9 @@ from core.errors import CareError, IndexVersionError
 from core.shards import ShardedVectors, write_shard
 from core.types import FloatArray
 from core.vectors import truncate_normalize
-from core.versions import list_versions
-from indexer.versions import prune, verify_version
+from core.versions import IndexFolder
+from indexer.publication import IndexWriter, verify_version
+from indexer.versions import prune
 from stores.faiss import gpu
 from stores.faiss import training as faiss_training
 from stores.faiss.factory import check_factory, default_factory
@@ -302,11 +303,11 @@ def test_a_build_killed_during_a_merge_publishes_nothing(
     write_jsonl(tmp_path / "corpus.jsonl", make_records(400))
     command = [sys.executable, "-m", "tests.stores.killed_merge", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    assert list_versions(indexes, "test") == [published.name]
+    assert IndexFolder(indexes, "test").versions() == [published.name]
     (left,) = indexes.glob("test/.*.tmp")
     assert (left / "vectors.faiss").is_file()
     assert len(list(left.glob("parts-*/part-*"))) == 2
-    assert prune(indexes, "test", tmp_path / "builds", keep=3) == []
+    assert prune(IndexWriter(indexes, "test"), tmp_path / "builds", keep=3) == []
     assert list(indexes.glob("test/.*.tmp")) == []
     manifest = build_version(make_records(400), factory="IVF4,SQ8", recall=0.9)
     assert manifest.factory == "IVF4,SQ8"

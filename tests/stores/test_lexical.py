@@ -14,7 +14,7 @@ from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, IndexManifest
 from core.text import document_text
 from core.types import Document
-from core.versions import current_version, read_manifest
+from core.versions import IndexFolder, read_manifest
 from stores.lexical import LexicalIndex, open_full_text
 from tests.conftest import Builder, make_records
 from tests.core.test_analysis import SPELLINGS, folded
@@ -173,7 +173,7 @@ def test_files_that_cannot_be_written_are_an_error_that_names_them(
     monkeypatch.setattr("stores.lexical._HEAP", 1)  # Tantivy refuses so little
     with raises(CareError, "input_output"):
         build_version(make_records(20))
-    assert current_version(tmp_path / "indexes", "test") == before.version
+    assert IndexFolder(tmp_path / "indexes", "test").active() == before.version
 
 
 def _damaged(folder: Path, manifest: IndexManifest) -> IndexManifest:

@@ -10,9 +10,8 @@ import pytest
 
 from care.cli.main import main
 from core import progress
-from core.versions import current_version, list_versions, read_manifest
-from indexer.locks import building
-from indexer.versions import verify_version
+from core.versions import IndexFolder, read_manifest
+from indexer.publication import IndexWriter, verify_version
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import edit_manifest, only_folder, room_for, state, to_schema_1
@@ -63,7 +62,7 @@ def test_build_says_what_it_did_and_what_is_active(build: Run, indexes: Path) ->
     records = make_records(30)
     status, output, errors = build([*records, records[3] | {"_id": "copy"}])
     assert (status, errors) == (0, "")
-    version = current_version(indexes, "test")
+    version = IndexFolder(indexes, "test").active()
     lines = output.splitlines()
     assert lines[0].startswith("corpus  31 documents, 30 different texts, ")
     assert lines[1].startswith("encode  30 texts in ")
@@ -78,18 +77,18 @@ def test_a_second_build_uses_the_vectors_of_the_first(build: Run, indexes: Path)
     assert status == 0
     assert "30 vectors" in output
     assert "\nencode" not in output
-    assert len(list_versions(indexes, "test")) == 2
+    assert len(IndexFolder(indexes, "test").versions()) == 2
 
 
 def test_reuse_keeps_a_version_that_is_up_to_date(build: Run, indexes: Path) -> None:
     build(make_records(10))
     status, output, _ = build(make_records(10), "--reuse")
     assert (status, output.count("it is up to date")) == (0, 1)
-    assert len(list_versions(indexes, "test")) == 1
+    assert len(IndexFolder(indexes, "test").versions()) == 1
     for changed in (["--factory", "HNSW32"], ["--recall", "0.5"]):
         assert "it is up to date" not in build(make_records(10), "--reuse", *changed)[1]
     assert "it is up to date" not in build(make_records(11), "--reuse")[1]
-    assert len(list_versions(indexes, "test")) == 4
+    assert len(IndexFolder(indexes, "test").versions()) == 4
 
 
 def test_encode_stops_at_the_shards(build: Run, indexes: Path, tmp_path: Path) -> None:
@@ -151,11 +150,11 @@ def test_the_weight_of_full_text_is_changed_alone(
     build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path
 ) -> None:
     build(make_records(10))
-    before = current_version(indexes, "test")
+    before = IndexFolder(indexes, "test").active()
     named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
     assert run("update", *named, "--lexical-weight=-1")[0] == 2
     status, output, _ = run("update", *named, "--lexical-weight", "0.5")
-    version = current_version(indexes, "test")
+    version = IndexFolder(indexes, "test").active()
     assert status == 0 and version != before
     assert output.startswith(f"active  {indexes / 'test' / version}: ")
     facts = json.loads(run("update", *named, "--lexical-weight", "0.5", "--json")[1])
@@ -201,7 +200,7 @@ def test_all_indexes_are_listed_without_a_name(
 def test_an_index_is_listed_during_its_first_build(
     run: Run, indexes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with building(indexes / "test", "build"):
+    with IndexWriter(indexes, "test").building("build"):
         assert main(["versions", "list", "--indexes", str(indexes)]) == 0
         output = capsys.readouterr().out
         assert output.startswith(f"test\n  locked: build, process {os.getpid()} ")
@@ -235,7 +234,7 @@ def test_what_cannot_be_built_is_one_line_and_status_1(
     status, output, errors = build(make_records(3), *arguments)
     assert (status, output) == (1, "")
     assert error_line(errors).endswith(f" [{code}]")
-    assert list_versions(indexes, "test") == []
+    assert IndexFolder(indexes, "test").versions() == []
 
 
 @pytest.mark.parametrize(("corpus", "code"), [("none.jsonl", "corpus_missing"), ("", "no_corpus")])
@@ -369,7 +368,7 @@ def test_a_version_of_the_earlier_schema_is_migrated(
 ) -> None:
     for count in (10, 11):
         build(make_records(count))
-    versions = list_versions(indexes, "test")
+    versions = IndexFolder(indexes, "test").versions()
     before = read_manifest(indexes / "test" / versions[1])
     for version in versions:
         edit_manifest(indexes / "test" / version, to_schema_1)
@@ -389,7 +388,9 @@ def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
 
 def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
     build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
-    assert verify_version(indexes / "test" / current_version(indexes, "test")).factory == "HNSW16"
+    assert (
+        verify_version(indexes / "test" / IndexFolder(indexes, "test").active()).factory == "HNSW16"
+    )
 
 
 def test_a_term_list_with_a_fault_changes_nothing(
@@ -397,16 +398,16 @@ def test_a_term_list_with_a_fault_changes_nothing(
 ) -> None:
     build(make_records(10))
     pair = "--pair", str(pair_file)
-    before = list_versions(indexes, "test")
+    before = IndexFolder(indexes, "test").versions()
     terms = tmp_path / "terms.tsv"
     terms.write_text("拉肚子\t腹泻\n心梗 心肌梗死\n", encoding="utf-8")
     status, _, error = run("update", "--terms", str(terms))
     assert status == 1
     assert f"{terms} line 2" in error
     assert "[bad_term_list]" in error
-    assert list_versions(indexes, "test") == before
+    assert IndexFolder(indexes, "test").versions() == before
     terms.write_text("拉肚子\t腹泻\n", encoding="utf-8")
     status, _, error = run("update", "--terms", str(terms), "--no-full-text")
     assert "[option_not_taken]" in error
     assert run("update", *pair, "--terms", str(terms))[0] == 0
-    assert len(list_versions(indexes, "test")) == 2
+    assert len(IndexFolder(indexes, "test").versions()) == 2

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from care.cli.main import main
-from core.versions import current_version
+from core.versions import IndexFolder
 from models.pairs import load_pair
 from tests.conftest import write_jsonl
 from tests.errors import error_code
@@ -70,7 +70,7 @@ def test_the_commands_that_a_run_prints_make_an_index_of_the_trained_pair(
     words = index[index.index("index") :]
     assert words[:4] == ["index", "CORPUS", "--index", "NAME"]
     assert main(["index", str(corpus), "--index", "tiny", *words[4:]]) == 0
-    assert current_version(tmp_path / "indexes", "tiny")
+    assert IndexFolder(tmp_path / "indexes", "tiny").active()
 
 
 def test_the_result_of_a_run_is_json(

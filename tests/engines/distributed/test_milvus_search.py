@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from core.errors import IndexVersionError
 from core.filters import Selection
 from core.manifest import Chunking, IndexManifest
-from core.versions import index_folder
+from core.versions import IndexFolder
 from search.snapshot import Snapshot, load_index
 from service.app import create_app
 from service.settings import Settings
@@ -156,7 +156,11 @@ def test_both_stores_give_the_same_description_and_errors(both: Both) -> None:
 
 def load(tmp_path: Path, milvus: MilvusServer) -> Snapshot:
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
-    return load_index(settings.indexes, "test", BigramEncoder(), milvus.stores.get("milvus"))
+    return load_index(
+        IndexFolder(settings.indexes, "test"),
+        BigramEncoder(),
+        milvus.stores.get("milvus"),
+    )
 
 
 def selected(index: Snapshot, filter_: dict[str, Any]) -> Selection:
@@ -318,7 +322,7 @@ def publish(build_version: Builder, milvus: MilvusServer, count: int = 60) -> In
 def test_a_collection_of_other_vectors_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
-    folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
+    folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
     name = (folder / "vectors.milvus").read_text("ascii").strip()
     with milvus.client() as client:
         client.delete(name, filter="row == 59")
@@ -336,7 +340,7 @@ def test_a_collection_of_other_vectors_is_an_error(
 def test_an_alias_to_an_unknown_version_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusServer
 ) -> None:
-    folder = index_folder(tmp_path / "indexes", "test") / publish(build_version, milvus).version
+    folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
     folder.rename(tmp_path / "elsewhere")
     with raises(IndexVersionError, "manifest_missing"):
         load(tmp_path, milvus)
@@ -353,7 +357,7 @@ def test_a_reload_follows_the_alias(
         assert client.get("/index").json()["version"] == first.version
         reloaded = client.post("/index/reload")
         assert reloaded.json().get("version") == second.version, reloaded.text
-        folder = index_folder(settings.indexes, "test") / second.version
+        folder = IndexFolder(settings.indexes, "test").path / second.version
         with milvus.client() as plain:
             plain.drop_collection((folder / "vectors.milvus").read_text("ascii").strip())
         assert client.post("/index/reload").status_code == 503
@@ -365,4 +369,4 @@ def test_a_version_of_the_other_store_is_an_error(
     publish(build_version, milvus)
     settings = Settings(indexes=tmp_path / "indexes", index="test")
     with raises(IndexVersionError, "wrong_store"):
-        load_index(settings.indexes, "test", BigramEncoder())
+        load_index(IndexFolder(settings.indexes, "test"), BigramEncoder())

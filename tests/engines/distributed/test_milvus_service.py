@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from core.errors import CareError
 from core.service_process import running_service, start_service
 from indexer.build import build
+from indexer.publication import IndexWriter
 from indexer.versions import activate, prune, rollback
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
@@ -76,12 +77,16 @@ def test_a_service_process_gives_the_same_hits_and_reloads_under_load(
             second = build(in_milvus, *encoders)[0].version
             assert ask(address, "/index/reload", {})[1]["version"] == second
             asking.wait_for(second)
-            assert rollback(tmp_path / "indexes", "test", milvus.stores) == first
+            assert rollback(IndexWriter(tmp_path / "indexes", "test", milvus.stores)) == first
             assert ask(address, "/index/reload", {})[1]["version"] == first
             asking.wait_for(first)
-            activate(tmp_path / "indexes", "test", second, milvus.stores)
+            activate(IndexWriter(tmp_path / "indexes", "test", milvus.stores), second)
             assert ask(address, "/index/reload", {})[1]["version"] == second
-            prune(tmp_path / "indexes", "test", tmp_path / "builds", keep=1, stores=milvus.stores)
+            prune(
+                IndexWriter(tmp_path / "indexes", "test", milvus.stores),
+                tmp_path / "builds",
+                keep=1,
+            )
             asking.wait_for(second)
         assert asking.statuses == {200}
         assert asking.versions == [first, second, first, second]

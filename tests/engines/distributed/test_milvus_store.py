@@ -12,10 +12,11 @@ import pytest
 
 from care.cli.main import main
 from core.errors import CareError, IndexVersionError
-from core.versions import current_version, index_folder, list_versions, read_manifest
+from core.versions import IndexFolder, read_manifest
 from indexer.build import BuildOptions, build, up_to_date
+from indexer.publication import verify_version
 from indexer.update import Changes, active_manifest, requested_factory, update
-from indexer.versions import activate, prune, rollback, verify_version
+from indexer.versions import activate, prune, rollback
 from stores.milvus.names import alias_name, collection_name
 from stores.milvus.store import MilvusStore
 from stores.registry import MilvusAddress, VectorStores
@@ -39,7 +40,7 @@ def publish(options: BuildOptions) -> str:
 
 
 def folder_of(options: BuildOptions, version: str) -> Path:
-    return index_folder(options.indexes, "test") / version
+    return options.index.path / version
 
 
 def aliased(milvus: MilvusServer) -> str:
@@ -95,10 +96,10 @@ def test_the_beam_of_a_graph_is_chosen_by_recall(options: BuildOptions) -> None:
 def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusServer) -> None:
     first, second = publish(options), publish(options)
     assert aliased(milvus) == collection_name("test", second)
-    assert rollback(options.indexes, "test", options.stores) == first
+    assert rollback(options.index) == first
     assert aliased(milvus) == collection_name("test", first)
-    assert current_version(options.indexes, "test") == first
-    activate(options.indexes, "test", second, options.stores)
+    assert options.index.active() == first
+    activate(options.index, second)
     assert aliased(milvus) == collection_name("test", second)
 
 
@@ -106,9 +107,9 @@ def test_the_collection_of_a_pruned_version_is_dropped(
     options: BuildOptions, milvus: MilvusServer
 ) -> None:
     first, second, third = (publish(options) for _ in range(3))
-    activate(options.indexes, "test", second, options.stores)
-    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == [first]
-    assert list_versions(options.indexes, "test") == [second, third]
+    activate(options.index, second)
+    assert prune(options.index, options.builds, keep=1) == [first]
+    assert options.index.versions() == [second, third]
     assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
 
 
@@ -116,22 +117,22 @@ def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: Mi
     first, second = publish(options), publish(options)
     with milvus.client() as client:
         client.alter_alias(collection_name("test", first), alias_name("test"))
-    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == []
-    assert list_versions(options.indexes, "test") == [first, second]
+    assert prune(options.index, options.builds, keep=1) == []
+    assert options.index.versions() == [first, second]
 
 
 def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
     first, second = publish(options), publish(options)
     for command in (
-        lambda: rollback(options.indexes, "test"),
-        lambda: activate(options.indexes, "test", first),
-        lambda: prune(options.indexes, "test", options.builds, keep=0),
+        lambda: rollback(options.index),
+        lambda: activate(options.index, first),
+        lambda: prune(options.index, options.builds, keep=0),
         lambda: verify_version(folder_of(options, first)),
     ):
         with raises(CareError, "milvus_address_missing"):
             command()
-    assert list_versions(options.indexes, "test") == [first, second]
-    assert current_version(options.indexes, "test") == second
+    assert options.index.versions() == [first, second]
+    assert options.index.active() == second
 
 
 def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
@@ -143,12 +144,12 @@ def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
     assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
     assert len(collections(milvus)) == 2
     assert aliased(milvus) == collection_name("test", first)
-    assert current_version(options.indexes, "test") == first
+    assert options.index.active() == first
     second = publish(options)
     assert collections(milvus) == {collection_name("test", version) for version in (first, second)}
     assert aliased(milvus) == collection_name("test", second)
     assert verify_version(folder_of(options, second), options.stores).count == 61
-    assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
+    assert not list(options.index.path.glob(".*.tmp"))
 
 
 def test_prune_removes_a_killed_build(
@@ -157,16 +158,16 @@ def test_prune_removes_a_killed_build(
     first = publish(options)
     command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
     assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
-    assert prune(options.indexes, "test", options.builds, keep=1, stores=options.stores) == []
+    assert prune(options.index, options.builds, keep=1) == []
     assert collections(milvus) == {collection_name("test", first)}
-    assert not list(index_folder(options.indexes, "test").glob(".*.tmp"))
+    assert not list(options.index.path.glob(".*.tmp"))
 
 
 def test_a_failed_build_leaves_no_collection(options: BuildOptions, milvus: MilvusServer) -> None:
     with raises(IndexVersionError, "recall_not_reached"):
         build(replace(options, factory="HNSW4", recall=1.5), *ENCODERS)
     assert collections(milvus) == set()
-    assert list_versions(options.indexes, "test") == []
+    assert options.index.versions() == []
 
 
 def test_too_many_values_of_one_document_are_an_error(options: BuildOptions) -> None:
@@ -188,7 +189,7 @@ def test_an_update_reuses_the_vectors_of_the_collection(
     add = write_jsonl(tmp_path / "new.jsonl", [records[3], records[60]])
     delete = tmp_path / "ids.txt"
     delete.write_text("d0005\n", encoding="utf-8")
-    base = active_manifest(options.indexes, "test", options.stores)
+    base = active_manifest(options.index)
     assert requested_factory(base) == factory
     options = replace(options, corpus="", factory=requested_factory(base), recall=0.5)
     encoder = BigramEncoder("document")
@@ -208,12 +209,12 @@ def test_an_index_moves_between_the_stores_without_encoding(
     encoder = BigramEncoder("document")
     second = build(options, encoder, BigramEncoder("query"))[0].version
     assert encoder.texts_seen == 0
-    assert rollback(options.indexes, "test") == first
+    assert rollback(options.index) == first
     assert aliased(milvus) == collection_name("test", second)
-    assert prune(options.indexes, "test", options.builds, keep=0, stores=options.stores) == []
+    assert prune(options.index, options.builds, keep=0) == []
     third = publish(files)
-    assert prune(options.indexes, "test", options.builds, keep=0, stores=options.stores) == [first]
-    assert list_versions(options.indexes, "test") == [second, third]
+    assert prune(options.index, options.builds, keep=0) == [first]
+    assert options.index.versions() == [second, third]
 
 
 def test_a_changed_or_missing_collection_is_an_error(
@@ -238,7 +239,7 @@ def test_a_milvus_that_does_not_respond_is_an_error(options: BuildOptions) -> No
         MilvusStore("http://127.0.0.1:1", "", 1)
     with raises(CareError, "store_unavailable", request="connect"):
         publish(replace(options, stores=VectorStores(MilvusAddress("nonsense"))))
-    assert list_versions(options.indexes, "test") == []
+    assert options.index.versions() == []
 
 
 def test_the_commands(
@@ -259,7 +260,7 @@ def test_the_commands(
     add = write_jsonl(tmp_path / "new.jsonl", [make_records(21)[20]])
     assert main(["update", "--add", str(add), *made, *uri]) == 0
     assert "1 documents added, 0 replaced" in capsys.readouterr().out
-    versions = list_versions(tmp_path / "indexes", "test")
+    versions = IndexFolder(tmp_path / "indexes", "test").versions()
     folder = tmp_path / "indexes" / "test" / versions[1]
     assert read_manifest(folder).store == "milvus"
     assert json.loads((folder / "manifest.json").read_text("utf-8"))["count"] == 21

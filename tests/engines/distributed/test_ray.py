@@ -20,8 +20,9 @@ from core.errors import CareError, PairError, ProviderError
 from core.manifest import IndexManifest
 from core.shards import complete_shards
 from core.text import document_text
-from core.versions import current_version, read_manifest
+from core.versions import IndexFolder, read_manifest
 from indexer.build import BuildOptions, build
+from indexer.publication import IndexWriter
 from indexer.ray_executor import LOCAL, RayExecutor, RemoteEncoder, _init, connected
 from indexer.update import Changes, active_manifest, update
 from tests.conftest import make_records, write_jsonl
@@ -240,7 +241,7 @@ def test_an_update_reuses_vectors_with_the_same_result(
         ray_options(work, log),
     ):
         run(build_options(options.indexes.parent, work / "corpus.jsonl"))
-        base = active_manifest(options.indexes, options.name)
+        base = active_manifest(IndexWriter(options.indexes, options.name))
         changes = Changes(str(new))
         encoder = BigramEncoder("document")
         result = update(options, changes, base, encoder, BigramEncoder("query"))
@@ -277,7 +278,7 @@ def test_the_command_encodes_with_care_mini_on_a_local_ray_cluster(tmp_path: Pat
             words = [line[:7].strip() for line in done.stdout.splitlines()]
             assert words == ["corpus", "encode", "index", "total", "active"], done.stdout
         indexes = tmp_path / "indexes"
-        manifest = read_manifest(indexes / engine / current_version(indexes, engine))
+        manifest = read_manifest(indexes / engine / IndexFolder(indexes, engine).active())
         made.append(contents(manifest) | {"name": "same"})
     assert made[0] == made[1]
 

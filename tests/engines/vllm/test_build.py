@@ -15,7 +15,7 @@ from transformers import AutoModel
 from core.encoders import EncoderSpec
 from core.files import sha256_file
 from core.service_process import running_service
-from core.versions import current_version, read_manifest
+from core.versions import IndexFolder, read_manifest
 from tests.checkpoints import MAX_LENGTH, checkpoint_spec
 from tests.conftest import make_records, write_jsonl
 
@@ -111,7 +111,7 @@ def test_an_index_encoded_by_vllm_is_searched(
         "total",
         "active",
     ]
-    manifest = read_manifest(indexes / "tiny" / current_version(indexes, "tiny"))
+    manifest = read_manifest(indexes / "tiny" / IndexFolder(indexes, "tiny").active())
     assert manifest.encoder == document
     assert (manifest.count, manifest.corpus.truncated) == (COUNT, 1)
     assert manifest.corpus.tokens < COUNT * MAX_LENGTH

@@ -5,7 +5,7 @@ import pytest
 
 from core.manifest import FULL_TEXT
 from core.types import Query
-from core.versions import current_version
+from core.versions import IndexFolder
 from loadtest.bench import start
 from loadtest.bench.engines import faiss_engine
 from loadtest.bench.options import StartOptions
@@ -37,8 +37,10 @@ def test_the_version_of_synthetic_vectors_has_all_that_a_service_checks_and_sear
     start.make_index(options)
     pair = load_pair(str(options.pair))
     encoder = OnnxEncoder(pair.query, pair.folder, threads=1)
-    snapshot = load_index(options.index.parent, options.index.name, encoder)
-    assert snapshot.manifest.version == current_version(options.index.parent, options.index.name)
+    snapshot = load_index(IndexFolder(options.index.parent, options.index.name), encoder)
+    assert (
+        snapshot.manifest.version == IndexFolder(options.index.parent, options.index.name).active()
+    )
     assert snapshot.manifest.count == VECTORS + DOCUMENTS
     assert FULL_TEXT in snapshot.manifest.components
     text = snapshot.segment.documents.text(VECTORS)

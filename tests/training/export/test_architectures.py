@@ -18,7 +18,7 @@ from care.cli.main import main as care
 from core.encoders import Pair, Pooling
 from core.errors import PairError
 from core.files import sha256_file
-from core.versions import current_version, index_folder, read_manifest
+from core.versions import IndexFolder, read_manifest
 from models.encoders.configuration import read_configuration
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.transformers import TransformersEncoder
@@ -106,8 +106,8 @@ def test_a_checkpoint_is_indexed_exported_and_served(
     arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
     arguments += ["--builds", str(tmp_path / "builds"), "--pair", str(tmp_path / "pair.toml")]
     assert care(["index", *arguments, "--backend", "transformers"]) == 0
-    version = current_version(settings.indexes, "test")
-    manifest = read_manifest(index_folder(settings.indexes, "test") / version)
+    version = IndexFolder(settings.indexes, "test").active()
+    manifest = read_manifest(IndexFolder(settings.indexes, "test").path / version)
     assert manifest.recall.recall == 1
 
     checkpoint = settings.model_copy(update={"pair": str(tmp_path / "pair.toml")})
