@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from random import Random
 from threading import Event
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from core.manifest import IndexManifest
-from service.limits import Shares
+from service.limits import Limits, Shares
 from service.pipeline.fairness import FairExecutor, FairQueue
+from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample
 
@@ -185,3 +187,13 @@ def test_a_full_queue_admits_the_share_of_another_client(
         encoder.release.set()
         assert {each.result().status_code for each in pending} == {200}
     assert sample(client, "care_queue_tokens") == 0
+
+
+@given(st.integers(1, 64), st.integers(0, 10_000), st.integers(1, 1 << 40))
+def test_limits_are_divided_among_processes(parts: int, entries: int, most: int) -> None:
+    whole = replace(Limits.of(Settings()), cache_entries=entries, answer_bytes=most)
+    part = whole.divided(parts)
+    for field in fields(Limits):
+        limit, own = getattr(whole, field.name), getattr(part, field.name)
+        assert own * parts <= max(limit, parts) and (own > 0) == (limit > 0)
+    assert whole.divided(1) == whole
