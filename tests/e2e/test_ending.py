@@ -37,28 +37,42 @@ def client(service: ServerProcess) -> Iterator[httpx2.Client]:
 
 
 def wait_for_work(client: httpx2.Client) -> None:
+    """Waits until a batch has been admitted: more than the 512 tokens of a readiness check.
+
+    A counter, as the page of metrics is renewed once a second: a queue may be empty by then.
+    """
     end = time.monotonic() + 30
-    while "care_queue_queries 0.0" in client.get("/metrics").text:
+    while True:
+        lines = client.get("/metrics").text.splitlines()
+        (line,) = (line for line in lines if line.startswith("care_admitted_tokens_total "))
+        if float(line.split()[1]) > 512:
+            return
         assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def post(client: httpx2.Client) -> Any:
     return client.post("/search/batch", json=BATCH)
 
 
+def keep_posting(client: httpx2.Client) -> None:
+    while True:
+        post(client)
+
+
 def test_sigterm_stops_the_service_after_its_requests_complete(
     service: ServerProcess, client: httpx2.Client
 ) -> None:
     assert client.get("/health/ready").status_code == 200
-    with ThreadPoolExecutor(3) as pool:
-        before = [pool.submit(post, client) for _ in range(2)]
+    with ThreadPoolExecutor(5) as pool:
+        before = [pool.submit(post, client) for _ in range(4)]
         wait_for_work(client)
         service.process.send_signal(signal.SIGTERM)
         after = pool.submit(post, client)
         ready = client.get("/health/ready")
         assert (ready.status_code, ready.json()["code"]) == (503, "shutting_down")
         assert client.get("/health/live").status_code == 200
-        assert [pending.result().status_code for pending in (*before, after)] == [200] * 3
+        assert [pending.result().status_code for pending in (*before, after)] == [200] * 5
     assert service.process.wait(30) == 0
     with pytest.raises(httpx2.ConnectError):
         client.get("/")
@@ -75,7 +89,7 @@ def test_a_killed_service_starts_again(
     service: ServerProcess, client: httpx2.Client, indexes: Path
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        unanswered = pool.submit(post, client)
+        unanswered = pool.submit(keep_posting, client)
         wait_for_work(client)
         service.process.kill()
         service.process.wait()
