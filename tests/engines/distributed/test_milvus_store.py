@@ -14,7 +14,7 @@ from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.versions import IndexFolder, read_manifest
 from indexer.build import BuildOptions, build, up_to_date
-from indexer.publication import verify_version
+from indexer.publication import IndexWriter, verify_version
 from indexer.update import Changes, active_manifest, requested_factory, update
 from indexer.versions import activate, prune, rollback
 from stores.milvus.names import alias_name, collection_name
@@ -123,10 +123,11 @@ def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: Mi
 
 def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
     first, second = publish(options), publish(options)
+    index = IndexWriter(options.indexes, "test")
     for command in (
-        lambda: rollback(options.index),
-        lambda: activate(options.index, first),
-        lambda: prune(options.index, options.builds, keep=0),
+        lambda: rollback(index),
+        lambda: activate(index, first),
+        lambda: prune(index, options.builds, keep=0),
         lambda: verify_version(folder_of(options, first)),
     ):
         with raises(CareError, "milvus_address_missing"):
