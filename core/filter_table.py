@@ -90,6 +90,13 @@ class FilterTable:
         """Returns the number of rows of labels; a row with several of them counts each time."""
         return sum(int(batch.lengths(own).sum()) for batch, own in self._by_batch(labels))
 
+    def labels_of_many(self, least: int) -> RowArray:
+        """Returns the labels that at least `least` rows have, int64 [n], ascending."""
+        many = [np.empty(0, np.int64)]
+        for first, batch in zip(self._firsts, self._batches, strict=True):
+            many.append(first + np.flatnonzero(np.diff(batch.offsets) >= least))
+        return np.concatenate(many)
+
     def rows(self, labels: RowArray, check: Check = no_check) -> Iterator[RowArray]:
         """Yields the rows of labels, in parts of at most a million."""
         for batch, own in self._by_batch(labels):

@@ -1,8 +1,9 @@
 """`filters.arrow`: the rows of each metadata field and value.
 
-One Arrow table, sorted by field and value, memory-mapped and searched by bisection: the time to
-open it does not depend on the number of values. The position of a value in the table is its
-label, an integer that replaces the value in other stores such as Milvus.
+One Arrow table, sorted by field and value, memory-mapped and searched by bisection. When it is
+opened, the values that many rows have get bitmaps in memory; others are read when they are needed.
+The position of a value in the table is its label, an integer that replaces the value in other
+stores such as Milvus.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 
 from core.conditions import filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
-from core.filter_rows import Requirement, matching_rows
+from core.filter_rows import MatchingRows, Requirement
 from core.filter_table import FilterTable, encode_value
 from core.scratch import scratch
 from core.types import Check, Conjunction, Filter, FilterValue, RowArray, no_check
@@ -180,6 +181,11 @@ def _entries(run: Any) -> Iterator[_Entry]:
 class FilterReader:
     """Finds the rows that match a filter; thread-safe.
 
+    Args:
+        path: The file.
+        fields: Number of distinct values of each field.
+        count: Number of rows of the index.
+
     Attributes:
         fields: Number of distinct values of each field.
 
@@ -187,7 +193,7 @@ class FilterReader:
         IndexVersionError: If the file is missing, truncated or of another schema.
     """
 
-    def __init__(self, path: Path, fields: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, fields: Mapping[str, int], count: int) -> None:
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowInvalid) as error:
@@ -198,7 +204,9 @@ class FilterReader:
             raise IndexVersionError.at(path, reason, "unreadable_filters")
         self.fields = dict(fields)
         self._table = table
+        self._count = count
         self._by_label = FilterTable(table, fields)
+        self._matching = MatchingRows(self._by_label, count)
         self._recent = _RecentRows()
         listed = heapq.nsmallest(_LISTED, fields)
         self._known = ", ".join(name[:_NAME_CHARS] for name in listed) or "none"
@@ -226,21 +234,19 @@ class FilterReader:
             message = f"unknown filter field; the fields of this index are: {self._known}"
             raise QueryError(place, message, code="unknown_filter_field")
 
-    def rows(self, conditions: Conjunction, count: int, check: Check = no_check) -> RowArray:
+    def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
         """Returns the rows that meet conditions, int64 [n], ascending.
 
         The rows of recent conditions are kept, so that the queries of a batch share them.
 
         Args:
             conditions: Conditions of fields that the index has.
-            count: Number of rows of the index.
             check: Called about once per millisecond; stops the search by an exception.
         """
         key = hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
         rows = self._recent.get(key)
         if rows is None:
-            required = self.requirements(conditions, check)
-            rows = matching_rows(self._by_label, required, count, check)
+            rows = self._matching.find(self.requirements(conditions, check), check)
             self._recent.put(key, rows)
         return rows
 
@@ -258,18 +264,18 @@ class FilterReader:
                 required.append(Requirement(excluded, excluded=True))
         return required
 
-    def labels_of_rows(self, count: int) -> tuple[RowArray, RowArray]:
-        """Returns the labels of rows 0 to `count` - 1, as in a compressed sparse row matrix.
+    def labels_of_rows(self) -> tuple[RowArray, RowArray]:
+        """Returns the labels of all rows, as in a compressed sparse row matrix.
 
         Returns:
-            offsets, int64 [count + 1], and labels, int64 [n]: the labels of row i are
+            offsets, int64 [rows + 1], and labels, int64 [n]: the labels of row i are
             `labels[offsets[i]:offsets[i + 1]]`, ascending.
         """
         column = self._table["rows"]
         lengths = pc.list_value_length(column).to_numpy()
         rows = pc.list_flatten(column).to_numpy()
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+        offsets = np.zeros(self._count + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
 
     def frequent_values(self) -> dict[str, list[FilterValue]]:
@@ -321,13 +327,11 @@ class Selection:
     Args:
         filters: The filter values of the rows.
         conditions: The conditions.
-        count: Number of rows of the index.
     """
 
-    def __init__(self, filters: FilterReader, conditions: Conjunction, count: int) -> None:
+    def __init__(self, filters: FilterReader, conditions: Conjunction) -> None:
         self._filters: FilterReader | None = filters
         self._conditions = conditions
-        self._count = count
         self._rows: RowArray | None = None
 
     @classmethod
@@ -344,7 +348,7 @@ class Selection:
             check: Called about once per millisecond; stops the search by an exception.
         """
         if self._rows is None and self._filters:
-            self._rows = self._filters.rows(self._conditions, self._count, check)
+            self._rows = self._filters.rows(self._conditions, check)
         assert self._rows is not None
         return self._rows
 

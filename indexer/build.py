@@ -289,7 +289,7 @@ def _write_version(
     check_canaries(query_encoder, canaries)
     texts = held_out or first_sentences(reader, text_rows)
     queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
-    filter_reader = FilterReader(folder / filters.FILE_NAME, fields)
+    filter_reader = FilterReader(folder / filters.FILE_NAME, fields, len(reader))
     components: dict[str, Component] = {}
     if options.full_text:
         components[FULL_TEXT] = write_full_text(

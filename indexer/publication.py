@@ -16,17 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from core import documents, filters
-from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import remove_folder, remove_temporary, sync, sync_folder, writing_in
-from core.filters import FilterReader
 from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest, verify_files, write_manifest
-from stores.lexical import open_full_text
 from stores.registry import FAISS_ONLY, VectorStores
-from stores.token_vectors import open_token_vectors
+from stores.segment import open_segment
 
 BUILD_LOCK = ".build.lock"
 # How long to wait for the lock for changes [s].
@@ -195,15 +191,7 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
     with opening(folder):
         manifest = read_manifest(folder)
         verify_files(folder, manifest)
-        reader = DocumentReader(folder / documents.FILE_NAME)
-        if len(reader) != manifest.count:
-            reason = f"has {len(reader)} documents instead of {manifest.count}"
-            raise IndexVersionError.at(folder, f"{reason}: build the index again", "wrong_count")
-        filter_reader = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
-        filter_reader.frequent_values()  # as a service reads them
-        open_full_text(folder, manifest)
-        open_token_vectors(folder, manifest)
-        stores.for_version(folder).open(folder, manifest)
+        open_segment(folder, manifest, stores.for_version(folder))
     return manifest
 
 

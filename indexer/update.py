@@ -208,7 +208,7 @@ def update_components(
             os.link(index.version(base.version) / name, folder / name)
         if options.full_text and FULL_TEXT not in components:
             reader = DocumentReader(folder / documents.FILE_NAME)
-            filter_reader = FilterReader(folder / filters.FILE_NAME, base.filter_fields)
+            filter_reader = FilterReader(folder / filters.FILE_NAME, base.filter_fields, base.count)
             components[FULL_TEXT] = write_full_text(
                 folder, reader, filter_reader, progress=options.progress
             )

@@ -339,7 +339,7 @@ class SearchTask:
         segment = self.snapshot.segment
         if not query.conditions:
             return None
-        return Selection(segment.filters, query.conditions, segment.count)
+        return Selection(segment.filters, query.conditions)
 
     def _compared(self, nearest: ScoredRows, lexical: ScoredRows) -> ScoredRows:
         """Returns the nearest rows, and then the lexical ones, all with their similarities."""

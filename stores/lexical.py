@@ -100,7 +100,7 @@ def _write(
     index = tantivy.Index(_schema(), str(target), reuse=False)
     # One thread writes rows in their order.
     writer = index.writer(heap_size=_HEAP, num_threads=1)
-    offsets, labels = filters.labels_of_rows(len(documents))
+    offsets, labels = filters.labels_of_rows()
     with progress_bar("text", show=progress, total=len(documents)) as bar:
         for row, document in enumerate(documents):
             own = labels[offsets[row] : offsets[row + 1]].tolist()

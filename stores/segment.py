@@ -55,10 +55,12 @@ def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> S
     """
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
-        reason = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
+        found = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
         counts = {"documents": len(reader), "expected": manifest.count}
-        raise IndexVersionError.at(folder, reason, "wrong_document_count", **counts)
-    values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields)
+        raise IndexVersionError.at(
+            folder, f"{found}: build the index again", "wrong_document_count", **counts
+        )
+    values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
     frequent = values.frequent_values()
     full_text = open_full_text(folder, manifest)
     tokens = open_token_vectors(folder, manifest)

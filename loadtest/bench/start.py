@@ -170,7 +170,7 @@ def make_index(options: StartOptions) -> None:
             by_value.add(row, copy.metadata)
     files = _files(folder)
     written = documents.DocumentReader(folder / documents.FILE_NAME)
-    labels = filters.FilterReader(folder / filters.FILE_NAME, by_value.fields())
+    labels = filters.FilterReader(folder / filters.FILE_NAME, by_value.fields(), index.ntotal)
     counts = {"documents": index.ntotal, "unique_texts": index.ntotal}
     changes = {
         "name": name,

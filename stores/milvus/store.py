@@ -86,7 +86,7 @@ class MilvusStore(VectorStore):
         """
         collection = names.collection_name(new.index, new.version)
         write_text(new.folder / COLLECTION, f"{collection}\n")
-        offsets, labels = new.filters.labels_of_rows(len(new.vectors))
+        offsets, labels = new.filters.labels_of_rows()
         if (most := int(np.diff(offsets).max())) > MAX_LABELS:
             row = int(np.diff(offsets).argmax())
             raise CareError(

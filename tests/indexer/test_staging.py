@@ -56,8 +56,8 @@ def test_documents_filters_and_counts_are_staged(corpus: Path) -> None:
     documents = list(DocumentReader(corpus.parent / "documents.arrow"))
     assert [d.id for d in documents] == [record["_id"] for record in records]
     assert [d.metadata for d in documents] == [record["metadata"] for record in records]
-    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
-    rows = reader.rows(reader.check({"rare": [True]}), len(documents))
+    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields, len(documents))
+    rows = reader.rows(reader.check({"rare": [True]}))
     assert rows.tolist() == [10]
 
 
@@ -175,8 +175,8 @@ def test_chunks_are_rows_with_the_metadata_of_their_document(corpus: Path) -> No
         ("c#0", "c", 0, 2),
         ("c#1", "c", 1, 2),
     ]
-    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields)
-    passing = reader.rows(reader.check({"department": ["骨科"]}), len(rows))
+    reader = FilterReader(corpus.parent / "filters.arrow", staged.filter_fields, len(rows))
+    passing = reader.rows(reader.check({"department": ["骨科"]}))
     assert passing.tolist() == [0, 1, 2]
     assert run(corpus, chunk_tokens=10) == staged
 

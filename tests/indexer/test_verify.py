@@ -84,7 +84,7 @@ def test_a_path_in_place_of_a_name_is_an_error(published: Path, field: str, name
     ("change", "code"),
     [
         ({"schema_version": 99}, "unsupported_schema"),
-        ({"count": 61}, "wrong_count"),
+        ({"count": 61}, "wrong_document_count"),
         ({"filter_fields": {"department": 3}}, "unreadable_filters"),
     ],
 )
@@ -149,7 +149,8 @@ def test_vectors_of_another_index_with_valid_checksums_are_an_error(
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("vectors.faiss", "wrong_vectors"), ("documents.arrow", "wrong_count")]
+    ("name", "code"),
+    [("vectors.faiss", "wrong_vectors"), ("documents.arrow", "wrong_document_count")],
 )
 def test_files_of_different_counts_are_an_error(
     published: Path, foreign: Callable[..., Path], name: str, code: str

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from core import filters
+from core.filter_rows import MatchingRows
 from core.manifest import IndexManifest
 from core.types import Check, Query
 from search.hits import QueryResult
@@ -64,7 +64,7 @@ def test_the_rows_of_a_filter_are_searched_within_the_deadline(
     serve: Serve, manifest: IndexManifest, long_search: LongSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
-    monkeypatch.setattr(filters, "matching_rows", long_search)
+    monkeypatch.setattr(MatchingRows, "find", long_search)
     body = {"query": QUERY, "filter": {"department": "儿科"}}
     batch = {"queries": [body | {"query": f"{QUERY}{i}"} for i in range(8)]}
     answer = client.post("/search/batch", json=batch, headers={"X-Request-Timeout-Ms": "1000"})
@@ -78,13 +78,13 @@ def test_equal_filters_of_a_batch_are_evaluated_once(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated = []
-    matching_rows = filters.matching_rows
+    find = MatchingRows.find
 
     def spy(*arguments: Any) -> Any:
         evaluated.append(1)
-        return matching_rows(*arguments)
+        return find(*arguments)
 
-    monkeypatch.setattr(filters, "matching_rows", spy)
+    monkeypatch.setattr(MatchingRows, "find", spy)
     orders = [["儿科", "骨科"], ["骨科", "儿科", "骨科"]]
     queries = [
         {"query": f"{QUERY}{i}", "filter": {"department": orders[i % 2], "rare": [False, True]}}

@@ -28,7 +28,7 @@ def test_opening_a_version_does_not_import_pandas(build_version: Builder, tmp_pa
         "import sys; from core.documents import DocumentReader;"
         "from core.filters import FilterReader;"
         f"DocumentReader({str(folder / documents.FILE_NAME)!r});"
-        f"FilterReader({str(folder / filters.FILE_NAME)!r}, {manifest.filter_fields!r});"
+        f"FilterReader({str(folder / filters.FILE_NAME)!r}, {manifest.filter_fields!r}, 60);"
         "print('pandas' in sys.modules)"
     )
     result = subprocess.run(

@@ -38,7 +38,7 @@ def folder(build_version: Builder, records: list[dict[str, Any]], tmp_path: Path
 
 def opened(folder: Path) -> tuple[LexicalIndex, FilterReader, list[Document]]:
     manifest = read_manifest(folder)
-    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields)
+    filters = FilterReader(folder / "filters.arrow", manifest.filter_fields, manifest.count)
     index = open_full_text(folder, manifest)
     assert index
     return index, filters, list(DocumentReader(folder / FILE_NAME))
@@ -129,7 +129,7 @@ def test_a_query_without_a_known_term_has_no_hits(folder: Path, query: str) -> N
 )
 def test_filters_are_exact(folder: Path, filter_: Mapping[str, Any]) -> None:
     index, filters, documents = opened(folder)
-    selection = Selection(filters, filters.check(filter_), len(documents))
+    selection = Selection(filters, filters.check(filter_))
     every = dict(zip(*reversed([a.tolist() for a in index.search("患者护理", 60)]), strict=True))
     scores, rows = index.search("患者护理", 60, selection)
     found = dict(zip(rows.tolist(), scores.tolist(), strict=True))
