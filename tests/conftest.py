@@ -2,7 +2,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,28 @@ def root_logger() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
+@pytest.fixture(scope="session")
+def first_builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, IndexManifest]]:
+    """A folder with a copy of each first build of a test, and the manifest of each."""
+    return tmp_path_factory.mktemp("first"), {}
+
+
 @pytest.fixture
-def build_version(tmp_path: Path) -> Builder:
-    """Builds a version of index 'test' under `tmp_path / indexes` with the test encoder."""
+def build_version(tmp_path: Path, first_builds: tuple[Path, dict[str, IndexManifest]]) -> Builder:
+    """Builds a version of index 'test' under `tmp_path / indexes` with the test encoder.
+
+    If the index does not exist yet, a copy of an equal version of an earlier test takes its place.
+    """
+    copies, manifests = first_builds
 
     def run(records: Sequence[Mapping[str, Any]], **options: Any) -> IndexManifest:
         corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
+        key = hashlib.sha256(corpus.read_bytes() + repr(sorted(options.items())).encode())
+        copy = copies / key.hexdigest()
+        first = "stores" not in options and not (tmp_path / "indexes").exists()
+        if first and copy.name in manifests:
+            shutil.copytree(copy, tmp_path, dirs_exist_ok=True)
+            return deepcopy(manifests[copy.name])
         space = options.pop("space", "bigrams-1")
         settings = {
             "corpus": str(corpus),
@@ -91,6 +109,10 @@ def build_version(tmp_path: Path) -> Builder:
             BigramEncoder("document", space),
             BigramEncoder("query", space),
         )
+        if first and settings.items() <= (settings | options).items():
+            for name in ("indexes", "builds"):
+                shutil.copytree(tmp_path / name, copy / name)
+            manifests[copy.name] = deepcopy(manifest)
         return manifest
 
     return run

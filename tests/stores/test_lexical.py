@@ -128,7 +128,7 @@ def test_a_query_without_a_known_term_has_no_hits(folder: Path, query: str) -> N
     ],
 )
 def test_filters_are_exact(folder: Path, filter_: Mapping[str, Any]) -> None:
-    index, filters, documents = opened(folder)
+    index, filters, _ = opened(folder)
     selection = Selection(filters, filters.check(filter_))
     every = dict(zip(*reversed([a.tolist() for a in index.search("患者护理", 60)]), strict=True))
     scores, rows = index.search("患者护理", 60, selection)
