@@ -84,7 +84,7 @@ class FilterTable:
             for label in ties
             if all(COMPARISONS[name](self._value(label), bound) for name, bound in bounds)
         ]
-        return np.unique(np.concatenate([labels[start:stop], np.array(inside, np.int64)]))
+        return np.sort(np.concatenate([labels[start:stop], np.array(inside, np.int64)]))
 
     def count_rows(self, labels: RowArray) -> int:
         """Returns the number of rows of labels; a row with several of them counts each time."""
