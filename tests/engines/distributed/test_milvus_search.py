@@ -165,7 +165,7 @@ def load(tmp_path: Path, milvus: MilvusServer) -> Snapshot:
 
 def selected(index: Snapshot, filter_: dict[str, Any]) -> Selection:
     filters = index.segment.filters
-    return Selection(filters, filters.check(filter_), index.segment.count)
+    return Selection(filters, filters.check(filter_))
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
