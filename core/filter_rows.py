@@ -46,7 +46,7 @@ class MatchingRows:
     def __init__(self, table: FilterTable, count: int) -> None:
         self._table = table
         self._count = count
-        self._frequent = table.labels_of_many(max(1, int(_FREQUENT * count)))
+        self._frequent = table.frequent_labels(max(1, int(_FREQUENT * count)))
         self._bitmaps = [_bitmap(rows) for rows in table.rows_by_label(self._frequent)]
 
     def find(self, requirements: Iterable[Requirement], check: Check) -> RowArray:

@@ -84,18 +84,19 @@ class FilterTable:
             for label in ties
             if all(COMPARISONS[name](self._value(label), bound) for name, bound in bounds)
         ]
+        # Ties are outside of the others. They are sorted, as `np.unique` hashes, which is slower.
         return np.sort(np.concatenate([labels[start:stop], np.array(inside, np.int64)]))
 
     def count_rows(self, labels: RowArray) -> int:
         """Returns the number of rows of labels; a row with several of them counts each time."""
         return sum(int(batch.lengths(own).sum()) for batch, own in self._by_batch(labels))
 
-    def labels_of_many(self, least: int) -> RowArray:
+    def frequent_labels(self, least: int) -> RowArray:
         """Returns the labels that at least `least` rows have, int64 [n], ascending."""
-        many = [np.empty(0, np.int64)]
+        parts = [np.empty(0, np.int64)]
         for first, batch in zip(self._firsts, self._batches, strict=True):
-            many.append(first + np.flatnonzero(np.diff(batch.offsets) >= least))
-        return np.concatenate(many)
+            parts.append(first + np.flatnonzero(np.diff(batch.offsets) >= least))
+        return np.concatenate(parts)
 
     def rows(self, labels: RowArray, check: Check = no_check) -> Iterator[RowArray]:
         """Yields the rows of labels, in parts of at most a million."""
