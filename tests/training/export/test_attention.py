@@ -11,7 +11,7 @@ from onnx import ModelProto
 from care.cli.main import main as care
 from models.encoders.transformers import TransformersEncoder
 from models.pairs import write_pair
-from tests.training.export.test_architectures import make_pair
+from tests.checkpoints import make_pair
 from training.export.attention import rotary_table
 from training.export.query_side import load_query_side
 
