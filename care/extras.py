@@ -1,7 +1,7 @@
 """Optional dependencies: which packages of an extra are missing, and how to install them."""
 
 import re
-from importlib.metadata import metadata
+from importlib.metadata import PackageNotFoundError, metadata
 
 from care.gpu_builds import installed
 from core.errors import CareError
@@ -13,10 +13,15 @@ _NAME = re.compile(r"[\w.-]+")
 def missing(extra: str) -> list[str]:
     """Returns the names of the packages of an extra that are not installed.
 
+    Of a checkout that is not installed itself nothing is known: the list is empty.
+
     Raises:
         ValueError: If the installed distribution has no such extra.
     """
-    facts = metadata(_DISTRIBUTION)
+    try:
+        facts = metadata(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return []
     if extra not in facts.get_all("Provides-Extra", []):
         raise ValueError(f"{_DISTRIBUTION} {facts['Version']} has no extra '{extra}'")
     lines = facts.get_all("Requires-Dist", [])

@@ -47,7 +47,9 @@ def run(name: str, scratch: Path, timeout: float, *, on_gpu: bool) -> dict[str, 
     row: dict[str, Any] = {"name": name, "status": "failed", "seconds": 0.0}
     command = [python(name, on_gpu=on_gpu), "-m", "tests.gpu.checks", name, str(scratch)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": path}
+    if not on_gpu:
+        environment["OMP_NUM_THREADS"] = "1"
     started = time.monotonic()
     try:
         done = subprocess.run(
