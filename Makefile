@@ -141,7 +141,7 @@ test-clients:
 	.venv-clients/bin/mypy examples
 	$(call PYTEST,.venv-clients) -o asyncio_default_fixture_loop_scope=function tests/engines/clients
 
-test-gpu: $(TEST) ## Check every path on GPUs with tiny models, or simulate it without one: ARGS='faiss-build vllm'
+test-gpu: $(TEST) ## Check every path on GPUs, or simulate it without one: ARGS='faiss-build vllm'
 	@.venv-test/bin/python -m tests.gpu $(ARGS)
 
 test-long: $(TEST) ## Run the tests that take too long for each commit
