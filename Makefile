@@ -63,7 +63,6 @@ EVAL := .venv/.eval
 CHECK := .venv-check/.complete
 TEST := .venv-test/.complete
 LOAD := .venv-loadtest/.complete
-SCALE := .venv-bench-scale/.complete
 ENGINES := .venv-engines/.complete .venv-distributed/.complete .venv-clients/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
 BENCH_WEIGHTS := builds/bench/weights/complete
@@ -71,8 +70,7 @@ BENCH_WEIGHTS := builds/bench/weights/complete
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-start bench-build bench-hostile bench-filters $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
-bench-scale: CARE = .venv-bench-scale/bin/care
+cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-hostile $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
@@ -85,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-scale bench-start bench-build bench-hostile bench-filters format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-hostile format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -253,18 +251,6 @@ bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure the service beside ot
 	$(CARE) index '$(CORPUS)' --reuse $(INDEX_AND_PAIR)
 	$(CARE) bench service $(INDEX_AND_PAIR) --queries '$(QUERIES)' $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
-bench-scale: $(SCALE) ## Recall@10 against speed of index types and libraries: VECTORS= ARGS='--factory IVF4096,RaBitQ …'
-	$(CARE) bench scale --vectors $(VECTORS) $(ARGS)
-
-bench-start: $(TEST) ## Time from process start to ready, memory of a second process: VECTORS= (after bench-scale with as many)
-	$(CARE) bench start --vectors $(VECTORS) $(ARGS)
-
-bench-filters: $(TEST) ## Time to find the rows of a filter of many fields and values: ARGS='--rows 1000000'
-	$(CARE) bench filters $(ARGS)
-
-bench-build: $(TEST) ## Time and memory of each phase of a build with a null encoder: DOCUMENTS= ARGS=
-	$(CARE) bench build $(addprefix --documents ,$(DOCUMENTS)) $(ARGS)
-
 bench-hostile: $(TEST) ## Attack the service: processor time of its event loop, memory, liveness: ARGS='--only idle'
 	$(CARE) bench hostile $(ARGS)
 
@@ -321,12 +307,6 @@ $(TEST): pyproject.toml constraints.txt $(GPU)
 $(LOAD): pyproject.toml constraints.txt
 	$(new_environment)
 	$(PINNED) $$($(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["loadtest"])')
-	@touch $@
-
-# hnswlib is built from source, with a C++ compiler.
-$(SCALE): pyproject.toml constraints.txt
-	$(new_environment)
-	$(PINNED) -e '.[bench]' hnswlib usearch
 	@touch $@
 
 .venv-bench/.complete: loadtest/bench/requirements-sentence-transformers.txt

@@ -16,9 +16,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from evaluation.metrics import MEASURES  # noqa: E402
-from loadtest.bench import results, tradeoff  # noqa: E402
+from loadtest.bench import results  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
+# What `make quality` writes.
+QUALITY = RESULTS / "quality" / "splits.json"
 ENCODERS = [RESULTS / "quality" / f"encoders-{threads}.json" for threads in (1, 2)]
 BENCH = ROOT / "loadtest" / "results"
 _CARD, _LOOKUP_CARD = (
@@ -74,7 +76,7 @@ def filled(text: str, tables: Mapping[str, Callable[[], str]] | None = None) -> 
 
 def quality() -> str:
     """Returns all measures on dev, and nDCG@10 on questions in patients' own words."""
-    result = _read(results.QUALITY)
+    result = _read(QUALITY)
     head = ("", *MEASURES, "nDCG@10, in patients' words")
     rows = [
         [
@@ -89,7 +91,7 @@ def quality() -> str:
 
 def splits() -> str:
     """Returns nDCG@10 on all splits, and the differences to the first system."""
-    result = _read(results.QUALITY)
+    result = _read(QUALITY)
     names = list(result["queries"])
     head = ("nDCG@10 × 100", *(_SPLITS.get(name, name) for name in names), "loss when spoken")
     rows = [["questions", *(f"{result['queries'][name]:,}" for name in names), ""]]
@@ -107,7 +109,7 @@ def splits() -> str:
 
 def lookup() -> str:
     """Returns nDCG@10 of the lookup encoder beside that of care-mini, on each split."""
-    result = _read(results.QUALITY)
+    result = _read(QUALITY)
     pair, by_lookup = (
         next(system["splits"] for system in result["systems"] if system["name"] == name)
         for name in ("care-mini", "care-mini-lookup")
@@ -216,4 +218,3 @@ def _source(result: Mapping[str, Any], command: str) -> str:
 if __name__ == "__main__":
     for path, text in written().items():
         path.write_text(text, encoding="utf-8")
-    tradeoff.draw(BENCH)

@@ -122,7 +122,8 @@ and the figures of the paper; [scores.json](../training/results/ablations/scores
 made with the recipes of c96a4c7 ([plot](../training/results/ablations/scores.png)).
 [train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
 [training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders
-and settings, for GPUs; they have not been run.
+and settings, for GPUs; none has been trained. Two stages of `care-0.3b-8b.yaml` ran four steps on
+one GPU with random weights ([scale-out.md](scale-out.md#measured-on-one-gpu)).
 
 Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds;
 scores without a deviation have one seed.

@@ -55,11 +55,7 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["care-mini-query"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["care-mini-lookup"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),
-        (["bench-scale"], ["bench scale"]),
-        (["bench-start"], ["bench start"]),
-        (["bench-build"], ["bench build"]),
         (["bench-hostile"], ["bench hostile"]),
-        (["bench-filters"], ["bench filters"]),
     ],
 )
 def test_a_target_runs_commands_that_parse(words: list[str], expected: list[str]) -> None:
@@ -80,10 +76,6 @@ def test_variables_become_options() -> None:
     assert given["systems"] == ["a", "bm25", "bm25-characters"]
     ((_, given),) = commands("train", "RECIPE=r.yaml", "ARGS=--set seeds=[0]")
     assert (given["recipe"], given["changes"]) == (Path("r.yaml"), ["seeds=[0]"])
-    ((_, given),) = commands("bench-build", "DOCUMENTS=3 4")
-    assert given["documents"] == [3, 4]
-    ((_, given),) = commands("bench-scale", "ARGS=--factory IVF4,SQ8")
-    assert given["factories"] == ["IVF4,SQ8"]
 
 
 @pytest.mark.parametrize(

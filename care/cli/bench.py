@@ -1,4 +1,4 @@
-"""`care bench`: benchmarks of the service, of index types, builds, filters and encoders."""
+"""`care bench`: benchmarks of the service and of encoders."""
 
 import inspect
 from collections.abc import Callable
@@ -12,18 +12,14 @@ from care.cli.options import Json
 from care.cli.output import show
 from care.extras import require
 from loadtest.bench.options import (
-    BuildBenchOptions,
-    FilterBenchOptions,
     HostileOptions,
-    ScaleOptions,
     ServiceOptions,
-    StartOptions,
 )
 from loadtest.traffic import SAMPLE
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the service, index types, starts, builds, filters and encoders, from a checkout.",
+    help="Measure the service and encoders, from a checkout.",
 )
 
 
@@ -71,45 +67,6 @@ def service(options: ServiceOptions) -> None:
     from loadtest.bench.service import SCENARIOS, measure
 
     measure(SCENARIOS, options)
-
-
-@app.command("scale")
-@_takes(ScaleOptions, "bench-scale")
-def scale(options: ScaleOptions) -> None:
-    """Measure recall@10 against queries per second of index types and libraries."""
-    from loadtest.bench.scale import run
-
-    run(options)
-
-
-@app.command("start")
-@_takes(StartOptions, "bench-start", "train")
-def start(options: StartOptions) -> None:
-    """Measure the time from process start to ready, and the memory of a second process.
-
-    The index is the graph that `care bench scale` with the same options leaves in the cache.
-    """
-    from loadtest.bench.start import run
-
-    run(options)
-
-
-@app.command("build")
-@_takes(BuildBenchOptions, "bench-build")
-def build(options: BuildBenchOptions) -> None:
-    """Measure time and memory of each phase of a build, with an encoder that costs little."""
-    from loadtest.bench.build import run
-
-    run(options)
-
-
-@app.command("filters")
-@_takes(FilterBenchOptions, "bench-filters")
-def filters(options: FilterBenchOptions) -> None:
-    """Measure the time to find the rows of a filter with many fields and values."""
-    from loadtest.bench.filters import run
-
-    run(options)
 
 
 @app.command("hostile")

@@ -7,7 +7,6 @@ from typing import Annotated
 from typer import Option
 
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
-from core.cpus import available_cpus
 from loadtest.traffic import SAMPLE
 
 RESULTS = Path("loadtest/results")
@@ -59,102 +58,6 @@ class ServiceOptions:
     only: Annotated[
         str, Option(metavar="NAMES", help="Scenarios to run, separated by commas (default: all).")
     ] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleOptions:
-    """Options of `care bench scale`."""
-
-    vectors: Annotated[int, Option(min=1, help="Number of documents.")] = 100_000
-    dimension: Annotated[int, Option(min=193, help="Dimension of a vector.")] = 768
-    queries: Annotated[int, Option(min=1, help="Number of queries.")] = 1000
-    threads: Annotated[int, Option(min=1, help="Threads of builds and batch searches.")] = 2
-    links: Annotated[
-        int, Option(min=1, help="M of HNSW graphs; the lowest level has twice as many links.")
-    ] = 32
-    construction: Annotated[int, Option(min=1, help="efConstruction of HNSW graphs.")] = 200
-    seed: Annotated[int, Option(help="Seed of the vectors.")] = 0
-    engines: Annotated[
-        list[str],
-        Option(
-            "--engine",
-            metavar="NAME",
-            help="Only engines whose name contains this text. May be repeated.",
-        ),
-    ] = field(default_factory=list)
-    factories: Annotated[
-        list[str],
-        Option(
-            "--factory",
-            metavar="FACTORY",
-            help="FAISS factory string, instead of the engines. May be repeated.",
-        ),
-    ] = field(default_factory=list)
-    cache: Cache = CACHE
-    out: Out = RESULTS
-
-    @property
-    def folder(self) -> Path:
-        """Folder for the vectors of these options and their indexes."""
-        graph = f"M{self.links}-{self.construction}"
-        return self.cache / f"{self.vectors}x{self.dimension}-seed{self.seed}-{graph}"
-
-
-@dataclass(frozen=True, slots=True)
-class StartOptions(ScaleOptions):
-    """Options of `care bench start`; `threads` is CARE_THREADS."""
-
-    vectors: Annotated[int, Option(min=1, help="Number of synthetic documents.")] = 1_000_000
-    starts: Annotated[int, Option(min=1, help="Number of warm starts.")] = 5
-
-    @property
-    def index(self) -> Path:
-        """The folder of the index."""
-        return (self.cache / "indexes" / f"start-{self.vectors}").resolve()
-
-    @property
-    def pair(self) -> Path:
-        """The TOML file of the pair."""
-        return (self.cache / f"pair-{self.dimension}" / "pair.toml").resolve()
-
-
-@dataclass(frozen=True, slots=True)
-class BuildBenchOptions:
-    """Options of `care bench build`."""
-
-    documents: Annotated[
-        list[int], Option(min=1, metavar="COUNT", help="Size of a corpus. May be repeated.")
-    ] = field(default_factory=lambda: [100_000, 1_000_000])
-    factory: Annotated[
-        str | None, Option(help="FAISS factory (default: by number of vectors).")
-    ] = None
-    memory_gib: Annotated[float, Option(help="Memory for building inverted lists [GiB].")] = 0.25
-    threads: Annotated[int, Option(min=1, help="Threads of FAISS and of the real encoder.")] = (
-        available_cpus()
-    )
-    batch_size: Annotated[int, Option(min=1, help="Texts per batch of the null encoder.")] = 1024
-    pair: Annotated[str, Option(help="Pair of the real encoder.")] = DEFAULT_PAIR
-    real_documents: Annotated[
-        int, Option(min=0, help="Documents for the real encoder; 0 skips it.")
-    ] = 300
-    cache: Cache = CACHE
-    out: Out = RESULTS
-
-
-@dataclass(frozen=True, slots=True)
-class FilterBenchOptions:
-    """Options of `care bench filters`."""
-
-    rows: Annotated[int, Option(min=1, help="Number of rows.")] = 1_000_000
-    fields: Annotated[int, Option(min=1, max=16, help="Fields of the filter.")] = 16
-    values: Annotated[int, Option(min=1, max=100, help="Values of each field.")] = 100
-    distinct: Annotated[
-        list[int],
-        Option(min=1, metavar="NUMBER", help="Distinct values of a field. May be repeated."),
-    ] = field(default_factory=lambda: [100, 1000])
-    seed: Annotated[int, Option(help="Seed of the values.")] = 0
-    cache: Cache = CACHE
-    out: Out = RESULTS
 
 
 @dataclass(frozen=True, slots=True)

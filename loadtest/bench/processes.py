@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import resource
 import threading
 import time
 import urllib.request
@@ -133,32 +132,6 @@ def sampled(read: Callable[[], int], every: float) -> Iterator[list[int]]:
         stop.set()
         thread.join()
         samples.append(read())
-
-
-def profiled(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Runs a function and adds its time and this process's peak memory to the result.
-
-    Peak resident memory includes pages of mapped files; peak own memory does not.
-    """
-    started, worked = time.perf_counter(), time.process_time()
-    with sampled(anonymous_bytes, every=0.05) as own:
-        found = work(*arguments)
-    return {
-        "seconds": round(time.perf_counter() - started, 2),
-        "processor_seconds": round(time.process_time() - worked, 2),
-        "peak_own_bytes": max(own),
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **found,
-    }
-
-
-def anonymous_bytes(pid: int | None = None) -> int:
-    """Returns the anonymous resident memory of a process [bytes].
-
-    It excludes pages of mapped files, which the kernel can reclaim at any time.
-    """
-    status = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii")
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def run_in_new_process(work: Callable[..., Any], *arguments: Any, passive: bool = False) -> Any:

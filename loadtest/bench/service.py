@@ -7,7 +7,7 @@ from typing import Any
 
 from core.errors import CareError
 from core.terminal import shown, shown_lines
-from loadtest.bench import comparison, results, scenarios, tradeoff
+from loadtest.bench import comparison, results, scenarios
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import options_json
 
@@ -20,7 +20,6 @@ SCENARIOS: Mapping[str, scenarios.Scenario] = {
     "modes": scenarios.modes,
     "overload": scenarios.overload,
     "overflow": scenarios.overflow,
-    "tradeoff": tradeoff.measure,
     "cache": scenarios.cache,
     "redis": scenarios.redis,
 }
@@ -60,7 +59,6 @@ def measure(known: Mapping[str, scenarios.Scenario], options: ServiceOptions) ->
         if "error" in found:
             print(shown_lines(f"  error: {found['error']} [{found['code']}]"), flush=True)
         tables = results.write(result, options.out / results.BENCH_NAME)
-        tradeoff.draw(options.out)
     print(shown(str(tables)))
     failed = [name for name, found in result["scenarios"].items() if "error" in found]
     if failed:

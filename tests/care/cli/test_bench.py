@@ -7,34 +7,19 @@ from typing import Any
 import pytest
 
 from care.cli.main import main
-from loadtest.bench import build, scale, service
-from loadtest.bench.options import BuildBenchOptions, ScaleOptions, ServiceOptions
+from loadtest.bench import hostile, service
+from loadtest.bench.options import HostileOptions, ServiceOptions
 from tests.errors import error_code
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The options that benchmarks were run with."""
-    options: list[Any] = []
-    monkeypatch.setattr(scale, "run", options.append)
-    monkeypatch.setattr(build, "run", options.append)
-    return options
-
-
-def test_without_options_the_defaults_are_those_of_the_dataclass(given: list[Any]) -> None:
-    assert main(["bench", "scale"]) == main(["bench", "build"]) == 0
-    assert given == [ScaleOptions(), BuildBenchOptions()]
-
-
-def test_fields_are_options(given: list[Any]) -> None:
-    words = ["--vectors", "100", "--factory", "IVF4,SQ8", "--factory", "Flat", "--out", "o"]
-    assert main(["bench", "scale", *words]) == 0
-    assert main(["bench", "build", "--documents", "3", "--documents", "4"]) == 0
-    assert given == [
-        ScaleOptions(vectors=100, factories=["IVF4,SQ8", "Flat"], out=Path("o")),
-        BuildBenchOptions(documents=[3, 4]),
-    ]
-    assert main(["bench", "scale", "--vectors", "0"]) == 2
+def test_fields_of_the_dataclass_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(hostile, "run", given.append)
+    words = ["--only", "idle", "--only", "header", "--hold", "2", "--out", "o"]
+    assert main(["bench", "hostile"]) == main(["bench", "hostile", *words]) == 0
+    changed = HostileOptions(only=["idle", "header"], hold=2, out=Path("o"))
+    assert given == [HostileOptions(), changed]
+    assert main(["bench", "hostile", "--hold", "0"]) == 2
 
 
 def test_a_scenario_is_measured(

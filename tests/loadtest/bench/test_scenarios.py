@@ -5,7 +5,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from loadtest.bench import results, scenarios, tradeoff
+from loadtest.bench import scenarios
 from loadtest.bench.options import ServiceOptions
 
 pytestmark = pytest.mark.e2e
@@ -29,18 +29,6 @@ def test_an_idle_service_is_measured_beside_the_bare_loop(options: ServiceOption
     found = scenarios.idle(options)
     (entry,) = found["rounds"]
     assert found["figures"][0]["reached"] == entry["added_ms"] == 1.5 - entry["bare"]["p50_ms"]
-
-
-@pytest.mark.usefixtures("wrk")
-def test_the_lookup_encoder_is_measured_on_the_same_index(options: ServiceOptions) -> None:
-    found = tradeoff.measure(options)
-    assert found["figures"][0]["reached"] == 1.0
-    assert "HNSW8" in found["figures"][0]["note"]
-    ways = set(results.WAYS)
-    systems = {"care-mini": ways, "care-mini-lookup": ways}
-    systems |= {name: {"bare_single", "bare_full"} for name in ("bm25", "bm25-characters")}
-    assert {name: set(rates) for name, rates in found["speeds"].items()} == systems
-    assert all(rate > 0 for rates in found["speeds"].values() for rate in rates.values())
 
 
 def test_the_modes_are_measured_alone_and_at_full_load(
