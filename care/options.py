@@ -1,10 +1,15 @@
-"""Options of builds and updates, and their defaults."""
+"""Options of builds and updates: one declaration for `care index`, `care.IndexOptions` and help."""
 
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import typer
+from typer import Option
 
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES, DEFAULT_PAIR, Backend, Dtype, StoreName
 
@@ -12,6 +17,8 @@ if TYPE_CHECKING:
     from stores.registry import VectorStores
 
 _Value = TypeVar("_Value")
+# Panels of the help.
+_INDEX, _ENCODER, _RAY, _SERVER = "Index", "Encoder", "Ray", "Embedding server"
 
 
 def setting(variable: str, kind: Callable[[str], _Value], default: _Value) -> _Value:
@@ -26,89 +33,256 @@ def _setting(variable: str, kind: Callable[[str], Any], default: Any) -> Any:
     )
 
 
+def fraction(number: float | None) -> float | None:
+    """Checks that an option is a number from 0 to 1."""
+    if number is not None and not 0 <= number <= 1:
+        raise typer.BadParameter(f"{number} is not a number from 0 to 1.")
+    return number
+
+
+def positive(number: float | None) -> float | None:
+    """Checks that an option is a finite number above 0."""
+    if number is not None and not 0 < number < math.inf:
+        raise typer.BadParameter(f"{number} is not a number above 0.")
+    return number
+
+
+def not_negative(number: float | None) -> float | None:
+    """Checks that an option is a finite number, 0 or above."""
+    return number if number == 0 else positive(number)
+
+
+Indexes = Annotated[
+    Path, typer.Option(envvar="CARE_INDEXES", metavar="FOLDER", help="Folder of all indexes.")
+]
+Builds = Annotated[
+    Path,
+    typer.Option(envvar="CARE_BUILDS", metavar="FOLDER", help="Folder of resumable builds."),
+]
+PairName = Annotated[
+    str,
+    typer.Option(
+        envvar="CARE_PAIR",
+        metavar="PAIR",
+        help="Trained or registered pair, or path of a pair's .toml file.",
+    ),
+]
+MilvusUri = Annotated[
+    str | None,
+    typer.Option(
+        envvar="CARE_MILVUS_URI",
+        metavar="URI",
+        help="Address of Milvus; its token is read from CARE_MILVUS_TOKEN.",
+        rich_help_panel="Milvus",
+    ),
+]
+
+
+def _documented(kind: type[Any]) -> type[Any]:
+    """Adds the help of each field to the docstring of a class of options."""
+    hints = get_type_hints(kind, include_extras=True)
+    lines = [f"    {each.name}: {hints[each.name].__metadata__[0].help}" for each in fields(kind)]
+    kind.__doc__ = "\n".join([cleandoc(str(kind.__doc__)), "", "Attributes:", *lines])
+    return kind
+
+
+@_documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """How an index is built; the names and meanings are those of the options of `care index`.
+    """How an index is built: the options of `care index` and `care update`, by the same names.
 
-    Attributes:
-        pair: Trained pair (`NAME/pair.toml` in the folder `CARE_PAIRS`, "pairs" by default),
-            registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or "care-mini".
-        indexes: Folder of all indexes; by default `CARE_INDEXES` or "indexes".
-        builds: Folder of resumable builds; by default `CARE_BUILDS` or "builds".
-        factory: FAISS factory such as "Flat", "HNSW32" or "IVF1024,SQ8", or None to choose it by
-            the number of vectors; in an update, None keeps that of the active version.
-        store: Where vectors are stored: "faiss" or "milvus"; None is "faiss", and in an update
-            the store of the active version.
-        milvus_uri: Address of Milvus; by default `CARE_MILVUS_URI`. Its token is read from
-            `CARE_MILVUS_TOKEN`.
-        recall: The recall@10 that search parameters must reach. With None the target is 0.99, and
-            a lower recall is a warning; in an update, None keeps the target of the active version.
-        queries: JSONL file of held-out queries that recall is measured with, or None to use
-            first sentences of documents.
-        max_reject_rate: Largest share of records that may be rejected.
-        chunk_tokens: Tokens of a chunk, or None to keep documents whole.
-        chunk_overlap: Most tokens that consecutive chunks share.
-        shard_size: Texts in a shard.
-        threads: Threads of the encoder and of FAISS, or None for all available processors.
-        memory_gib: Memory limit for building inverted lists [GiB]; larger lists are built in parts.
-        backend: What runs the document encoder: "onnx", "openvino", "transformers", "vllm",
-            "openai" or "auto"; None is "auto", and in an update the backend of the active version.
-        dtype: Data type that a checkpoint or OpenVINO computes in: "float32", "bfloat16",
-            "float16" (checkpoints), "int8" (OpenVINO) or "auto"; None is "auto", and in an update
-            that of the active version.
-        batch_size: Texts in a batch, or None for 1024 with vLLM and 32 otherwise.
-        replicas: Replicas of vLLM that share the texts.
-        tensor_parallel: GPUs that share the model of one replica.
-        executor: Where document encoders run: "local" or "ray".
-        ray_address: Address of the Ray cluster: "local", "auto" or "host:port".
-        ray_actors: Number of encoders on the Ray cluster.
-        base_url: Address of a server with `/v1/embeddings`.
-        model: The server's name of the model, or None for that of the pair.
-        concurrency: Requests sent to the server at once.
-        truncate: Whether the server is asked to truncate long texts.
-        full_text: Whether the index has full text beside vectors, for the modes lexical and hybrid
-            of a search; None is true, and in an update as in the active version.
-        terms: TSV file of words that patients write and the clinical terms that they mean, which
-            searches in full text then find too; a file without rows removes the list. None is none,
-            and in an update the list of the active version.
-        lexical_weight: Weight of full text in a hybrid search, which then is the default mode; with
-            0 the default mode is dense. None takes that of the pair, and in an update that of the
-            active version.
-        token_vectors: Whether the index has token vectors, with which a search can rerank its hits
-            by late interaction; the pair must compute them. None is false, and in an update as in
-            the active version.
+    `pair`, `indexes`, `builds` and `milvus_uri` are by default the variables `CARE_PAIR`,
+    `CARE_INDEXES`, `CARE_BUILDS` and `CARE_MILVUS_URI`; the token of Milvus is read from
+    `CARE_MILVUS_TOKEN`. In an update, None in `factory`, `store`, `recall`, `backend`, `dtype`,
+    `full_text`, `terms`, `lexical_weight` or `token_vectors` keeps what the active version has.
     """
 
-    pair: str = _setting("CARE_PAIR", str, DEFAULT_PAIR)
-    indexes: Path = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
-    builds: Path = _setting("CARE_BUILDS", Path, DEFAULT_BUILDS)  # noqa: RUF009
-    factory: str | None = None
-    store: StoreName | None = None
-    milvus_uri: str | None = _setting("CARE_MILVUS_URI", str, None)
-    recall: float | None = None
-    queries: Path | None = None
-    max_reject_rate: float = 0.01
-    chunk_tokens: int | None = None
-    chunk_overlap: int = 0
-    shard_size: int = 4096
-    threads: int | None = None
-    memory_gib: float = 4.0
-    backend: Backend | None = None
-    dtype: Dtype | None = None
-    batch_size: int | None = None
-    replicas: int = 1
-    tensor_parallel: int = 1
-    executor: Literal["local", "ray"] = "local"
-    ray_address: str = "local"
-    ray_actors: int = 1
-    base_url: str | None = None
-    model: str | None = None
-    concurrency: int = 8
-    truncate: bool = False
-    full_text: bool | None = None
-    terms: Path | None = None
-    lexical_weight: float | None = None
-    token_vectors: bool | None = None
+    pair: PairName = _setting("CARE_PAIR", str, DEFAULT_PAIR)  # noqa: RUF009
+    indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
+    builds: Builds = _setting("CARE_BUILDS", Path, DEFAULT_BUILDS)  # noqa: RUF009
+    factory: Annotated[
+        str | None,
+        Option(
+            metavar="FACTORY",
+            help="Index type as a FAISS factory, such as Flat, HNSW32 or IVF1024,SQ8 (default: by "
+            "the number of vectors).",
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    store: Annotated[
+        StoreName | None,
+        Option(help="Store of the vectors (default: faiss).", rich_help_panel=_INDEX),
+    ] = None
+    recall: Annotated[
+        float | None,
+        Option(
+            help="recall@10 that the index must reach (default: 0.99, with a warning below).",
+            callback=fraction,
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    queries: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="JSONL of held-out queries with text, to measure recall (default: first sentences "
+            "of documents).",
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    max_reject_rate: Annotated[
+        float,
+        Option(
+            help="Largest share of records that may be rejected.",
+            callback=fraction,
+            rich_help_panel=_INDEX,
+        ),
+    ] = 0.01
+    chunk_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Split longer documents at sentence ends into chunks of at most this many tokens.",
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    chunk_overlap: Annotated[
+        int,
+        Option(min=0, help="Most tokens that consecutive chunks share.", rich_help_panel=_INDEX),
+    ] = 0
+    threads: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Threads of the encoder and of FAISS (default: all processors).",
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    memory_gib: Annotated[
+        float,
+        Option(
+            help="Memory limit for building inverted lists [GiB]; larger lists are built in parts.",
+            callback=positive,
+            rich_help_panel=_INDEX,
+        ),
+    ] = 4.0
+    backend: Annotated[
+        Backend | None,
+        Option(
+            help="What runs the document encoder (default: auto, by the format of its weights).",
+            rich_help_panel=_ENCODER,
+        ),
+    ] = None
+    dtype: Annotated[
+        Dtype | None,
+        Option(
+            help="Data type that a checkpoint or OpenVINO computes in (default: auto: bfloat16 on "
+            "GPUs, with OpenVINO the fastest one of the processor, else float32).",
+            rich_help_panel=_ENCODER,
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Texts in a batch (default: vLLM 1024, others 32).",
+            rich_help_panel=_ENCODER,
+        ),
+    ] = None
+    shard_size: Annotated[
+        int, Option(min=1, help="Texts in a shard.", rich_help_panel=_ENCODER)
+    ] = 4096
+    replicas: Annotated[
+        int,
+        Option(min=1, help="Replicas of vLLM that share the texts.", rich_help_panel=_ENCODER),
+    ] = 1
+    tensor_parallel: Annotated[
+        int,
+        Option(min=1, help="GPUs that share the model of a replica.", rich_help_panel=_ENCODER),
+    ] = 1
+    executor: Annotated[
+        Literal["local", "ray"],
+        Option(
+            help="Where document encoders run: this machine or a Ray cluster.",
+            rich_help_panel=_RAY,
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str,
+        Option(
+            metavar="ADDRESS",
+            help="Address of the Ray cluster: local, auto or host:port.",
+            rich_help_panel=_RAY,
+        ),
+    ] = "local"
+    ray_actors: Annotated[
+        int, Option(min=1, help="Number of encoders on the Ray cluster.", rich_help_panel=_RAY)
+    ] = 1
+    base_url: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Address of a server with /v1/embeddings; its key is read from OPENAI_API_KEY.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="The server's name of the model (default: the pair's).",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    concurrency: Annotated[
+        int, Option(min=1, help="Requests sent to the server at once.", rich_help_panel=_SERVER)
+    ] = 8
+    truncate: Annotated[
+        bool,
+        Option(
+            "--truncate",
+            help="Ask the server to truncate long texts (vLLM can).",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False
+    full_text: Annotated[
+        bool | None,
+        Option(
+            "--full-text/--no-full-text",
+            help="Index the full text too, for lexical and hybrid search (default: yes).",
+            show_default=False,
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    terms: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="TSV of words that patients write and the clinical terms that they mean, for "
+            "searches in full text; a file without rows removes the list.",
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    lexical_weight: Annotated[
+        float | None,
+        Option(
+            help="Weight of full text in a hybrid search, which becomes the default mode; 0 keeps "
+            "dense the default (default: the pair's).",
+            callback=not_negative,
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    token_vectors: Annotated[
+        bool | None,
+        Option(
+            "--token-vectors/--no-token-vectors",
+            help="Store token vectors of the documents too, with which searches can rerank their "
+            "hits, if the pair computes them (default: no).",
+            show_default=False,
+            rich_help_panel=_INDEX,
+        ),
+    ] = None
+    milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
 
 
 def vector_stores(milvus_uri: str | None) -> "VectorStores":

@@ -18,30 +18,19 @@ DEFAULT_RECALL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Options of a build.
+    """Options of a build: those of `care index`, with the values that they stand for.
 
     Attributes:
         corpus: A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
         name: Name of the index.
-        indexes: Folder of all indexes.
-        builds: Folder of all build folders.
-        factory: Index type as a FAISS factory string, or None to choose it by size.
         recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
             no parameters reach it, the best ones are used with a warning.
-        queries: JSONL file of held-out queries, or None to use first sentences of documents.
-        max_reject_rate: Maximum share of records that may be rejected.
-        shard_size: Texts per shard.
-        batch_size: Texts per call of the encoder.
-        threads: Threads of FAISS.
-        memory_gib: Memory limit for inverted lists and for the training sample [GiB].
         progress: Whether to show progress bars.
         chunking: How to split long documents, or None to index them as a whole.
-        store: Where to store the vectors.
         stores: All stores that versions of the index may use.
         executor: Runs the document encoder; None runs it in this process.
         backend: Backend of the document encoder, for the manifest.
         dtype: Requested dtype of the document encoder, for the manifest.
-        full_text: Whether the version has full text.
         fusion: How a hybrid search fuses vectors and full text, for the manifest.
         terms: Words of patients and their clinical terms, for searches in full text; None for none.
         token_vectors: The token vectors that the document encoder computes; None for none.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from care.cli.options import Index, Indexes, Json, MilvusUri, PairName
+from care.cli.options import Index, Json
 from care.cli.output import show
+from care.options import Indexes, MilvusUri, PairName
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 
 if TYPE_CHECKING:

@@ -1,14 +1,11 @@
 """`care bench`: benchmarks of the service and of encoders."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from care.cli.options import Json
+from care.cli.options import Json, takes
 from care.cli.output import show
 from care.extras import require
 from loadtest.bench.options import (
@@ -23,56 +20,29 @@ app = typer.Typer(
 )
 
 
-def _takes(
-    kind: type[Any], make: str, *extras: str
-) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Gives a command an option for each field of a dataclass; it gets an instance of it.
+def _prepare(make: str, *extras: str) -> None:
+    """Checks that the packages of a benchmark are installed, and shows its log."""
+    require("bench", *extras, make=make)
+    from loadtest.bench.processes import show_log
 
-    `make` and `extras` are the make target and the extras that have the command's packages.
-    """
-
-    def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
-        def run(**given: Any) -> None:
-            require("bench", *extras, make=make)
-            from loadtest.bench.processes import show_log
-
-            show_log()
-            command(kind(**given))
-
-        run.__doc__ = command.__doc__
-        # Typer reads it.
-        run.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
-        return run
-
-    return decorate
-
-
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    annotations = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default if field.default_factory is MISSING else field.default_factory(),
-            annotation=annotations[field.name],
-        )
-        for field in fields(kind)
-    ]
+    show_log()
 
 
 @app.command("service")
-@_takes(ServiceOptions, "bench")
+@takes(ServiceOptions)
 def service(options: ServiceOptions) -> None:
     """Measure the service over HTTP beside the bare loop and other systems; needs wrk."""
+    _prepare("bench")
     from loadtest.bench.service import SCENARIOS, measure
 
     measure(SCENARIOS, options)
 
 
 @app.command("hostile")
-@_takes(HostileOptions, "bench-hostile")
+@takes(HostileOptions)
 def hostile(options: HostileOptions) -> None:
     """Attack a service: delays of its event loop, memory and liveness under hostile clients."""
+    _prepare("bench-hostile")
     from loadtest.bench.hostile import run
 
     run(options)

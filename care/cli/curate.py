@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from care.cli.options import Json, PairName
+from care.cli.options import Json
 from care.cli.output import show
 from care.extras import require
+from care.options import PairName
 from core.choices import DEFAULT_PAIR
 
 app = typer.Typer(

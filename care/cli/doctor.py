@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from care.cli.options import Builds, Json
+from care.cli.options import Json
 from care.cli.output import show
+from care.options import Builds
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 
 if TYPE_CHECKING:

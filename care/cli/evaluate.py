@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from care.cli.options import Index, Indexes, Json, PairName
+from care.cli.options import Index, Json
 from care.cli.output import note, show
 from care.extras import require
+from care.options import Indexes, PairName
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_QUERY_CHARS
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from care.cli.options import Json, PairName
+from care.cli.options import Json
 from care.cli.output import reporter, show
 from care.cli.program import program
 from care.extras import require
+from care.options import PairName
 from core.cpus import available_cpus
 from training.export.report import Precision
 

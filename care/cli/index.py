@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from care.cli.index_options import positive, takes_index_options
-from care.cli.options import Index, Json
+from care.cli.options import Index, Json, takes
 from care.cli.output import show
 from care.cli.versions import version_facts, version_line
-from care.options import IndexOptions
+from care.options import IndexOptions, positive
 from core.errors import CareError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from indexer.build import EncodedCorpus
 
 
-@takes_index_options
+@takes(IndexOptions)
 def index(
     corpus: Annotated[
         str,
@@ -80,7 +79,7 @@ def index(
         show(_facts(version), _build_lines(version), as_json=json_)
 
 
-@takes_index_options
+@takes(IndexOptions)
 def update(
     index: Index,
     options: IndexOptions,

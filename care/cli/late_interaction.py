@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from care.cli.index_options import positive
-from care.cli.options import Json, PairName
+from care.cli.options import Json
 from care.cli.output import reporter, show
 from care.extras import require
+from care.options import PairName, positive
 from core.choices import DEFAULT_PAIR, Codec
 
 if TYPE_CHECKING:

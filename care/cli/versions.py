@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from care.cli.options import Builds, Index, Indexes, Json, MilvusUri
+from care.cli.options import Index, Json
 from care.cli.output import show
-from care.options import vector_stores
+from care.options import Builds, Indexes, MilvusUri, vector_stores
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 
 if TYPE_CHECKING:

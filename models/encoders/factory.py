@@ -38,21 +38,13 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Options of the document encoder.
+    """Options of the document encoder: those of `care index`, with the values that they stand for.
 
     Attributes:
         backend: One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is
             vLLM if it is installed and supports the checkpoint, and otherwise transformers.
         threads: Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
-        dtype: One of `DTYPES`; "auto" is bfloat16 on GPUs and float32 on processors, and with
-            OpenVINO the fastest one of this processor (`resolve_dtype`).
-        replicas: Number of vLLM engines.
-        tensor_parallel: GPUs per vLLM engine.
-        base_url: Address of an embedding server, for backend "openai".
-        model: Name of the model on the server, or None for that in the specification.
-        concurrency: Concurrent requests to the server.
-        batch_size: Texts per batch, or per request to the server.
-        truncate: Whether the server is asked to truncate long texts.
+        dtype: One of `DTYPES`; see `resolve_dtype`.
         token_vectors: The token vectors that are computed beside vectors, for backend "onnx"; None
             for none.
     """
