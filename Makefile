@@ -70,7 +70,7 @@ BENCH_WEIGHTS := builds/bench/weights/complete
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench bench-hostile $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-hostile format docs image test-image clean
+.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -250,9 +250,6 @@ bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure the service beside ot
 	@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }
 	$(CARE) index '$(CORPUS)' --reuse $(INDEX_AND_PAIR)
 	$(CARE) bench service $(INDEX_AND_PAIR) --queries '$(QUERIES)' $(if $(ONLY),--only '$(ONLY)') $(ARGS)
-
-bench-hostile: $(TEST) ## Attack the service: processor time of its event loop, memory, liveness: ARGS='--only idle'
-	$(CARE) bench hostile $(ARGS)
 
 format: $(CHECK) ## Format the code and fix what lint can fix
 	.venv-check/bin/ruff format .

@@ -55,7 +55,6 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["care-mini-query"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["care-mini-lookup"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),
-        (["bench-hostile"], ["bench hostile"]),
     ],
 )
 def test_a_target_runs_commands_that_parse(words: list[str], expected: list[str]) -> None:

@@ -8,10 +8,7 @@ import typer
 from care.cli.options import Json, takes
 from care.cli.output import show
 from care.extras import require
-from loadtest.bench.options import (
-    HostileOptions,
-    ServiceOptions,
-)
+from loadtest.bench.options import ServiceOptions
 from loadtest.traffic import SAMPLE
 
 app = typer.Typer(
@@ -20,32 +17,16 @@ app = typer.Typer(
 )
 
 
-def _prepare(make: str, *extras: str) -> None:
-    """Checks that the packages of a benchmark are installed, and shows its log."""
-    require("bench", *extras, make=make)
-    from loadtest.bench.processes import show_log
-
-    show_log()
-
-
 @app.command("service")
 @takes(ServiceOptions)
 def service(options: ServiceOptions) -> None:
     """Measure the service over HTTP beside the bare loop and other systems; needs wrk."""
-    _prepare("bench")
+    require("bench", make="bench")
+    from loadtest.bench.processes import show_log
     from loadtest.bench.service import SCENARIOS, measure
 
+    show_log()
     measure(SCENARIOS, options)
-
-
-@app.command("hostile")
-@takes(HostileOptions)
-def hostile(options: HostileOptions) -> None:
-    """Attack a service: delays of its event loop, memory and liveness under hostile clients."""
-    _prepare("bench-hostile")
-    from loadtest.bench.hostile import run
-
-    run(options)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Options of the benchmarks; each field is an option of a subcommand of `care bench`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -58,20 +58,3 @@ class ServiceOptions:
     only: Annotated[
         str, Option(metavar="NAMES", help="Scenarios to run, separated by commas (default: all).")
     ] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HostileOptions:
-    """Options of `care bench hostile`."""
-
-    documents: Annotated[int, Option(min=1000, help="Documents of the attacked index.")] = 20_000
-    pair: Annotated[str, Option(help="Pair of the service.")] = DEFAULT_PAIR
-    hold: Annotated[
-        float, Option(min=1, help="Seconds that clients hold connections without reading.")
-    ] = 20.0
-    only: Annotated[
-        list[str],
-        Option(metavar="TEXT", help="Attacks whose name contains this. May be repeated."),
-    ] = field(default_factory=list)
-    cache: Cache = CACHE
-    out: Out = RESULTS

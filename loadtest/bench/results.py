@@ -16,7 +16,7 @@ from jinja2 import Environment
 from core.provenance import commit, hardware
 from core.records import write_json
 
-BENCH_NAME, HOSTILE_NAME, TABLE_NAME = "bench.json", "hostile.json", "README.md"
+BENCH_NAME, TABLE_NAME = "bench.json", "README.md"
 
 _TEMPLATE = Path(__file__).with_name("results.md.j2")
 _LIST = (
@@ -117,7 +117,6 @@ def tables(folder: Path) -> str:
     template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         bench=next(iter(_read(folder, BENCH_NAME)), None),
-        hostile=next(iter(_read(folder, HOSTILE_NAME)), None),
     )
     return text.strip() + "\n"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from loadtest.bench.attacks import BODY_BYTES, FIELDS, VALUES, Attack
-from loadtest.bench.hostile import Finding, Victim
 from service.settings import Settings
+from tests.e2e.attacks import BODY_BYTES, FIELDS, VALUES, Attack
+from tests.e2e.victim import Finding, Victim
 
 # The goal is 50 ms of processor time on an idle machine; clocks and caches of others vary.
 _CALLBACK_MS = 150.0

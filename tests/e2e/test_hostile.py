@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from loadtest.bench.attacks import CONNECTIONS, REQUESTS, post, send
-from loadtest.bench.hostile import Victim, build_index, victim
+from tests.e2e.attacks import CONNECTIONS, REQUESTS, post, send
 from tests.e2e.fuzz import BODIES, check
+from tests.e2e.victim import Victim, build_index, victim
 
 pytestmark = pytest.mark.e2e
 

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings, target
 
-from loadtest.bench.attacks import post, send
-from loadtest.bench.hostile import Victim, build_index, victim
+from tests.e2e.attacks import post, send
 from tests.e2e.fuzz import BODIES, check
+from tests.e2e.victim import Victim, build_index, victim
 
 
 @pytest.fixture(scope="module")

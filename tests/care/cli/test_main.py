@@ -78,7 +78,7 @@ def test_an_error_of_the_user_is_one_line_and_status_1(
         ["versions", "list", "--index", "test"],
         ["search", "q", "--index", "test"],
         ["key", "--name", "app"],
-        ["bench", "hostile"],
+        ["bench", "service"],
         ["serve"],
     ],
 )

@@ -76,22 +76,3 @@ def test_a_table_holds_all_metrics_and_failures(tmp_path: Path) -> None:
     assert latency[:5] == ["latency", "1.50 ms", "≤ 1 ms", "no", command]
     assert (failed[0], failed[-1]) == ("two", "wrk is missing")
     assert json.loads((tmp_path / "results" / "bench.json").read_text()) == result
-
-
-def test_a_table_holds_all_attacks(tmp_path: Path) -> None:
-    memory = {"before": 200 << 20, "peak": 300 << 20, "after": 210 << 20}
-    attack = {"outcomes": {"413": 3, "closed": 1}, "callback_ms": 12.3, "lag_ms": 20.4}
-    attack |= {"probe_ms": 8.6, "probes_failed": 0, "probes": 9, "rss_bytes": memory}
-    hostile = {
-        "environment": ENVIRONMENT,
-        "options": {"documents": 20_000, "hold": 20.0},
-        "goal_ms": 50.0,
-        "attacks": {"long header": attack | {"seconds": 1.23}},
-        "end": {"clients": 20, "status": None, "seconds": 20.0},
-    }
-    path = results.write(hostile, tmp_path / results.HOSTILE_NAME)
-    text = path.read_text(encoding="utf-8")
-    cells = _rows(text)
-    attacked = ["long header", "3 × 413, 1 × closed", "12", "20", "9", "0 of 9"]
-    assert [*attacked, "200, 300, 210", "1.2"] in cells
-    assert "still runs after 20.0 s" in text

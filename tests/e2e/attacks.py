@@ -26,7 +26,7 @@ from typing import Any
 BODY_BYTES = 4 << 20
 # Sizes of hostile bodies: the shortest is within the limits of JSON values of a body.
 _BODY_SIZES = (1 << 18, 1 << 20, BODY_BYTES)
-# Fields of the attacked index, each with this many values (loadtest/bench/hostile.py).
+# Fields of the attacked index, each with this many values (tests/e2e/victim.py).
 FIELDS = tuple(f"field-{i:02d}" for i in range(16))
 VALUES = tuple(f"value-{i:02d}" for i in range(100))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.probe import ProbedLoop, ProbeLog, Summary
+from tests.e2e.probe import ProbedLoop, ProbeLog, Summary
 
 WORK_MS = 30.0
 

@@ -1,12 +1,11 @@
-"""Attacks on a running service: processor time of its event loop, delays, memory, liveness.
+"""A service under attack: processor time of its event loop, delays, memory, liveness.
 
-The service is the real one with the loop of `loadtest/bench/probe.py`. While an attack runs,
+The service is the real one with the loop of `tests/e2e/probe.py`. While an attack runs,
 another thread asks `GET /health/live` ten times a second.
 """
 
 import asyncio
 import http.client
-import logging
 import os
 import signal
 import subprocess
@@ -14,8 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,31 +21,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from core.choices import DEFAULT_PAIR
-from core.errors import CareError
 from core.records import read_jsonl, write_jsonl
 from core.service_process import ServerProcess, start_service
 from indexer.build import BuildOptions, build
-from loadtest.bench import results
-from loadtest.bench.attacks import ATTACKS, FIELDS, VALUES, Attack, Target, batch, hold_unread, send
-from loadtest.bench.options import HostileOptions
-from loadtest.bench.probe import ProbeLog
-from loadtest.bench.processes import Server, options_json, sampled
+from loadtest.bench.processes import Server, sampled
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
+from tests.e2e.attacks import FIELDS, VALUES, Attack, Target, batch, hold_unread, send
+from tests.e2e.probe import ProbeLog
 
 _SAMPLE = Path("data/sample/corpus.jsonl")
 _INDEX = "hostile"
 _TEXTS = 32
-_GOAL_MS = 50.0
 _PROBE_SECONDS = 0.1
 # As in deploy/kubernetes.
 _PROBE_TIMEOUT = 5.0
 _UNREAD_CLIENTS = 20
-# Time after CARE_DRAIN_SECONDS in which the service must end [s].
-_END_WITHIN = 10.0
-_OPEN_FILES = 128
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +142,7 @@ def victim(
     with TemporaryDirectory(prefix="probe-") as folder:
         log = Path(folder) / "log"
         limit = ["--open-files", str(open_files)] if open_files else []
-        launcher = ["-m", "loadtest.bench.probe", str(log), *limit]
+        launcher = ["-m", "tests.e2e.probe", str(log), *limit]
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         environment = defaults | dict(os.environ)
         given = {"PAIR": pair, "LOG_LEVEL": "error", "CACHE_ENTRIES": "0", **settings}
@@ -189,51 +178,6 @@ def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
     document, query = (OnnxEncoder(s, loaded.folder, 1) for s in (loaded.document, loaded.query))
     build(options, document, query)
     return indexes
-
-
-def run(options: HostileOptions) -> None:
-    """Runs the chosen attacks and writes `hostile.json` after each."""
-    parts = options.only or [""]
-    if unknown := [part for part in parts if not any(part in name for name in ATTACKS)]:
-        # Attacks of several sizes are named once.
-        names = dict.fromkeys(
-            name.removesuffix(" KiB").rpartition(", ")[0] or name for name in ATTACKS
-        )
-        message = f"no attack has '{unknown[0]}' in its name: choose from {'; '.join(names)}"
-        raise CareError(message, code="unknown_scenario", scenarios=unknown)
-    chosen = {n: attack for n, attack in ATTACKS.items() if any(part in n for part in parts)}
-    result: dict[str, Any] = {
-        "benchmark": "hostile",
-        "environment": results.describe(),
-        "options": options_json(options),
-        "goal_ms": _GOAL_MS,
-        "attacks": {},
-    }
-    _log.info("an index of %d documents", options.documents)
-    folder = options.cache / f"hostile-{options.documents}"
-    indexes = build_index(folder, options.documents, options.pair)
-    start = partial(victim, indexes, options.pair)
-    for name, attack in chosen.items():
-        # A new process for each, so that its memory does not depend on the attacks before.
-        with start(open_files=_OPEN_FILES if "idle" in name else None) as service:
-            found = service.suffer(attack, options.hold)
-        result["attacks"][name] = asdict(found)
-        _log.info("%-32s %s", name, _line(found))
-        results.write(result, options.out / results.HOSTILE_NAME)
-    with start() as service:
-        result["end"] = service.end(2 * _END_WITHIN)
-        _log.info("SIGTERM with %d unread answers: %s", _UNREAD_CLIENTS, result["end"])
-    _log.info("wrote %s", results.write(result, options.out / results.HOSTILE_NAME))
-
-
-def _line(found: Finding) -> str:
-    mebibytes = [found.rss_bytes[name] / 2**20 for name in ("before", "peak", "after")]
-    return (
-        f"callback {found.callback_ms:7.1f} ms  lag {found.lag_ms:7.1f} ms  "
-        f"live {found.probe_ms:7.1f} ms, {found.probes_failed} of {found.probes} failed  "
-        f"RSS {mebibytes[0]:.0f} → {mebibytes[1]:.0f} → {mebibytes[2]:.0f} MiB  "
-        f"{found.seconds:.1f} s  {found.outcomes}  {found.callback}"
-    )
 
 
 @contextmanager
