@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,7 +124,10 @@ chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models
 
 test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the client's frameworks (installs 4 GB)
 	@# Each suite has an environment of its own, so two run at a time; the output of each is printed at its end.
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-vllm test-distributed test-clients
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) --output-sync=target \
+	  test-vllm test-distributed test-clients
+
+environments: $(ENGINES)
 
 test-vllm:
 	$(call PYTEST,.venv-engines) tests/engines/vllm
