@@ -1,7 +1,7 @@
 """Estimates the tokens, time, disk space and memory of a build from a sample of the corpus.
 
 JSONL files are sampled by bytes: the lines that begin in evenly spaced blocks. Parquet files are
-sampled by rows. A small corpus is read completely.
+sampled by rows. Counts are scaled by the share that was read. A small corpus is read completely.
 """
 
 import json
@@ -13,9 +13,7 @@ from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from core.encoders import Encoder
 from core.errors import CorpusError
@@ -44,9 +42,6 @@ _BLOCKS = 64
 _BLOCK_ROWS = 64
 _GROUPS = 32
 _GROUP_BLOCKS = 2
-# The fractional parts of its multiples are evenly distributed (golden ratio sequence).
-_GOLDEN = 0.6180339887
-
 _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
 # Offsets of four string columns, one of eight bytes; chunks have three more columns.
@@ -58,32 +53,20 @@ _TRAINING_ROWS = 100_000
 # One shard is read, one encoded and one written at the same time.
 _SHARDS = 3
 
-# float64 [blocks, 5]: documents, rows, tokens, truncated texts and bytes of text of each block.
-_Counts = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
-class Total:
-    """An estimated total and the half-width of its 95% confidence interval."""
-
-    value: float
-    spread: float
-
-    def __str__(self) -> str:
-        return f"{self.value:,.0f}" + (f" ± {self.spread:,.0f}" if self.spread else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Stratum:
-    """Sampled blocks of the files of one format.
+class Sample:
+    """What was read of the files of one format.
 
     Attributes:
-        units: Total size of the files, in bytes of JSONL or rows of Parquet.
-        blocks: Size, in the same units, and records of each block.
+        units: Size of all files, in bytes of JSONL or rows of Parquet.
+        read: Size of what was read, in the same units.
+        records: The records that were read.
     """
 
     units: int
-    blocks: list[tuple[int, list[Document | Reject]]]
+    read: int
+    records: list[Document | Reject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +107,9 @@ class Estimate:
     is_whole: bool
     sampled: int
     rejected: int
-    documents: Total
-    rows: Total
-    tokens: Total
+    documents: int
+    rows: int
+    tokens: int
     truncated: float
     store: StoreName
     factory: str
@@ -152,22 +135,21 @@ class CorpusSample:
         self._chunker = chunker
         limit = max_text_chars(chunked=chunker is not None)
         warn_about_unread(options.corpus)
-        self._strata = sample_corpus(corpus_files(options.corpus), limit)
-        self._rows = [[self._chunks(block) for _, block in part.blocks] for part in self._strata]
-        self._records = sum(len(records) for part in self._strata for _, records in part.blocks)
+        self._samples = sample_corpus(corpus_files(options.corpus), limit)
+        self._rows = [self._chunks(sample.records) for sample in self._samples]
         if not self.texts:
             raise CorpusError(
                 f"{options.corpus}: all sampled records are rejected", code="empty_corpus"
             )
 
-    def _chunks(self, block: Iterable[Document | Reject]) -> list[Document]:
-        found = (split_record(record, self._chunker) for record in block)
+    def _chunks(self, records: Iterable[Document | Reject]) -> list[Document]:
+        found = (split_record(record, self._chunker) for record in records)
         return [row for rows in found if not isinstance(rows, Reject) for row in rows]
 
     @property
     def texts(self) -> list[str]:
         """The sampled texts to encode, in the order of the corpus."""
-        return [_text(row) for blocks in self._rows for rows in blocks for row in rows]
+        return [_text(row) for rows in self._rows for row in rows]
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
         """Estimates the size of the build.
@@ -179,34 +161,36 @@ class CorpusSample:
         Raises:
             CareError: If the requested factory does not support the number of vectors.
         """
-        counts = [np.array([_count_block(rows, count) for rows in blocks]) for blocks in self._rows]
-        documents, rows, tokens, _, text = estimate_totals(self._strata, counts)
-        sampled = np.sum([part.sum(axis=0) for part in counts], axis=0)
-        unread = [part.units - sum(size for size, _ in part.blocks) for part in self._strata]
-        number = round(rows.value)
+        counts = [_count(rows, count) for rows in self._rows]
+        shares = [sample.units / sample.read for sample in self._samples]
+        documents, number, tokens, _, text = (
+            round(sum(share * n for share, n in zip(shares, column, strict=True)))
+            for column in zip(*counts, strict=True)
+        )
+        sampled, rows, _, truncated, _ = map(sum, zip(*counts, strict=True))
         store = self._options.store
         factory = self._options.factory or default_factory(store, number, dimension, number)
         check_factory(store, factory, dimension, number)
         vectors_file = index_bytes(factory, number, dimension)
         row_bytes = _ROW_BYTES + (_CHUNK_ROW_BYTES if self._chunker else 0)
         return Estimate(
-            is_whole=max(unread) <= 0,
-            sampled=int(sampled[0]),
-            rejected=self._records - int(sampled[0]),
+            is_whole=max(shares) <= 1,
+            sampled=sampled,
+            rejected=sum(len(sample.records) for sample in self._samples) - sampled,
             documents=documents,
-            rows=rows,
+            rows=number,
             tokens=tokens,
-            truncated=float(sampled[3] / sampled[1]),
+            truncated=truncated / rows,
             store=store,
             factory=factory,
             shards=4.0 * number * dimension,
-            documents_file=text.value + row_bytes * number,
+            documents_file=float(text + row_bytes * number),
             vectors_file=vectors_file,
-            memory=self._memory(factory, number, dimension, vectors_file, text.value),
+            memory=self._memory(factory, number, dimension, vectors_file, text),
         )
 
     def _memory(
-        self, factory: str, rows: int, dimension: int, vectors_file: int, text_bytes: float
+        self, factory: str, rows: int, dimension: int, vectors_file: int, text_bytes: int
     ) -> dict[str, float]:
         shard = self._options.shard_size * (4 * dimension + 2 * text_bytes / max(rows, 1))
         bound = self._options.memory_gib * 2**30
@@ -222,7 +206,7 @@ class CorpusSample:
         }
 
 
-def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Stratum]:
+def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Sample]:
     """Reads a sample of about 4 MiB of JSONL and 4096 rows of Parquet.
 
     Args:
@@ -235,40 +219,11 @@ def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Stratum]:
     lines = [file for file in files if file.suffix != PARQUET]
     tables = [file for file in files if file.suffix == PARQUET]
     try:
-        strata = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
+        samples = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
     except READ_ERRORS as error:
         reason = " ".join(str(error).split())
         raise CorpusError(f"the corpus cannot be read: {reason}", code="unreadable") from error
-    return [stratum for stratum in strata if stratum.blocks]
-
-
-def estimate_totals(strata: Sequence[Stratum], counts: Sequence[_Counts]) -> list[Total]:
-    """Estimates the totals of counts over the whole corpus.
-
-    This is the ratio estimator for clusters of unequal size, with its variance (Cochran, Sampling
-    Techniques, 3rd edition, 1977, equations 6.1 and 6.13). Evenly spaced blocks are treated as a
-    random sample. For a corpus that was read completely the result is exact.
-
-    Args:
-        strata: The sampled blocks.
-        counts: Counts of the blocks of each stratum, float64 [blocks, n].
-
-    Returns:
-        n totals.
-    """
-    sums, variances = np.zeros(counts[0].shape[1]), np.zeros(counts[0].shape[1])
-    for stratum, y in zip(strata, counts, strict=True):
-        u = np.array([size for size, _ in stratum.blocks])
-        ratio = y.sum(axis=0) / u.sum()
-        sums += ratio * stratum.units
-        unread = 1 - u.sum() / stratum.units
-        if unread > 0:
-            deviations = ((y - ratio * u[:, None]) ** 2).sum(axis=0)
-            blocks = len(u) * (len(u) - 1) * u.mean() ** 2
-            with np.errstate(divide="ignore", invalid="ignore"):
-                variances += stratum.units**2 * unread * np.divide(deviations, blocks)
-    spreads = 1.96 * np.sqrt(np.where(np.isnan(variances), np.inf, variances))
-    return [Total(float(v), float(s)) for v, s in zip(sums, spreads, strict=True)]
+    return [sample for sample in samples if sample.read]
 
 
 def measure_rate(
@@ -286,7 +241,7 @@ def measure_rate(
         name: Name of the backend for the result.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
-    chosen = [texts[int(i)] for i in np.linspace(0, len(texts) - 1, number)]
+    chosen = [texts[i * len(texts) // number] for i in range(number)]
     chosen.sort(key=len, reverse=True)
     batches = [chosen[at : at + batch_size] for at in range(0, number, batch_size)]
     # Alternate between long and short batches: the time limit can end the measurement early.
@@ -307,11 +262,9 @@ def measure_rate(
 
 def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
     """Formats an estimate as lines of text for the user."""
-    rows = f" in {estimate.rows} chunks" if estimate.rows != estimate.documents else ""
+    rows = f" in {estimate.rows:,} chunks" if estimate.rows != estimate.documents else ""
     read = "the whole corpus" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
-    tokens = estimate.tokens
-    hours = tokens.value / rate.tokens / 3600
-    spread = f" ± {hours * tokens.spread / tokens.value:,.3g}" if tokens.spread else ""
+    hours = estimate.tokens / rate.tokens / 3600
     builds = _size(estimate.shards + estimate.documents_file)
     phase, memory = max(estimate.memory.items(), key=itemgetter(1))
     documents = f"documents.arrow {_size(estimate.documents_file)}"
@@ -322,11 +275,11 @@ def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
-        f"corpus  {estimate.documents} documents{rows}, estimated from {read}; "
+        f"corpus  {estimate.documents:,} documents{rows}, estimated from {read}; "
         f"{estimate.rejected:,} of its records are rejected",
-        f"tokens  {tokens}: {tokens.value / estimate.rows.value:,.1f} per text; "
+        f"tokens  {estimate.tokens:,}: {estimate.tokens / estimate.rows:,.1f} per text; "
         f"{estimate.truncated:.1%} of texts are truncated at the encoder's maximum length",
-        f"time    {hours:,.3g}{spread} {rate.device} hours at {rate.tokens:,.0f} tokens/s per "
+        f"time    {hours:,.3g} {rate.device} hours at {rate.tokens:,.0f} tokens/s per "
         f"{rate.device}, {rate.source}",
         f"disk    builds {builds}: shards {_size(estimate.shards)}, {documents}",
         f"        version {version}",
@@ -339,15 +292,16 @@ def _size(size: float) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
-def _count_block(rows: Sequence[Document], count: TokenCounter) -> list[float]:
+def _count(rows: Sequence[Document], count: TokenCounter) -> tuple[int, int, int, int, int]:
+    """Returns documents, rows, tokens, truncated texts and bytes of text."""
     counted = count([_text(row) for row in rows]) if rows else []
-    return [
+    return (
         len({row.parent or row.id for row in rows}),
         len(rows),
         sum(tokens for tokens, _ in counted),
         sum(truncated for _, truncated in counted),
         sum(map(_stored_bytes, rows)),
-    ]
+    )
 
 
 def _text(row: Document) -> str:
@@ -360,7 +314,7 @@ def _stored_bytes(row: Document) -> int:
     return sum(len(column.encode()) for column in columns)
 
 
-def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
+def _sample_lines(files: Sequence[Path], max_chars: int) -> Sample:
     sizes = [_size_of_lines(file) for file in files]
     units = sum(sizes)
     if units <= _BLOCKS * _BLOCK_BYTES:
@@ -368,18 +322,16 @@ def _sample_lines(files: Sequence[Path], max_chars: int) -> Stratum:
     else:
         starts = [block * units // _BLOCKS for block in range(_BLOCKS)]
     blocks = [(start, min(start + _BLOCK_BYTES, units)) for start in starts]
-    records: list[list[Document | Reject]] = [[] for _ in blocks]
+    records: list[Document | Reject] = []
     # A block can span several files. In each file blocks are read in ascending order, because a
     # compressed file can be read forwards only.
     for file, size, base in zip(files, sizes, accumulate(sizes, initial=0), strict=False):
-        ranges = [(max(start - base, 0), min(end - base, size)) for start, end in blocks]
-        chosen = [(at, *bounds) for at, bounds in enumerate(ranges) if bounds[0] < bounds[1]]
-        if chosen:
+        ranges = ((max(start - base, 0), min(end - base, size)) for start, end in blocks)
+        if chosen := [(first, last) for first, last in ranges if first < last]:
             with open_lines(file) as opened:
-                for at, first, last in chosen:
-                    records[at] += read_byte_range(opened, first, last, max_chars)
-    sampled = [(end - start, found) for (start, end), found in zip(blocks, records, strict=True)]
-    return Stratum(units, sampled)
+                for first, last in chosen:
+                    records += read_byte_range(opened, first, last, max_chars)
+    return Sample(units, sum(end - start for start, end in blocks), records)
 
 
 def _size_of_lines(file: Path) -> int:
@@ -388,7 +340,7 @@ def _size_of_lines(file: Path) -> int:
         return opened.seek(0, os.SEEK_END)
 
 
-def _sample_rows(files: Sequence[Path], max_chars: int) -> Stratum:
+def _sample_rows(files: Sequence[Path], max_chars: int) -> Sample:
     groups = []
     for file in files:
         metadata = pq.read_metadata(file)
@@ -407,11 +359,11 @@ def _sample_rows(files: Sequence[Path], max_chars: int) -> Stratum:
             file, group, rows = groups[(2 * i + 1) * len(groups) // (2 * number)]
             # Evenly spaced blocks of the group, with a different offset in each group.
             step = -(-rows // (_BLOCK_ROWS * most))
-            start = int((i + 1) * _GOLDEN % 1 * step)
-            chosen.append((file, group, slice(start, None, step)))
-    blocks = [
-        (len(records), records)
+            chosen.append((file, group, slice(i * step // number, None, step)))
+    records = [
+        record
         for file, group, batches in chosen
-        for records in read_row_group(file, group, _BLOCK_ROWS, batches, max_chars)
+        for block in read_row_group(file, group, _BLOCK_ROWS, batches, max_chars)
+        for record in block
     ]
-    return Stratum(units, blocks)
+    return Sample(units, len(records), records)

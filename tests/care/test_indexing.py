@@ -165,7 +165,7 @@ def test_encoded_shards_are_those_that_a_build_uses(options: care.IndexOptions) 
 def test_an_estimate_writes_nothing(options: care.IndexOptions, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "c.jsonl", make_records(10))
     estimate, rate = estimate_build("test", str(corpus), options)
-    assert estimate.documents.value == 10
+    assert estimate.documents == 10
     assert rate.tokens > 0
     assert not options.builds.exists()
     assert not options.indexes.exists()
