@@ -1,6 +1,6 @@
 """`care curate`: benchmarks and training data, judged by language models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,6 +46,14 @@ PromptFile = Annotated[
 ]
 
 
+_BY_RECIPE = {
+    "build-benchmark": "Make a benchmark from a corpus and questions.",
+    "audit": "Judge an existing benchmark again.",
+    "annotate": "Make training triples from queries and a corpus.",
+    "sts": "Make pairs of similar sentences from questions and synonyms.",
+}
+
+
 @app.command()
 def clean(
     queries: Annotated[
@@ -70,52 +78,21 @@ def clean(
     _show(result, json_)
 
 
-@app.command("build-benchmark")
-def build_benchmark(
-    config: Config,
-    data: Data = None,
-    prompts: PromptFile = None,
-    changes: Changes = None,
-    json_: Json = False,
-) -> None:
-    """Make a benchmark from a corpus and questions."""
-    _run("build-benchmark", config, json_, data=data, prompts=prompts, changes=changes or ())
+def _by_recipe(name: str) -> Callable[..., None]:
+    def run(
+        config: Config,
+        data: Data = None,
+        prompts: PromptFile = None,
+        changes: Changes = None,
+        json_: Json = False,
+    ) -> None:
+        _run(name, config, json_, data=data, prompts=prompts, changes=changes or ())
+
+    return run
 
 
-@app.command()
-def audit(
-    config: Config,
-    data: Data = None,
-    prompts: PromptFile = None,
-    changes: Changes = None,
-    json_: Json = False,
-) -> None:
-    """Judge an existing benchmark again."""
-    _run("audit", config, json_, data=data, prompts=prompts, changes=changes or ())
-
-
-@app.command()
-def annotate(
-    config: Config,
-    data: Data = None,
-    prompts: PromptFile = None,
-    changes: Changes = None,
-    json_: Json = False,
-) -> None:
-    """Make training triples from queries and a corpus."""
-    _run("annotate", config, json_, data=data, prompts=prompts, changes=changes or ())
-
-
-@app.command()
-def sts(
-    config: Config,
-    data: Data = None,
-    prompts: PromptFile = None,
-    changes: Changes = None,
-    json_: Json = False,
-) -> None:
-    """Make pairs of similar sentences from questions and synonyms."""
-    _run("sts", config, json_, data=data, prompts=prompts, changes=changes or ())
+for _name, _help in _BY_RECIPE.items():
+    app.command(_name, help=_help)(_by_recipe(_name))
 
 
 @app.command()
