@@ -40,7 +40,6 @@ DATA ?= data/sample
 SPLIT ?= test
 HUB ?=
 SYSTEMS ?=
-PRECISION ?= quantised
 ONLY ?=
 VECTORS ?= 100000
 DOCUMENTS ?= 100000
@@ -70,7 +69,7 @@ BENCH_WEIGHTS := builds/bench/weights/complete
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff quality export care-mini care-mini-1 care-mini-query care-mini-lookup train ablations bench $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff quality export care-mini care-mini-query care-mini-lookup train ablations bench $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
@@ -83,7 +82,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-1 care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -233,9 +232,6 @@ care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of
 	$(CARE_MINI_TEXTS)
 	$(CARE) train training/recipes/care-mini-lookup.yaml $(ARGS)
 	$(CARE) convert --trained builds/training/runs/care-mini-lookup-seed0/pair.toml --out models/care-mini-lookup --spec models/registry/care-mini-lookup.toml
-
-care-mini-1: $(TEST) ## Write its first edition, for comparison, to builds/care-mini-1: PRECISION=quantised or fp32
-	$(CARE) convert --out builds/care-mini-1/$(PRECISION) --spec builds/care-mini-1/$(PRECISION).toml --precision $(PRECISION)
 
 loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= QUERIES= MIN_RATE= MAX_ERROR_RATE= ARGS='--field mode=lexical'
 	@mkdir -p loadtest/results/locust

