@@ -41,8 +41,6 @@ SPLIT ?= test
 HUB ?=
 SYSTEMS ?=
 ONLY ?=
-VECTORS ?= 100000
-DOCUMENTS ?= 100000
 OUT ?=
 # More options of the target's command: make build-index ARGS='--chunk-tokens 256'
 ARGS ?=
@@ -64,12 +62,11 @@ TEST := .venv-test/.complete
 LOAD := .venv-loadtest/.complete
 ENGINES := .venv-engines/.complete .venv-distributed/.complete .venv-clients/.complete
 BENCH_OTHERS := .venv-bench/.complete .venv-bench-infinity/.complete
-BENCH_WEIGHTS := builds/bench/weights/complete
 # Written by make gpu: what pip installs beside the builds for GPUs of ONNX Runtime and FAISS.
 GPU := $(wildcard .venv/.gpu)
 # The program of the environment of each target; make CARE=PATH … replaces it.
 CARE = .venv/bin/care
-cmedteb tradeoff quality export care-mini care-mini-query care-mini-lookup train ablations bench $(BENCH_WEIGHTS): CARE = .venv-test/bin/care
+cmedteb tradeoff quality export care-mini care-mini-query care-mini-lookup train ablations bench bench-peers: CARE = .venv-test/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
@@ -82,7 +79,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench format docs image test-image clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -245,10 +242,17 @@ loadtest-max: $(LOAD) ## Find the highest rate at which the p99 of a running ser
 	.venv-loadtest/bin/python -m loadtest.open_loop --url http://127.0.0.1:$(CARE_PORT) \
 	  --queries '$(QUERIES)' --find-max --bound-ms $(BOUND_MS) $(ARGS)
 
-bench: $(TEST) $(BENCH_OTHERS) $(BENCH_WEIGHTS) ## Measure the service beside other systems: CORPUS= INDEX= PAIR= QUERIES= ONLY= ARGS=
-	@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }
-	$(CARE) index '$(CORPUS)' --reuse $(INDEX_AND_PAIR)
-	$(CARE) bench service $(INDEX_AND_PAIR) --queries '$(QUERIES)' $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+bench: $(TEST) ## Measure the service over HTTP: CORPUS= INDEX= PAIR= QUERIES= ONLY= ARGS=
+	$(call BENCH,service)
+
+bench-peers: $(TEST) $(BENCH_OTHERS) ## Measure it beside a bare loop, FastAPI, sentence-transformers and infinity, with the same variables
+	$(call BENCH,peers)
+
+define BENCH
+@command -v wrk >/dev/null || { echo "error: wrk is missing; on Debian and Ubuntu: apt-get install wrk"; exit 1; }
+$(CARE) index '$(CORPUS)' --reuse $(INDEX_AND_PAIR)
+$(CARE) bench $(1) $(INDEX_AND_PAIR) --queries '$(QUERIES)' $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+endef
 
 format: $(CHECK) ## Format the code and fix what lint can fix
 	.venv-check/bin/ruff format .
@@ -318,9 +322,6 @@ $(BENCH_OTHERS):
 	$(INSTALL) '$(TORCH)'
 	$(INSTALL) -r $<
 	@touch $@
-
-$(BENCH_WEIGHTS): models/care-mini/query.onnx loadtest/bench/weights.py | $(TEST)
-	$(CARE) bench weights --out $(@D)
 
 # vLLM asks for packages that break others or that it does not need here: the lists are whole.
 .venv-engines/.complete: tests/engines/vllm/requirements-vllm.txt tests/engines/vllm/requirements.txt pyproject.toml constraints-vllm.txt

@@ -53,13 +53,12 @@ def test_without_a_target_the_targets_are_listed() -> None:
         (["care-mini"], [*CARE_MINI_TEXTS, "train", "train", "convert"]),
         (["care-mini-query"], [*CARE_MINI_TEXTS, "train", "convert"]),
         (["care-mini-lookup"], [*CARE_MINI_TEXTS, "train", "convert"]),
-        (["bench", "ONLY=idle"], ["bench weights", "index", "bench service"]),
+        (["bench", "ONLY=modes"], ["index", "bench service"]),
+        (["bench-peers", "ONLY=bare-loop"], ["index", "bench peers"]),
     ],
 )
 def test_a_target_runs_commands_that_parse(words: list[str], expected: list[str]) -> None:
-    # As if the weights of care-mini had changed.
-    new = ["--what-if=models/care-mini/query.onnx"]
-    assert [name for name, _ in commands(*words, *new)] == expected
+    assert [name for name, _ in commands(*words)] == expected
 
 
 def test_variables_become_options() -> None:

@@ -20,13 +20,23 @@ app = typer.Typer(
 @app.command("service")
 @takes(ServiceOptions)
 def service(options: ServiceOptions) -> None:
-    """Measure the service over HTTP beside the bare loop and other systems; needs wrk."""
+    """Measure the service over HTTP: its modes, and overload; needs wrk."""
     require("bench", make="bench")
-    from loadtest.bench.processes import show_log
-    from loadtest.bench.service import SCENARIOS, measure
+    from loadtest.bench.results import measure
+    from loadtest.bench.service import SCENARIOS
 
-    show_log()
     measure(SCENARIOS, options)
+
+
+@app.command("peers")
+@takes(ServiceOptions)
+def peers(options: ServiceOptions) -> None:
+    """Measure the service beside the bare loop and other systems; needs wrk."""
+    require("bench", "train", make="bench-peers")
+    from loadtest.bench.peers import PYTHONS, SCENARIOS
+    from loadtest.bench.results import PEERS_NAME, measure
+
+    measure(SCENARIOS, options, PEERS_NAME, PYTHONS)
 
 
 @app.command()
@@ -60,22 +70,10 @@ def encoders(
 
     With --documents, compare the engines and data types of a document encoder.
     """
-    from loadtest.bench.encoders import compare, compare_documents, document_lines, lines
+    from loadtest.bench.encoders import compare, compare_documents, lines
 
     if documents:
-        found = compare_documents(pairs[0], documents, threads, rounds)
-        show(found, document_lines(found), as_json=json_)
-        return
-    result = compare(pairs, queries, threads, rounds)
+        result = compare_documents(pairs[0], documents, threads, rounds)
+    else:
+        result = compare(pairs, queries, threads, rounds)
     show(result, lines(result), as_json=json_)
-
-
-@app.command()
-def weights(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the models.")],
-) -> None:
-    """Write the default pair's query side in the forms that other systems load."""
-    require("bench", "train", make="bench")
-    from loadtest.bench.weights import write_weights
-
-    write_weights(out)

@@ -1,1 +1,1 @@
-"""Benchmarks: the service and other systems, index types, service start, and index builds."""
+"""Benchmarks: the service over HTTP, the service beside other systems, and encoders."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from models.encoders.factory import (
 from models.pairs import load_pair
 
 BATCH = 32
-_ALONE, _BATCHES = "alone", "batches"
 # Documents that each engine encodes in a round.
 DOCUMENTS = 128
 _OPENVINO = ("float32", "bfloat16", "int8")
@@ -52,14 +50,13 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         DataError: If the file of queries cannot be read or is empty.
         PairError: If a pair does not exist or does not load.
     """
-    texts = _texts(queries)
-    batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    batches = _batches(_texts(queries))
     # Full batches only, unless there are fewer queries.
     batches = [batch for batch in batches if len(batch) == BATCH] or batches
-    ways = {_ALONE: [[text] for text in batches[0]], _BATCHES: batches}
+    ways = {"alone": [[text] for text in batches[0]], "batches": batches}
     loaded = [load_pair(name) for name in pairs]
     encoders = [load_encoder(pair.query, pair.folder, threads) for pair in loaded]
-    times = {way: list(_rounds(encoders, calls, rounds)) for way, calls in ways.items()}
+    times = {way: _times(encoders, calls, rounds) for way, calls in ways.items()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -73,7 +70,7 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
             {
                 "pair": name,
                 "megabytes": weights_bytes(pair.query, pair.folder) / 1e6,
-                **{way: _medians(found, i) for way, found in times.items()},
+                **{way: found[i] for way, found in times.items()},
             }
             for i, (name, pair) in enumerate(zip(pairs, loaded, strict=True))
         ],
@@ -103,7 +100,7 @@ def compare_documents(pair: str, corpus: Path, threads: int, rounds: int) -> dic
         ProviderError: If OpenVINO is not installed.
     """
     texts = sorted(_texts(corpus)[:DOCUMENTS], key=len, reverse=True)
-    calls = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    calls = _batches(texts)
     loaded = load_pair(pair)
     ways = [("onnx", "auto"), *(("openvino", dtype) for dtype in _OPENVINO if _supported(dtype))]
     encoders = [
@@ -112,19 +109,7 @@ def compare_documents(pair: str, corpus: Path, threads: int, rounds: int) -> dic
     found = [_encode(encoder, calls) for encoder in encoders]
     tokens = sum(int(part.token_counts.sum()) for part in found[0])
     vectors = [np.concatenate([part.vectors for part in parts]) for parts in found]
-    times = list(_rounds(encoders, calls, rounds))
-    engines = []
-    for i, (backend, dtype) in enumerate(ways):
-        medians = _medians(times, i)
-        engines.append(
-            {
-                "backend": backend,
-                "dtype": dtype,
-                "tokens_per_second": 1000 * tokens / (medians["ms"] * len(texts)),
-                "cosine": float((vectors[0] * vectors[i]).sum(axis=1).min()),
-                **medians,
-            }
-        )
+    times = _times(encoders, calls, rounds)
     return {
         "hardware": hardware(),
         **environment(),
@@ -134,8 +119,47 @@ def compare_documents(pair: str, corpus: Path, threads: int, rounds: int) -> dic
         "batch": BATCH,
         "documents": len(texts),
         "tokens": tokens,
-        "engines": engines,
+        "engines": [
+            {
+                "backend": backend,
+                "dtype": dtype,
+                "tokens_per_second": 1000 * tokens / (times[i]["ms"] * len(texts)),
+                "cosine": float((vectors[0] * vectors[i]).sum(axis=1).min()),
+                **times[i],
+            }
+            for i, (backend, dtype) in enumerate(ways)
+        ],
     }
+
+
+def lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yields the result of `compare` or `compare_documents` as lines of text."""
+    machine = result["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["libraries"].items())
+    yield f"{machine['processor']}, {machine['processors']} processors; {versions}"
+    yield f"{result['threads']} threads, medians of {result['rounds']} rounds, batches of " + (
+        f"{result['batch']}; ×: rate divided by that of the first row, by wall and by CPU time"
+    )
+    if "engines" in result:
+        yield f"{result['pair']}: {result['documents']} documents, {result['tokens']:,} tokens"
+        yield f"{'engine':8} {'dtype':8} {'tokens/s':>8} {'×':>6} {'CPU ×':>6} {'cosine':>7}"
+        for entry in result["engines"]:
+            yield (
+                f"{entry['backend']:8} {entry['dtype']:8} {entry['tokens_per_second']:>8,.0f} "
+                f"{entry['ratio']:>6.2f} {entry['cpu_ratio']:>6.2f} {entry['cosine']:>7.4f}"
+            )
+        return
+    width = max(len(entry["pair"]) for entry in result["encoders"])
+    head = f"{'ms':>7} {'CPU ms':>7} {'×':>6} {'CPU ×':>6}"
+    yield f"{'':{width}} {'':>7}  {'one query at a time':>29}  {'in batches, per query':>29}"
+    yield f"{'pair':{width}} {'MB':>7}  {head}  {head}"
+    for entry in result["encoders"]:
+        cells = "  ".join(
+            f"{found['ms']:>7.3f} {found['cpu_ms']:>7.3f} "
+            f"{found['ratio']:>6.2f} {found['cpu_ratio']:>6.2f}"
+            for found in (entry["alone"], entry["batches"])
+        )
+        yield f"{entry['pair']:{width}} {entry['megabytes']:>7.1f}  {cells}"
 
 
 def _supported(dtype: str) -> bool:
@@ -153,78 +177,31 @@ def _texts(path: Path) -> list[str]:
     return texts
 
 
-def document_lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yields the result of `compare_documents` as lines of text."""
-    yield _machine(result)
-    yield (
-        f"{result['pair']}: {result['documents']} documents, {result['tokens']:,} tokens, batches "
-        f"of {result['batch']}; {result['threads']} threads, medians of {result['rounds']} rounds; "
-        "×: rate divided by that of ONNX Runtime; cosine: lowest to its vectors"
-    )
-    yield f"{'engine':8} {'dtype':8} {'tokens/s':>8} {'×':>6} {'CPU ×':>6} {'cosine':>7}"
-    for entry in result["engines"]:
-        yield (
-            f"{entry['backend']:8} {entry['dtype']:8} {entry['tokens_per_second']:>8,.0f} "
-            f"{entry['ratio']:>6.2f} {entry['cpu_ratio']:>6.2f} {entry['cosine']:>7.4f}"
-        )
-
-
-def _machine(result: dict[str, Any]) -> str:
-    machine, libraries = result["hardware"], result["libraries"]
-    versions = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    return f"{machine['processor']}, {machine['processors']} processors; {versions}"
-
-
-def lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yields the result of `compare` as lines of text."""
-    yield _machine(result)
-    yield (
-        f"{result['threads']} threads, medians of {result['rounds']} rounds; times per query; "
-        "×: rate divided by that of the first pair, by wall and by CPU time"
-    )
-    single, batch = f"{'one at a time':>29}", f"in batches of {result['batch']}"
-    width = max(len(entry["pair"]) for entry in result["encoders"])
-    yield f"{'':{width}} {'':>7}  {single}  {batch:>29}"
-    head = f"{'ms':>7} {'CPU ms':>7} {'×':>6} {'CPU ×':>6}"
-    yield f"{'pair':{width}} {'MB':>7}  {head}  {head}"
-    for entry in result["encoders"]:
-        cells = "  ".join(_cells(entry[way]) for way in (_ALONE, _BATCHES))
-        yield f"{entry['pair']:{width}} {entry['megabytes']:>7.1f}  {cells}"
-
-
-def _rounds(
-    encoders: Sequence[Encoder], calls: Sequence[list[str]], rounds: int
-) -> Iterator[list[tuple[float, float]]]:
-    """Yields wall and CPU time per query [ms] of each encoder, for each round.
-
-    The order of encoders is reversed in every second round. The first pass is not measured.
-    """
-    count = sum(map(len, calls))
-    for encoder in encoders:
-        _encode(encoder, calls)
-    for number in range(rounds):
-        found = {}
-        for i in range(len(encoders))[:: -1 if number % 2 else 1]:
-            started, worked = time.perf_counter(), time.process_time()
-            _encode(encoders[i], calls)
-            spent = time.perf_counter() - started, time.process_time() - worked
-            found[i] = 1000 * spent[0] / count, 1000 * spent[1] / count
-        yield [found[i] for i in range(len(encoders))]
+def _batches(texts: list[str]) -> list[list[str]]:
+    return [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
 
 
 def _encode(encoder: Encoder, calls: Iterable[list[str]]) -> list[Encoding]:
     return [encoder.encode(texts) for texts in calls]
 
 
-def _medians(rounds: Sequence[Sequence[tuple[float, float]]], encoder: int) -> dict[str, float]:
-    wall, cpu = ([found[encoder][i] for found in rounds] for i in (0, 1))
-    ratios = [[found[0][i] / found[encoder][i] for found in rounds] for i in (0, 1)]
+def _times(
+    encoders: Sequence[Encoder], calls: Sequence[list[str]], rounds: int
+) -> list[dict[str, float]]:
+    """Returns the medians of `ms`, `cpu_ms`, `ratio` and `cpu_ratio` for each encoder.
+
+    The order of encoders is reversed in every second round. The first pass is not measured.
+    """
+    for encoder in encoders:
+        _encode(encoder, calls)
+    # Wall and CPU time per text [ms], float64 [rounds, encoders, 2].
+    times = np.empty((rounds, len(encoders), 2))
+    for number in range(rounds):
+        for i in range(len(encoders))[:: -1 if number % 2 else 1]:
+            started, worked = time.perf_counter(), time.process_time()
+            _encode(encoders[i], calls)
+            times[number, i] = time.perf_counter() - started, time.process_time() - worked
+    times *= 1000 / sum(map(len, calls))
+    each = np.median(np.concatenate([times, times[:, :1] / times], axis=2), axis=0)
     names = ("ms", "cpu_ms", "ratio", "cpu_ratio")
-    return dict(zip(names, map(median, (wall, cpu, *ratios)), strict=True))
-
-
-def _cells(found: dict[str, float]) -> str:
-    return (
-        f"{found['ms']:>7.3f} {found['cpu_ms']:>7.3f} "
-        f"{found['ratio']:>6.2f} {found['cpu_ratio']:>6.2f}"
-    )
+    return [dict(zip(names, map(float, row), strict=True)) for row in each]

@@ -1,4 +1,4 @@
-"""Options of the benchmarks; each field is an option of a subcommand of `care bench`."""
+"""Options of the benchmarks over HTTP; each field is an option of `care bench`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +9,10 @@ from typer import Option
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from loadtest.traffic import SAMPLE
 
-RESULTS = Path("loadtest/results")
-CACHE = Path("builds/bench")
-
-Out = Annotated[Path, Option(metavar="FOLDER", help="Folder of results.")]
-Cache = Annotated[
-    Path, Option(metavar="FOLDER", help="Folder of vectors, indexes, corpora and builds.")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """Options of `care bench service`."""
+    """Options of `care bench service` and `care bench peers`."""
 
     indexes: Annotated[
         Path, Option(envvar="CARE_INDEXES", metavar="FOLDER", help="Folder of all indexes.")
@@ -37,16 +29,9 @@ class ServiceOptions:
         ),
     ] = DEFAULT_PAIR
     queries: Annotated[Path, Option(metavar="FILE", help="JSONL of queries with text.")] = SAMPLE
-    out: Out = RESULTS
-    weights: Annotated[
-        Path, Option(metavar="FOLDER", help="Folder that `care bench weights` wrote.")
-    ] = CACHE / "weights"
-    sentence_transformers: Annotated[
-        Path, Option(metavar="FILE", help="Python of the environment with sentence-transformers.")
-    ] = Path(".venv-bench/bin/python")
-    infinity: Annotated[
-        Path, Option(metavar="FILE", help="Python of the environment with infinity-emb.")
-    ] = Path(".venv-bench-infinity/bin/python")
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder of results.")] = Path(
+        "loadtest/results"
+    )
     seconds: Annotated[int, Option(min=1, help="Seconds of one measurement.")] = 8
     rounds: Annotated[
         int, Option(min=1, help="Rounds; the compared systems alternate in each.")

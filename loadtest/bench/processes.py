@@ -1,7 +1,6 @@
 """Servers and new processes of the benchmarks, and measurement of their resources."""
 
 import json
-import logging
 import os
 import re
 import threading
@@ -10,7 +9,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,39 +31,28 @@ def bench_service(options: ServiceOptions, **settings: str) -> Iterator["Server"
 
 
 @contextmanager
-def baseline_server(
-    application: str, python: Path, variables: Mapping[str, str], folder: Path | None = None
+def peer_server(
+    name: str, python: Path, variables: Mapping[str, str], folder: Path | None = None
 ) -> Iterator["Server"]:
-    """Runs a module of `baselines/` with uvicorn.
+    """Runs an application of `baselines/app.py` with uvicorn.
 
     Args:
-        application: Name of the module; its application is `app`.
+        name: Name of its function there.
         python: The Python of its environment.
         variables: Environment variables, besides those of this process.
         folder: Its working directory.
     """
     port = free_port()
     command = [
-        *(str(python.absolute()), "-m", "uvicorn", f"{application}:app"),
+        *(str(python.absolute()), "-m", "uvicorn", "app:app"),
         *("--app-dir", str(Path(__file__).with_name("baselines"))),
         *("--port", str(port), "--log-level", "warning", "--no-access-log"),
     ]
-    url, environment = f"http://127.0.0.1:{port}", os.environ | dict(variables)
+    url, environment = f"http://127.0.0.1:{port}", os.environ | variables | {"BENCH_PEER": name}
     with running_server(
         command, url, "/openapi.json", environment=environment, folder=folder
     ) as server:
         yield Server(server)
-
-
-def options_json(options: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass as JSON; absolute paths are reduced to their last part."""
-
-    def written(value: Any) -> Any:
-        if not isinstance(value, Path):
-            return value
-        return value.name if value.is_absolute() else str(value)
-
-    return {name: written(value) for name, value in asdict(options).items()}
 
 
 class Server:
@@ -134,23 +121,10 @@ def sampled(read: Callable[[], int], every: float) -> Iterator[list[int]]:
         samples.append(read())
 
 
-def run_in_new_process(work: Callable[..., Any], *arguments: Any, passive: bool = False) -> Any:
-    """Runs a function in a new process, so that its memory is measured and freed separately.
-
-    With `passive`, waiting OpenMP threads do not spin.
-    """
-    variables = {"OMP_WAIT_POLICY": "PASSIVE"} if passive else {}
+def run_in_new_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a function in a new process, in which waiting OpenMP threads do not spin."""
     with (
-        patch.dict(os.environ, variables),
-        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=show_log) as pool,
+        patch.dict(os.environ, OMP_WAIT_POLICY="PASSIVE"),
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
     ):
         return pool.submit(work, *arguments).result()
-
-
-def show_log() -> None:
-    """Prints the progress of the benchmarks to standard error."""
-    logger = logging.getLogger("loadtest")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())

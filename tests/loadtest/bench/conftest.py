@@ -42,7 +42,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> ServiceOptions:
         index="test",
         queries=queries,
         out=folder,
-        weights=folder,
         seconds=1,
         rounds=1,
         top_k=3,

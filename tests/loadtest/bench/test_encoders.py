@@ -5,7 +5,7 @@ import pytest
 
 from care.cli.main import main
 from core.errors import DataError
-from loadtest.bench.encoders import compare, document_lines, lines
+from loadtest.bench.encoders import compare, lines
 from tests.conftest import write_jsonl
 from tests.errors import raises
 
@@ -55,7 +55,7 @@ def test_engines_of_a_document_encoder_are_compared_with_onnx_runtime(
         assert 0.998 < entry["cosine"] < 1 + 1e-5
         rate = 1000 * found["tokens"] / 34 / entry["ms"]
         assert entry["tokens_per_second"] == pytest.approx(rate)
-    *_, last = document_lines(found)
+    *_, last = lines(found)
     assert last.split()[:2] == ["openvino", found["engines"][-1]["dtype"]]
 
 

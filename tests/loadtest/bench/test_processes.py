@@ -1,20 +1,13 @@
-"""Options as JSON, and servers and processes that are measured."""
+"""Servers and processes that are measured."""
 
 import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from core.errors import CareError
 from core.service_process import free_port, running_server
-from loadtest.bench.processes import (
-    Server,
-    options_json,
-    run_in_new_process,
-    sampled,
-)
+from loadtest.bench.processes import Server, run_in_new_process, sampled
 from tests.errors import raises
 
 SERVER = """
@@ -28,21 +21,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-@dataclass(frozen=True)
-class Some:
-    sizes: tuple[int, ...] = (1, 2)
-    share: float | None = None
-    cache_folder: Path = Path("builds")
-
-
-def test_options_are_json() -> None:
-    assert options_json(Some()) == {"sizes": (1, 2), "share": None, "cache_folder": "builds"}
-
-
-def test_absolute_paths_are_not_written_to_results(tmp_path: Path) -> None:
-    assert options_json(Some(cache_folder=tmp_path / "builds"))["cache_folder"] == "builds"
 
 
 def test_a_server_is_measured_until_the_block_ends() -> None:

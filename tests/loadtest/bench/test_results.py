@@ -1,13 +1,17 @@
-"""Metrics with goals, their environment, and the tables of result files."""
+"""Scenarios that are measured, metrics with goals, and the tables of result files."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from core.errors import CareError
 from loadtest.bench import results
-from loadtest.bench.results import figure, medians, tables
+from loadtest.bench.options import ServiceOptions
+from loadtest.bench.results import PEERS_NAME, figure, measure, medians, tables
+from tests.errors import raises
 
 RESULTS = Path(__file__).parents[3] / "loadtest" / "results"
 ENVIRONMENT = {
@@ -76,3 +80,43 @@ def test_a_table_holds_all_metrics_and_failures(tmp_path: Path) -> None:
     assert latency[:5] == ["latency", "1.50 ms", "≤ 1 ms", "no", command]
     assert (failed[0], failed[-1]) == ("two", "wrk is missing")
     assert json.loads((tmp_path / "results" / "bench.json").read_text()) == result
+    peers = results.write(result, tmp_path / "results" / PEERS_NAME).read_text(encoding="utf-8")
+    assert peers.count("`make bench ONLY=one`") == peers.count("`make bench-peers ONLY=one`") == 2
+
+
+def _fail(_: ServiceOptions) -> dict[str, Any]:
+    raise CareError("no such thing", code="missing")
+
+
+def _break(_: ServiceOptions) -> dict[str, Any]:
+    return {"figures": [1 / 0]}
+
+
+def _succeed(_: ServiceOptions) -> dict[str, Any]:
+    return {"figures": [figure("throughput", 2.0, ">=", 1.0)]}
+
+
+def test_a_failed_scenario_does_not_lose_the_results_of_others(tmp_path: Path) -> None:
+    scenarios = {"one": _fail, "two": _succeed, "three": _break, "four": _succeed}
+    options = ServiceOptions(out=tmp_path, only="one,two,three")
+    with raises(CareError, "not_measured", scenarios=["one", "three"]):
+        measure(scenarios, options)
+    found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["scenarios"]
+    assert list(found) == ["one", "two", "three"]
+    assert found["one"]["code"] == "missing"
+    assert found["two"]["figures"][0]["met"]
+    assert found["three"]["code"] == "unexpected_error"
+
+
+def test_all_scenarios_run_by_default(tmp_path: Path) -> None:
+    measure({"one": _succeed, "two": _succeed}, ServiceOptions(out=tmp_path), PEERS_NAME)
+    result = json.loads((tmp_path / PEERS_NAME).read_text(encoding="utf-8"))
+    assert list(result["scenarios"]) == ["one", "two"]
+    # Absolute paths are not written to results.
+    assert (result["options"]["out"], result["options"]["rounds"]) == (tmp_path.name, 3)
+    assert result["options"]["queries"] == "data/sample/queries.jsonl"
+
+
+def test_an_unknown_scenario_is_an_error(tmp_path: Path) -> None:
+    with raises(CareError, "unknown_scenario", scenarios=["speed"]):
+        measure({"one": _succeed}, ServiceOptions(out=tmp_path, only="one,speed"))

@@ -1,48 +1,50 @@
-"""The scenarios that are measured, and the results that are written."""
+"""Scenarios of the service, with a few requests in place of wrk."""
 
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from urllib.request import Request, urlopen
 
-from core.errors import CareError
+import pytest
+
+from loadtest.bench import service
 from loadtest.bench.options import ServiceOptions
-from loadtest.bench.results import figure
-from loadtest.bench.service import SCENARIOS, measure
-from tests.errors import raises
+
+pytestmark = pytest.mark.e2e
 
 
-def _fail(_: ServiceOptions) -> dict[str, Any]:
-    raise CareError("no such thing", code="missing")
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(url: str, requests: Sequence[str], clients: int, seconds: int) -> dict[str, float]:
+        for body in requests[:3]:
+            headers = {"Content-Type": "application/json"}
+            with urlopen(Request(f"{url}/search", body.encode(), headers)):
+                pass
+        return {"qps": 100.0, "p50_ms": 1.5, "seconds": 1.0}
+
+    monkeypatch.setattr(service, "drive", send)
 
 
-def _break(_: ServiceOptions) -> dict[str, Any]:
-    return {"figures": [1 / 0]}
+def test_the_modes_are_measured_alone_and_at_full_load(options: ServiceOptions) -> None:
+    found = service.modes(options)
+    assert found["figures"][0]["reached"] == 0.0
+    measured = {name for name, value in found["medians"].items() if value > 0}
+    assert measured == {
+        f"{m}_{v}" for m in ("dense", "hybrid", "lexical") for v in ("qps", "p50_ms")
+    }
+    assert found["stages"].keys() == {"dense", "hybrid", "lexical"}
+    for loads in found["stages"].values():
+        assert loads.keys() == {1, options.connections}
+        for mean in loads.values():
+            assert mean["request"] == pytest.approx(mean["total"] + mean["other"])
+            assert 0 <= mean["search"] < mean["total"] < mean["request"]
+    assert found["stages"]["lexical"][1]["encode"] == 0 < found["stages"]["dense"][1]["encode"]
 
 
-def _succeed(_: ServiceOptions) -> dict[str, Any]:
-    return {"figures": [figure("throughput", 2.0, ">=", 1.0)]}
-
-
-def test_a_failed_scenario_does_not_lose_the_results_of_others(tmp_path: Path) -> None:
-    scenarios = {"idle": _fail, "cache": _succeed, "redis": _break, "efficiency": _succeed}
-    options = ServiceOptions(out=tmp_path, only="idle,cache,redis")
-    with raises(CareError, "not_measured", scenarios=["idle", "redis"]):
-        measure(scenarios, options)
-    found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["scenarios"]
-    assert list(found) == ["idle", "cache", "redis"]
-    assert found["idle"]["code"] == "missing"
-    assert found["cache"]["figures"][0]["met"]
-    assert found["redis"]["code"] == "unexpected_error"
-
-
-def test_all_scenarios_run_by_default(tmp_path: Path) -> None:
-    measure({"cache": _succeed, "redis": _succeed}, ServiceOptions(out=tmp_path))
-    result = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
-    assert list(result["scenarios"]) == ["cache", "redis"]
-    assert result["options"]["out"] == tmp_path.name
-
-
-def test_an_unknown_scenario_is_an_error(tmp_path: Path) -> None:
-    with raises(CareError, "unknown_scenario", scenarios=["speed"]):
-        measure(SCENARIOS, ServiceOptions(out=tmp_path, only="idle,speed"))
-    assert set(SCENARIOS) > {"idle", "infinity", "overload"}
+def test_goodput_at_three_times_the_capacity_is_measured(options: ServiceOptions) -> None:
+    found = service.overload(options)
+    goodput, latency, memory = (figure["reached"] for figure in found["figures"])
+    (entry,) = found["rounds"]
+    assert goodput == entry["goodput_qps"] / 100.0
+    assert entry["overload"]["sent"] == 300
+    assert entry["overload"]["rate"] == 300.0
+    assert 0.5 < memory < 2
+    assert latency == entry["latency_ratio"]

@@ -1,1 +1,0 @@
-"""Other systems that `make bench` measures, each in a separate environment."""
