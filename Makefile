@@ -183,7 +183,7 @@ quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query
 	$(SPEED) --threads 1 >$(QUALITY)/encoders-1.json
 	$(SPEED) --threads 2 >$(QUALITY)/encoders-2.json
 
-figures: $(TEST) ## Write the tables of figures in README.md, docs, model cards and loadtest/results from the results of commands
+figures: $(TEST) ## Write the tables of figures in README.md, docs and model cards from the results of commands
 	.venv-test/bin/python docs/figures.py
 
 # The sample's test split stays unused until an index is evaluated.

@@ -1,7 +1,7 @@
 """Writes the figures in documents from the results of commands: `make figures`.
 
 In a Markdown file, the lines between `<!-- figures: NAME -->` and `<!-- end of figures -->` are the
-table NAME of this module. loadtest/results/README.md is written as a whole.
+table NAME of this module.
 """
 
 import json
@@ -16,13 +16,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from evaluation.metrics import MEASURES  # noqa: E402
-from loadtest.bench import results  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # What `make quality` writes.
 QUALITY = RESULTS / "quality" / "splits.json"
 ENCODERS = [RESULTS / "quality" / f"encoders-{threads}.json" for threads in (1, 2)]
-BENCH = ROOT / "loadtest" / "results"
+BENCH = ROOT / "loadtest" / "results" / "bench.json"
 _CARD, _LOOKUP_CARD = (
     ROOT / "models" / name / "README.md" for name in ("care-mini", "care-mini-lookup")
 )
@@ -56,8 +55,7 @@ _SPOKEN = "held-out-spoken"
 
 def written() -> Mapping[Path, str]:
     """Returns the text of each document with figures, by its path."""
-    texts = {path: filled(path.read_text("utf-8")) for path in DOCUMENTS}
-    return texts | {BENCH / results.TABLE_NAME: results.tables(BENCH)}
+    return {path: filled(path.read_text("utf-8")) for path in DOCUMENTS}
 
 
 def filled(text: str, tables: Mapping[str, Callable[[], str]] | None = None) -> str:
@@ -145,7 +143,7 @@ def encoders() -> str:
 
 def speed() -> str:
     """Returns the speed of the modes of search over HTTP, in a sentence."""
-    found = _read(BENCH / results.BENCH_NAME)
+    found = _read(BENCH)
     medians = found["scenarios"]["modes"]["medians"]
     each = [
         f"{mode} {medians[f'{mode}_p50_ms']:.1f} ms, {medians[f'{mode}_qps']:,.0f} queries/s"

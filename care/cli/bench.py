@@ -33,10 +33,10 @@ def service(options: ServiceOptions) -> None:
 def peers(options: ServiceOptions) -> None:
     """Measure the service beside the bare loop and other systems; needs wrk."""
     require("bench", "train", make="bench-peers")
-    from loadtest.bench.peers import PYTHONS, SCENARIOS
-    from loadtest.bench.results import PEERS_NAME, measure
+    from loadtest.bench.peers import SCENARIOS
+    from loadtest.bench.results import measure
 
-    measure(SCENARIOS, options, PEERS_NAME, PYTHONS)
+    measure(SCENARIOS, options, "peers")
 
 
 @app.command()

@@ -1,10 +1,9 @@
-"""Runs scenarios; writes metrics with goals, the machine, and the tables of all results."""
+"""Runs scenarios, and writes their metrics with goals and the machine as JSON and as a table."""
 
 import json
 import platform
 import shutil
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,28 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from jinja2 import Environment
-
 from core.errors import CareError
-from core.provenance import commit, hardware
+from core.provenance import commit, hardware, library_versions
 from core.records import write_json
 from core.terminal import shown, shown_lines
 from loadtest.bench.options import ServiceOptions
 
-BENCH_NAME, PEERS_NAME, TABLE_NAME = "bench.json", "peers.json", "README.md"
-
 # Takes the options; returns its `figures` (metrics with goals) and raw results.
 Scenario = Callable[[ServiceOptions], dict[str, Any]]
 
-_LIST = (
-    "import json; from importlib.metadata import distributions; "
-    "print(json.dumps([(d.name, d.version) for d in distributions()]))"
-)
-_LIBRARIES = (
-    *("torch", "transformers", "sentence-transformers", "infinity-emb", "optimum", "optimum-onnx"),
-    *("onnxruntime", "tokenizers", "faiss-cpu", "numpy", "pyarrow", "fastapi", "starlette"),
-    *("uvicorn", "uvloop", "httptools", "pydantic", "psutil"),
-)
+# Modules of the service that decide how fast it is.
+_LIBRARIES = ("faiss", "numpy", "onnxruntime", "pyarrow", "tokenizers")
 
 
 def figure(
@@ -77,12 +65,7 @@ def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: median(entry[name] for entry in rounds) for name in names}
 
 
-def measure(
-    known: Mapping[str, Scenario],
-    options: ServiceOptions,
-    name: str = BENCH_NAME,
-    pythons: Sequence[Path] = (),
-) -> None:
+def measure(known: Mapping[str, Scenario], options: ServiceOptions, name: str = "bench") -> None:
     """Runs the chosen scenarios one after another and writes the results after each.
 
     If a scenario fails, its error is written instead of its results and the next one runs.
@@ -90,8 +73,7 @@ def measure(
     Args:
         known: Scenarios by their names in `--only`.
         options: Options of all scenarios.
-        name: Name of the file of results.
-        pythons: The Pythons of peers' environments.
+        name: Results are written to NAME.json, their table to NAME.md.
     """
     chosen = options.only.split(",") if options.only else list(known)
     if unknown := [each for each in chosen if each not in known]:
@@ -100,7 +82,7 @@ def measure(
     # Absolute paths say nothing on another machine.
     paths = {key: Path(value).name for key, value in asdict(options).items() if _absolute(value)}
     result: dict[str, Any] = {
-        "environment": describe(pythons),
+        "environment": environment(),
         "options": json.loads(json.dumps(asdict(options) | paths, default=str)),
         "scenarios": {},
     }
@@ -123,8 +105,10 @@ def measure(
             print(f"  {each['name']}: {reached} ({goal}; {each['note']})", flush=True)
         if "error" in found:
             print(shown_lines(f"  error: {found['error']} [{found['code']}]"), flush=True)
-        written = write(result, options.out / name)
-    print(shown(str(written)))
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(options.out / f"{name}.json", result)
+        (options.out / f"{name}.md").write_text(table(result), encoding="utf-8")
+    print(shown(str(options.out / f"{name}.md")))
     failed = [each for each, found in result["scenarios"].items() if "error" in found]
     if failed:
         message = f"{len(failed)} scenarios failed: {', '.join(failed)}; see the errors above"
@@ -135,50 +119,48 @@ def _absolute(value: object) -> bool:
     return isinstance(value, Path) and value.is_absolute()
 
 
-def describe(pythons: Sequence[Path] = ()) -> dict[str, Any]:
-    """Returns hardware, versions, commit and date as JSON.
-
-    `pythons` are those of peers' environments; missing ones are skipped.
-    """
+def environment() -> dict[str, Any]:
+    """Returns hardware, versions, commit and date as JSON."""
     wrk = shutil.which("wrk") and subprocess.run(["wrk", "-v"], capture_output=True, text=True)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "hardware": hardware(),
-        "system": f"{platform.system()} {platform.release()}",
         "versions": {
             "python": platform.python_version(),
             "wrk": wrk.stdout.split()[1] if wrk else "missing",
-            **_installed(Path(sys.executable)),
-        },
-        "other_environments": {
-            python.parts[-3]: _installed(python) for python in pythons if python.exists()
+            **library_versions(*_LIBRARIES),
         },
     }
 
 
-def _installed(python: Path) -> dict[str, str]:
-    """Returns the versions of installed libraries of an environment."""
-    listed = json.loads(subprocess.check_output([python, "-c", _LIST]))
-    found = {name.lower().replace("_", "-"): version for name, version in listed}
-    return {name: found[name] for name in _LIBRARIES if name in found}
-
-
-def write(result: dict[str, Any], path: Path) -> Path:
-    """Writes a result and the tables of all results in its folder; returns the tables' path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result)
-    target = path.with_name(TABLE_NAME)
-    target.write_text(tables(path.parent), encoding="utf-8")
-    return target
-
-
-def tables(folder: Path) -> str:
-    """Returns the tables of all results in a folder as Markdown."""
-    source = Path(__file__).with_name("results.md.j2").read_text(encoding="utf-8")
-    found = {
-        path.stem: json.loads(path.read_text(encoding="utf-8"))
-        for path in (folder / BENCH_NAME, folder / PEERS_NAME)
-        if path.exists()
-    }
-    return Environment(autoescape=False).from_string(source).render(**found).strip() + "\n"
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures of a result as Markdown."""
+    found, options = result["environment"], result["options"]
+    machine, source = found["hardware"], found["commit"] or {"id": "unknown", "changed": False}
+    kind = ", ".join([machine["processor"], *machine["instructions"]])
+    changed = " with uncommitted changes" if source["changed"] else ""
+    lines = [
+        f"- {found['date']}, commit {source['id'][:12]}{changed}",
+        f"- {machine['processors']} CPUs ({kind}), {machine['memory_bytes'] / 2**30:.0f} GiB of "
+        f"memory; load average before the run {machine['load_average'][0]:.1f}",
+        f"- {', '.join(f'{name} {number}' for name, number in found['versions'].items())}",
+        f"- Index {options['index']}, pair {options['pair']}. Values are medians of "
+        f"{options['rounds']} rounds of {options['seconds']} s, in which the compared systems "
+        "alternate. The load generator runs on the same CPUs.",
+        "",
+        "| scenario | metric | value | goal | met | details |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, scenario in result["scenarios"].items():
+        if "error" in scenario:
+            reason = scenario["error"].splitlines()[0].replace("|", "\\|")
+            lines.append(f"| {name} | not measured | | | no | {reason} |")
+        for each in scenario.get("figures", []):
+            unit = f" {each['unit']}" if each["unit"] else ""
+            lines.append(
+                f"| {name} | {each['name']} | {each['reached']:.2f}{unit} | "
+                f"{'≥' if each['relation'] == '>=' else '≤'} {each['goal']:g}{unit} | "
+                f"{'yes' if each['met'] else 'no'} | {each['note']} |"
+            )
+    return "\n".join(lines) + "\n"

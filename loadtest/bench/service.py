@@ -1,13 +1,12 @@
 """Scenarios of `make bench`: the modes of search, and overload."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import CareError
 from loadtest.bench.options import ServiceOptions
@@ -31,9 +30,7 @@ LOOKUP = "care-mini-lookup"
 def modes(options: ServiceOptions) -> dict[str, Any]:
     """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
 
-    If pair and index have token vectors, hits of a hybrid search are also ranked again. Beside the
-    `figures`, `stages` has the mean time of a query in each stage [µs], by mode and number of
-    clients.
+    If pair and index have token vectors, hits of a hybrid search are also ranked again.
 
     Raises:
         CareError: If the index has no full text.
@@ -53,21 +50,13 @@ def modes(options: ServiceOptions) -> dict[str, Any]:
             found: dict[str, Any] = {}
             for mode, sent in requests.items():
                 drive(server.url, sent, options.connections, WARM_UP_SECONDS)
-                full, full_stages = _with_stages(server, sent, options.connections, options.seconds)
-                single, single_stages = _with_stages(server, sent, 1, options.seconds)
+                full = drive(server.url, sent, options.connections, options.seconds)
+                single = drive(server.url, sent, 1, options.seconds)
                 found |= {f"{mode}_qps": full["qps"], f"{mode}_p50_ms": single["p50_ms"]}
                 found |= {f"{mode}_full": full, f"{mode}_single": single}
-                found[f"{mode}_stages"] = {options.connections: full_stages, 1: single_stages}
             return found
 
         rounds = repeat(options.rounds, measure_round)
-    stages = {
-        mode: {
-            clients: medians([one[f"{mode}_stages"][clients] for one in rounds])
-            for clients in (1, options.connections)
-        }
-        for mode in requests
-    }
     typical = medians(rounds)
     added = typical["hybrid_p50_ms"] - typical["dense_p50_ms"]
     note = ", ".join(
@@ -76,37 +65,7 @@ def modes(options: ServiceOptions) -> dict[str, Any]:
         for mode in requests
     )
     name = "p50 that full text adds to a search, one client"
-    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note)) | {"stages": stages}
-
-
-def _with_stages(
-    server: Server, requests: Sequence[str], clients: int, seconds: int
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Sends requests; returns the load, and the mean time of a query in each stage [µs].
-
-    `other` is what remains of the time from the arrival of a request to its response.
-    """
-    before = _sums(server)
-    load = drive(server.url, requests, clients, seconds)
-    spent = {name: after - before[name] for name, after in _sums(server).items()}
-    queries = spent.pop("queries")
-    mean = {stage: 1e6 * seconds / queries for stage, seconds in spent.items()}
-    return load, mean | {"other": mean["request"] - mean["total"]}
-
-
-def _sums(server: Server) -> dict[str, float]:
-    """Returns the time that all searches have spent in each stage [s], and their number."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.metrics()):
-        for sample in family.samples:
-            if sample.name == "care_stage_seconds_sum":
-                found[sample.labels["stage"]] = sample.value
-            elif sample.labels.get("route") == "/search":
-                if sample.name == "care_http_request_seconds_sum":
-                    found["request"] = sample.value
-                elif sample.name == "care_http_request_seconds_count":
-                    found["queries"] = sample.value
-    return found
+    return _result(rounds, figure(name, added, "<=", 2.0, "ms", note))
 
 
 def overload(options: ServiceOptions) -> dict[str, Any]:

@@ -30,13 +30,6 @@ def test_the_modes_are_measured_alone_and_at_full_load(options: ServiceOptions) 
     assert measured == {
         f"{m}_{v}" for m in ("dense", "hybrid", "lexical") for v in ("qps", "p50_ms")
     }
-    assert found["stages"].keys() == {"dense", "hybrid", "lexical"}
-    for loads in found["stages"].values():
-        assert loads.keys() == {1, options.connections}
-        for mean in loads.values():
-            assert mean["request"] == pytest.approx(mean["total"] + mean["other"])
-            assert 0 <= mean["search"] < mean["total"] < mean["request"]
-    assert found["stages"]["lexical"][1]["encode"] == 0 < found["stages"]["dense"][1]["encode"]
 
 
 def test_goodput_at_three_times_the_capacity_is_measured(options: ServiceOptions) -> None:
