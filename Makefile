@@ -79,7 +79,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality figures care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -170,7 +170,7 @@ QUALITY = docs/results/quality
 QUALITY_SPLITS = unseen held-out-knowledge held-out-described held-out-reworded held-out-spoken held-out-asked dev
 SPEED = $(CARE) bench encoders care-mini care-mini-lookup $(SECOND_EDITION) --queries '$(DATA)/dev.queries.jsonl' --json
 
-quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query encoders, for the tables of make figures: DATA=a folder of medical-qa-zh
+quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query encoders, for the tables of make docs: DATA=a folder of medical-qa-zh
 	rm -rf builds/editions/2
 	mkdir -p builds/editions/2
 	git archive a052a76 models/care-mini models/registry/care-mini.toml | tar -x -C builds/editions/2
@@ -182,9 +182,6 @@ quality: $(TEST) ## Score care-mini, its second edition and BM25, and time query
 	rm $(QUALITY)/splits.md
 	$(SPEED) --threads 1 >$(QUALITY)/encoders-1.json
 	$(SPEED) --threads 2 >$(QUALITY)/encoders-2.json
-
-figures: $(TEST) ## Write the tables of figures in README.md, docs and model cards from the results of commands
-	.venv-test/bin/python docs/figures.py
 
 # The sample's test split stays unused until an index is evaluated.
 export: QRELS = data/sample/qrels/dev.tsv
@@ -258,7 +255,7 @@ format: $(CHECK) ## Format the code and fix what lint can fix
 	.venv-check/bin/ruff format .
 	.venv-check/bin/ruff check --fix .
 
-docs: $(BASE) ## Write docs/openapi.json and docs/reference from the code
+docs: $(BASE) ## Write docs/openapi.json and docs/reference from the code, and tables of figures from results
 	.venv/bin/python docs/generate.py
 
 image: ## Build a container image: TARGET=service, service-gpu or indexer-gpu, IMAGE= BASE_IMAGE= BUILD_ARGS= (docker or podman)

@@ -1,38 +1,16 @@
-"""Writes the figures in documents from the results of commands: `make figures`.
-
-In a Markdown file, the lines between `<!-- figures: NAME -->` and `<!-- end of figures -->` are the
-table NAME of this module.
-"""
+"""Tables of figures in documents, from the results of commands."""
 
 import json
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# Also run as a script, whose folder is docs/.
-sys.path.insert(0, str(ROOT))
-
-from evaluation.metrics import MEASURES  # noqa: E402
-
 RESULTS = ROOT / "docs" / "results"
 # What `make quality` writes.
 QUALITY = RESULTS / "quality" / "splits.json"
 ENCODERS = [RESULTS / "quality" / f"encoders-{threads}.json" for threads in (1, 2)]
 BENCH = ROOT / "loadtest" / "results" / "bench.json"
-_CARD, _LOOKUP_CARD = (
-    ROOT / "models" / name / "README.md" for name in ("care-mini", "care-mini-lookup")
-)
-DOCUMENTS = (
-    ROOT / "README.md",
-    ROOT / "docs" / "make-a-benchmark.md",
-    _CARD,
-    _LOOKUP_CARD,
-)
-
-_REGION = re.compile(r"(?<=<!-- figures: )(\S+)( -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 # What tables call systems and splits; others keep their names.
 _SYSTEMS = {
     "care-mini": "`care-mini`",
@@ -53,33 +31,15 @@ _SPLITS = {
 _SPOKEN = "held-out-spoken"
 
 
-def written() -> Mapping[Path, str]:
-    """Returns the text of each document with figures, by its path."""
-    return {path: filled(path.read_text("utf-8")) for path in DOCUMENTS}
-
-
-def filled(text: str, tables: Mapping[str, Callable[[], str]] | None = None) -> str:
-    """Returns a document with the tables of its regions.
-
-    Args:
-        text: Markdown.
-        tables: What makes each table, by name; by default those of the repository.
-
-    Raises:
-        KeyError: If a region names an unknown table.
-    """
-    known = TABLES if tables is None else tables
-    return _REGION.sub(lambda match: f"{match[1]}{match[2]}\n{known[match[1]]()}\n\n", text)
-
-
 def quality() -> str:
     """Returns all measures on dev, and nDCG@10 on questions in patients' own words."""
     result = _read(QUALITY)
-    head = ("", *MEASURES, "nDCG@10, in patients' words")
+    names = list(result["systems"][0]["measures"]["dev"])
+    head = ("", *names, "nDCG@10, in patients' words")
     rows = [
         [
             _system(system),
-            *(_share(system["measures"]["dev"][name]) for name in MEASURES),
+            *(_share(system["measures"]["dev"][name]) for name in names),
             _share(system["measures"][_SPOKEN]["nDCG@10"]),
         ]
         for system in result["systems"]
@@ -211,8 +171,3 @@ def _source(result: Mapping[str, Any], command: str) -> str:
     kind = ", ".join([result["processor"], *result.get("instructions", [])])
     machine = f"{result['processors']} processors ({kind})"
     return f"By `{command}` at {commit['id'][:7]}{changed}, {result['date'][:10]}, {machine}."
-
-
-if __name__ == "__main__":
-    for path, text in written().items():
-        path.write_text(text, encoding="utf-8")

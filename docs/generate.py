@@ -1,7 +1,8 @@
-"""Writes the documents that are generated from the code: `make docs`.
+"""Writes what documents take from the code and from the results of commands: `make docs`.
 
-openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API; besides,
-the table of limits in SECURITY.md, and reproduction.md from the scores of the ablations.
+In a Markdown file, the lines between `<!-- generated: NAME -->` and `<!-- end of generated -->` are
+the part NAME of this module, and those of `figures` a table of docs/figures.py. openapi.json is
+written as a whole.
 """
 
 import html
@@ -9,7 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from typer.cli import get_docs_for_click  # noqa: E402
 
 import care  # noqa: E402
 from care.cli.main import app  # noqa: E402
+from docs.figures import TABLES  # noqa: E402
 from service.app import openapi_document  # noqa: E402
 from service.settings import Settings  # noqa: E402
 from training.experiments import tables as experiments  # noqa: E402
@@ -29,140 +31,59 @@ from training.experiments import tables as experiments  # noqa: E402
 SECURITY = DOCS.parent / "SECURITY.md"
 ABLATIONS = DOCS.parent / "training" / "recipes" / "ablations"
 SCORES = DOCS.parent / "training" / "results" / "ablations" / "scores.json"
-_MARKED = re.compile(r"(<!-- limits:.*? -->\n).*?(<!-- end of limits -->)", re.DOTALL)
+# Documents with generated parts.
+DOCUMENTS = (
+    DOCS.parent / "README.md",
+    SECURITY,
+    DOCS / "make-a-benchmark.md",
+    DOCS / "reproduction.md",
+    *(DOCS / "reference" / f"{name}.md" for name in ("settings", "cli", "http", "python")),
+    *(DOCS.parent / "models" / name / "README.md" for name in ("care-mini", "care-mini-lookup")),
+)
+_REGION = re.compile(
+    r"(<!-- (?P<kind>figures|generated): (?P<name>\S+) -->\n).*?(?P<end><!-- end of (?P=kind) -->)",
+    re.DOTALL,
+)
 # Settings that bound what a request, a client or the service may use.
 _LIMIT = r"^max_|timeout|^queue_|^rate_|_entries$|^keep_alive_|^drain_"
-_NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples):")
 _PATH = re.compile(r"PosixPath\(('[^']*')\)")
 _ENTRY = re.compile(r"(\*{0,2}\w+): (.*)")
 
-_SETTINGS = """# Settings
-
-The service reads these variables once, at start, and checks them before it loads a model. Any other
-variable that begins with `CARE_`, in upper or lower case, is an error that names the nearest
-setting, except `CARE_LOAD_KEY` of the load test and the variables that Kubernetes sets for Services
-named `care…`. One of these is `CARE_PORT=tcp://10.0.0.1:8000`, of a Service named `care`: it is
-ignored with a warning, also by the container's health check and by `make`. To avoid it, set
-`enableServiceLinks: false` in the pod, as in `deploy/kubernetes`, rename the Service, or set
-`CARE_PORT` in the pod.
-
-Requests to servers that a setting or an option names follow `HTTP_PROXY`, `HTTPS_PROXY`,
-`ALL_PROXY` and `NO_PROXY`, in upper or lower case. Requests to loopback addresses and `localhost`
-never do.
-
-The other commands read `CARE_INDEXES`, `CARE_BUILDS`, `CARE_INDEX`, `CARE_PAIR`, `CARE_MILVUS_URI`
-and `CARE_MILVUS_TOKEN` as defaults of their options, and find trained pairs in `CARE_PAIRS`.
-`make` reads `CARE_PORT`, `CARE_PAIR` and `CARE_INDEX`; `INDEX=` and `PAIR=` on its command line
-override them.
-
-"""
-_CLI = """# Command line
-
-`care` is the only command; `python -m care` is the same. With `--json` a command prints one JSON
-object on standard output. Progress, warnings and hints go to standard error: bars on a terminal,
-a line each 30 seconds in a log.
-
-Characters that act on a terminal or change the direction of its text, and those that its encoding
-lacks, are shown as escapes such as `\\x1b` and `\\u202e`; JSON stays valid in each encoding.
-
-| exit status | meaning |
-|---|---|
-| 0 | success |
-| 1 | an error: `error: message [code]` on standard error ([errors.md](errors.md)) |
-| 2 | wrong usage: an unknown option or a missing argument |
-| 130 | interrupted by Ctrl-C |
-| 141 | the program that reads the output, such as `head`, has ended |
-
-Options whose environment variable is named take their default from it.
-
-"""
-_HTTP = """# HTTP
-
-The contract is [openapi.json](../openapi.json); the running service shows it on `/docs`. Send JSON
-with `Content-Type: application/json`, and the API key, if keys are configured, as
-`Authorization: Bearer SECRET`.
-
-The JSON is encoded in UTF-8, with or without a byte order mark, and may be compressed with
-`Content-Encoding: gzip` or `deflate`. Null stands for the default of a field that has one. Routes
-of GET answer HEAD too.
-
-Every response has `X-Request-ID`. Errors are `application/problem+json` with a stable `code`;
-[errors.md](errors.md#http) lists the codes.
-
-"""
-_PYTHON = """# Python API
-
-The package `care` works in this process, without a server. Names that start with an underscore and
-all other packages are internal.
-
-Errors are `care.CareError` and its subclasses, with `code` and `fields` ([errors.md](errors.md)).
-
-"""
-_REPRODUCTION = """# Reproduction of the paper
-
-The tables of the CARE paper (arXiv 2604.10937, first edition) beside the scores of this
-repository's recipes. The paper trains encoders of 0.3, 4 and 8 billion parameters on 32 GPUs; these
-recipes train encoders of up to twelve small layers on a processor. So the scores differ: what is
-compared is the difference of two rows, in the paper and here.
-
-<!-- needs: hours -->
-```sh
-make ablations DATA=data/medical-qa-zh    # runs or resumes all recipes, then writes the report
-care ablations --data data/medical-qa-zh --only care,kale --seeds 1
-care ablations --data data/medical-qa-zh --report
-cp builds/ablations/scores.json builds/ablations/scores.png training/results/ablations/
-make docs
-```
-
-Each row is a recipe in [training/recipes/ablations](../training/recipes/ablations), run with
-`care ablations --data FOLDER --only NAME`.
-[tables.toml](../training/recipes/ablations/tables.toml) has the names
-and the figures of the paper; [scores.json](../training/results/ablations/scores.json) has ours,
-made with the recipes of c96a4c7 ([plot](../training/results/ablations/scores.png)).
-[train-a-pair.md](train-a-pair.md#run-the-ablations) describes data and measures.
-[training/recipes/paper](../training/recipes/paper) has the same tables with the paper's encoders
-and settings, for GPUs; none has been trained. Two stages of `care-0.3b-8b.yaml` ran four steps on
-one GPU with random weights ([scale-out.md](scale-out.md#measured-on-one-gpu)).
-
-Scores are in percent: nDCG@10 for Retrieval and MAP@10 for Rerank, with the deviation over seeds;
-scores without a deviation have one seed.
-The difference of a row is the table's reference minus the row, with its 95 % interval by paired
-bootstrap over questions:
-
-| result | the interval |
-|---|---|
-| reproduces | excludes 0, on the side of the paper |
-| contradicts | excludes 0, on the other side |
-| equal within ±1 point | includes 0, and lies within ±1 point |
-| undecided | is wider; as many questions as named would decide a difference of this size |
-
-"""
-_OTHERS = "## Other results of the paper\n\n"
-
 
 def generated() -> Mapping[Path, str]:
-    """Returns the text of each generated file, by its path."""
-    reference = DOCS / "reference"
-    return {
-        DOCS / "openapi.json": _json(openapi_document()),
-        reference / "settings.md": _page(_SETTINGS, settings_table()),
-        reference / "cli.md": _page(_CLI, commands()),
-        reference / "http.md": _page(_HTTP, "\n".join(http(openapi_document()))),
-        reference / "python.md": _page(_PYTHON, "\n".join(python())),
-        DOCS / "reproduction.md": _page(_REPRODUCTION, reproduction()),
-        SECURITY: _MARKED.sub(
-            lambda match: f"{match[1]}\n{settings_table(_LIMIT)}\n\n{match[2]}",
-            SECURITY.read_text("utf-8"),
-        ),
+    """Returns the text of each document with generated parts, by its path."""
+    contract, paper = openapi_document(), experiments.read_tables(ABLATIONS)
+    parts = {
+        "settings": settings_table,
+        "limits": lambda: settings_table(_LIMIT),
+        "commands": commands,
+        "http": lambda: "\n".join(http(contract)),
+        "python": lambda: "\n".join(python()),
+        "reproduction": lambda: experiments.render(paper, json.loads(SCORES.read_text("utf-8"))),
+        "other-results": lambda: experiments.render_others(paper),
+        **TABLES,
     }
+    texts = {path: filled(path.read_text("utf-8"), parts) for path in DOCUMENTS}
+    openapi = json.dumps(contract, indent=1, ensure_ascii=False) + "\n"
+    return texts | {DOCS / "openapi.json": openapi}
 
 
-def reproduction() -> str:
-    """Returns the paper's tables beside the committed scores."""
-    tables = experiments.read_tables(ABLATIONS)
-    summary = json.loads(SCORES.read_text("utf-8"))
-    return f"{experiments.render(tables, summary)}\n{_OTHERS}{experiments.render_others(tables)}"
+def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """Returns a document with its regions written again.
+
+    Args:
+        text: Markdown.
+        parts: What makes the text of each region, by name.
+
+    Raises:
+        KeyError: If a region has an unknown name.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{parts[match['name']]().strip()}\n\n{match['end']}"
+
+    return _REGION.sub(written, text)
 
 
 def settings_table(names: str = "") -> str:
@@ -325,15 +246,6 @@ def _line(text: object) -> str:
     return " ".join(str(text or "").split()).replace("|", "\\|")
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _page(introduction: str, body: str) -> str:
-    return f"{_NOTE}\n{introduction}{body.rstrip()}\n"
-
-
 if __name__ == "__main__":
     for path, text in generated().items():
-        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
