@@ -52,28 +52,14 @@ def encoders(
     queries: Annotated[
         Path, typer.Option(metavar="FILE", help="JSONL of queries with text.")
     ] = SAMPLE,
-    documents: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of documents with text: compare ONNX Runtime and OpenVINO with the "
-            "document encoder of the first pair, instead of query encoders.",
-        ),
-    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of an encoder.")] = 1,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds; the encoders alternate in each.")
     ] = 15,
     json_: Json = False,
 ) -> None:
-    """Compare the speed of query encoders, one query at a time and in batches of 32.
+    """Compare the speed of query encoders, one query at a time and in batches of 32."""
+    from loadtest.bench.encoders import compare, lines
 
-    With --documents, compare the engines and data types of a document encoder.
-    """
-    from loadtest.bench.encoders import compare, compare_documents, lines
-
-    if documents:
-        result = compare_documents(pairs[0], documents, threads, rounds)
-    else:
-        result = compare(pairs, queries, threads, rounds)
+    result = compare(pairs, queries, threads, rounds)
     show(result, lines(result), as_json=json_)

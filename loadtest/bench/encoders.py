@@ -1,31 +1,22 @@
-"""Speed of encoders, measured alternately: query encoders, and document encoders by engine."""
+"""Speed of query encoders, measured alternately."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from core.encoders import Encoder, Encoding
-from core.errors import DataError, ProviderError
+from core.encoders import Encoder
+from core.errors import DataError
 from core.provenance import commit, environment, hardware
 from core.text import normalize_text
 from loadtest.traffic import read_texts
-from models.encoders.factory import (
-    EncoderOptions,
-    document_encoder,
-    load_encoder,
-    resolve_dtype,
-    weights_bytes,
-)
+from models.encoders.factory import load_encoder, weights_bytes
 from models.pairs import load_pair
 
 BATCH = 32
-# Documents that each engine encodes in a round.
-DOCUMENTS = 128
-_OPENVINO = ("float32", "bfloat16", "int8")
 
 
 def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> dict[str, Any]:
@@ -50,7 +41,11 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         DataError: If the file of queries cannot be read or is empty.
         PairError: If a pair does not exist or does not load.
     """
-    batches = _batches(_texts(queries))
+    texts = [normalize_text(text) for text in read_texts(queries)]
+    if not texts:
+        message = f"{queries} is empty: it must hold texts, one JSON object with text per line"
+        raise DataError(message, code="empty_file", path=queries)
+    batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
     # Full batches only, unless there are fewer queries.
     batches = [batch for batch in batches if len(batch) == BATCH] or batches
     ways = {"alone": [[text] for text in batches[0]], "batches": batches}
@@ -77,78 +72,14 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
     }
 
 
-def compare_documents(pair: str, corpus: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Compares the document encoder of a pair in ONNX Runtime and in OpenVINO, by dtype.
-
-    The first `DOCUMENTS` texts are encoded in batches of similar length, as in a build. Dtypes
-    that the processor has no instructions for are left out.
-
-    Args:
-        pair: Name or TOML file of the pair, whose document encoder is an ONNX file.
-        corpus: JSONL with `text`.
-        threads: Threads of an encoder.
-        rounds: Number of rounds.
-
-    Returns:
-        Hardware, versions and options; and for each engine and dtype, medians over rounds:
-        `tokens_per_second`, without padding; `ms`, `cpu_ms`, `ratio` and `cpu_ratio` as in
-        `compare`, relative to ONNX Runtime; and `cosine`, the lowest to its vectors.
-
-    Raises:
-        DataError: If the corpus cannot be read or is empty.
-        PairError: If the pair does not exist or does not load.
-        ProviderError: If OpenVINO is not installed.
-    """
-    texts = sorted(_texts(corpus)[:DOCUMENTS], key=len, reverse=True)
-    calls = _batches(texts)
-    loaded = load_pair(pair)
-    ways = [("onnx", "auto"), *(("openvino", dtype) for dtype in _OPENVINO if _supported(dtype))]
-    encoders = [
-        document_encoder(loaded, EncoderOptions(backend, threads, dtype)) for backend, dtype in ways
-    ]
-    found = [_encode(encoder, calls) for encoder in encoders]
-    tokens = sum(int(part.token_counts.sum()) for part in found[0])
-    vectors = [np.concatenate([part.vectors for part in parts]) for parts in found]
-    times = _times(encoders, calls, rounds)
-    return {
-        "hardware": hardware(),
-        **environment(),
-        "pair": pair,
-        "threads": threads,
-        "rounds": rounds,
-        "batch": BATCH,
-        "documents": len(texts),
-        "tokens": tokens,
-        "engines": [
-            {
-                "backend": backend,
-                "dtype": dtype,
-                "tokens_per_second": 1000 * tokens / (times[i]["ms"] * len(texts)),
-                "cosine": float((vectors[0] * vectors[i]).sum(axis=1).min()),
-                **times[i],
-            }
-            for i, (backend, dtype) in enumerate(ways)
-        ],
-    }
-
-
 def lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yields the result of `compare` or `compare_documents` as lines of text."""
+    """Yields the result of `compare` as lines of text."""
     machine = result["hardware"]
     versions = ", ".join(f"{name} {version}" for name, version in result["libraries"].items())
     yield f"{machine['processor']}, {machine['processors']} processors; {versions}"
     yield f"{result['threads']} threads, medians of {result['rounds']} rounds, batches of " + (
         f"{result['batch']}; ×: rate divided by that of the first row, by wall and by CPU time"
     )
-    if "engines" in result:
-        yield f"{result['pair']}: {result['documents']} documents, {result['tokens']:,} tokens"
-        yield f"{'engine':8} {'dtype':8} {'tokens/s':>8} {'×':>6} {'CPU ×':>6} {'cosine':>7}"
-        for entry in result["engines"]:
-            yield (
-                f"{entry['backend']:8} {entry['dtype']:8} {entry['tokens_per_second']:>8,.0f} "
-                f"{entry['ratio']:>6.2f} {entry['cpu_ratio']:>6.2f} {entry['cosine']:>7.4f}"
-            )
-        return
     width = max(len(entry["pair"]) for entry in result["encoders"])
     head = f"{'ms':>7} {'CPU ms':>7} {'×':>6} {'CPU ×':>6}"
     yield f"{'':{width}} {'':>7}  {'one query at a time':>29}  {'in batches, per query':>29}"
@@ -162,29 +93,6 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{entry['pair']:{width}} {entry['megabytes']:>7.1f}  {cells}"
 
 
-def _supported(dtype: str) -> bool:
-    try:
-        return bool(resolve_dtype("openvino", dtype))
-    except ProviderError:
-        return False
-
-
-def _texts(path: Path) -> list[str]:
-    texts = [normalize_text(text) for text in read_texts(path)]
-    if not texts:
-        message = f"{path} is empty: it must hold texts, one JSON object with text per line"
-        raise DataError(message, code="empty_file", path=path)
-    return texts
-
-
-def _batches(texts: list[str]) -> list[list[str]]:
-    return [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
-
-
-def _encode(encoder: Encoder, calls: Iterable[list[str]]) -> list[Encoding]:
-    return [encoder.encode(texts) for texts in calls]
-
-
 def _times(
     encoders: Sequence[Encoder], calls: Sequence[list[str]], rounds: int
 ) -> list[dict[str, float]]:
@@ -192,14 +100,19 @@ def _times(
 
     The order of encoders is reversed in every second round. The first pass is not measured.
     """
+
+    def encode(encoder: Encoder) -> None:
+        for texts in calls:
+            encoder.encode(texts)
+
     for encoder in encoders:
-        _encode(encoder, calls)
+        encode(encoder)
     # Wall and CPU time per text [ms], float64 [rounds, encoders, 2].
     times = np.empty((rounds, len(encoders), 2))
     for number in range(rounds):
         for i in range(len(encoders))[:: -1 if number % 2 else 1]:
             started, worked = time.perf_counter(), time.process_time()
-            _encode(encoders[i], calls)
+            encode(encoders[i])
             times[number, i] = time.perf_counter() - started, time.process_time() - worked
     times *= 1000 / sum(map(len, calls))
     each = np.median(np.concatenate([times, times[:, :1] / times], axis=2), axis=0)

@@ -9,11 +9,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from core.choices import Mode
-from core.cpus import available_cpus
 from core.errors import CareError
 
 WARM_UP_SECONDS = 2
@@ -39,8 +37,8 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
 
     Returns:
         `qps`, requests with status 2xx or 3xx per second; the latencies `p50_ms`, `p90_ms`,
-        `p99_ms` and `max_ms`; `wrk_share`, wrk's share of the time of all CPUs; `requests`,
-        `seconds` and `connections` of the run; and its `errors` by kind.
+        `p99_ms` and `max_ms`; `requests`, `seconds` and `connections` of the run; and its `errors`
+        by kind.
 
     Raises:
         CareError: If wrk is missing or fails, or a request fails.
@@ -53,13 +51,11 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
             *("--duration", f"{seconds}s", "--timeout", "30s", "--script", str(_SCRIPT)),
             *(url, "--", "/search", str(lines)),
         ]
-        before = sum(getrusage(RUSAGE_CHILDREN)[:2])  # user and system
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
             message = "wrk is missing; on Debian and Ubuntu: apt-get install wrk"
             raise CareError(message, code="wrk_missing") from error
-        busy = sum(getrusage(RUSAGE_CHILDREN)[:2]) - before
     try:
         load: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except json.JSONDecodeError as error:
@@ -69,8 +65,4 @@ def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> 
         failed = ", ".join(f"{kind} {count}" for kind, count in load["errors"].items() if count)
         message = f"{load['requests']} requests to {url}, of which failed: {failed or 'none'}"
         raise CareError(message, code="requests_failed", **load["errors"])
-    return load | {
-        "connections": connections,
-        "qps": load["requests"] / load["seconds"],
-        "wrk_share": busy / available_cpus() / load["seconds"],
-    }
+    return load | {"connections": connections, "qps": load["requests"] / load["seconds"]}

@@ -38,27 +38,6 @@ def test_encoders_are_compared_with_the_first(
     assert len(last.split()) == 10
 
 
-@pytest.mark.train
-def test_engines_of_a_document_encoder_are_compared_with_onnx_runtime(
-    queries: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["care-mini", "--documents", str(queries), "--rounds", "2", "--json"]
-    assert main(["bench", "encoders", *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["documents"] == 34
-    assert found["tokens"] > 34 * 3
-    assert "openvino" in found["libraries"]
-    first, second, *_ = found["engines"]
-    assert (first["backend"], first["ratio"], first["cpu_ratio"]) == ("onnx", 1, 1)
-    assert (second["backend"], second["dtype"]) == ("openvino", "float32")
-    for entry in found["engines"]:
-        assert 0.998 < entry["cosine"] < 1 + 1e-5
-        rate = 1000 * found["tokens"] / 34 / entry["ms"]
-        assert entry["tokens_per_second"] == pytest.approx(rate)
-    *_, last = lines(found)
-    assert last.split()[:2] == ["openvino", found["engines"][-1]["dtype"]]
-
-
 def test_a_file_without_queries_is_an_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "empty.jsonl", [])
     with raises(DataError, "empty_file", path=path):
