@@ -28,3 +28,13 @@ def test_a_scenario_is_measured(
     assert main(["bench", "service", "--rounds", "0", *out]) == 2
     assert main(["bench", "service", "--only", "speed", *out]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_scenario"
+
+
+@pytest.mark.train
+def test_peers_are_scenarios_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "peers", "--only", "modes", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error_code(error) == "unknown_scenario"
+    assert "bare-loop, fastapi, sentence-transformers, infinity" in error
