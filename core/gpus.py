@@ -11,18 +11,13 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU.
-
-    Attributes:
-        name: Name of the product.
-        memory: Its memory [bytes].
-        free: Memory that no process uses [bytes].
-        driver: Version of the driver.
-    """
+    """A GPU, with its memory in bytes."""
 
     name: str
     memory: int
+    # Memory that no process uses.
     free: int
+    # Version of the driver.
     driver: str
 
 

@@ -21,18 +21,14 @@ _PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that holds a lock, as written in the lock file.
-
-    Attributes:
-        pid: Its process id.
-        host: Its host; the name of its container, if it runs in one.
-        command: What it does.
-        since: When it took the lock, in UTC and ISO 8601.
-    """
+    """The process that holds a lock, as written in the lock file."""
 
     pid: int
+    # The name of the container, if the process runs in one.
     host: str
+    # What the process does, as it was given to `exclusive`.
     command: str
+    # When it took the lock, in UTC and ISO 8601.
     since: str
 
 
@@ -46,7 +42,7 @@ def exclusive(folder: Path, command: str, name: str = LOCK, *, wait: float = 0.0
     Args:
         folder: The folder.
         command: What the block does, shown to processes that cannot take the lock.
-        name: Name of the lock file in the folder; a folder can have several locks.
+        name: Name of the lock file; a folder can have several locks.
         wait: Maximum time to wait for another process [s].
 
     Raises:

@@ -42,8 +42,7 @@ _LIBRARIES = {
 def library_versions(*others: str) -> dict[str, str]:
     """Returns the versions of all loaded libraries, by distribution name.
 
-    Args:
-        others: Modules that another process has loaded and that are included too.
+    `others` are modules that another process has loaded and that are included too.
     """
     versions = {}
     for module, name in _LIBRARIES.items():
@@ -56,10 +55,7 @@ def library_versions(*others: str) -> dict[str, str]:
 
 
 def environment(*others: str) -> dict[str, object]:
-    """Returns the versions of Python and of libraries, and the machine architecture.
-
-    For `others` see `library_versions`.
-    """
+    """Returns the versions of Python and libraries (`library_versions`), and the architecture."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -30,14 +30,11 @@ def mapped(path: Path, dtype: DTypeLike) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of different lengths.
+    """Rows of different lengths."""
 
-    Attributes:
-        values: [values], the values of all rows.
-        offsets: int64 [n + 1]; row i is `values[offsets[i]:offsets[i + 1]]`.
-    """
-
+    # [values], the values of all rows, one after another.
     values: NDArray[Any]
+    # int64 [n + 1]; row i is values[offsets[i]:offsets[i + 1]].
     offsets: RowArray
 
     @classmethod
@@ -90,7 +87,6 @@ class RowsWriter:
         return len(self._lengths)
 
     def append(self, row: bytes) -> None:
-        """Appends a row of bytes."""
         self._values.write(row)
         self._lengths.append(len(row))
 

@@ -116,7 +116,7 @@ def running_server(
         command: Command line of the server.
         url: Address of the server, on this machine.
         ready: Path that returns status 200 once the server is ready.
-        environment: All variables of the process.
+        environment: All variables of the process; none is inherited.
         folder: Working directory of the process.
 
     Raises:
