@@ -10,20 +10,16 @@ from search.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """Limits of a query, and what reranks beside late interaction.
+    """Limits of a query, and what reranks beside late interaction."""
 
-    Attributes:
-        chars: Longest text [characters].
-        top_k: Largest `top_k`.
-        rerank: Largest number of hits that are ranked again.
-        rerank_default: How many are if the query does not say.
-        server: Whether a server ranks them.
-    """
-
+    # Longest text [characters].
     chars: int
     top_k: int
+    # Largest number of hits that are ranked again.
     rerank: int
+    # How many are ranked again if the query does not say.
     rerank_default: int
+    # Whether a server ranks them.
     server: bool = False
 
 
@@ -93,11 +89,7 @@ def _checked_limit(snapshot: Snapshot, limit: HitLimit | None, top_k: int) -> Hi
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:
-    """Returns a text under the text rules.
-
-    Raises:
-        QueryError: If it is empty or has more than `limit` characters.
-    """
+    """Returns a text under the text rules; QueryError if it is empty or longer than `limit`."""
     if len(text) > limit:
         message = f"has {len(text)} characters; the limit is {limit}"
         raise QueryError(field, message, code="text_too_long", limit=limit)

@@ -10,19 +10,14 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """The files of a version folder at one moment; equal if no file has changed.
-
-    Attributes:
-        folder: The folder.
-        stamps: The stamp of each file, by name; empty if the folder does not exist.
-    """
+    """The files of a version folder at one moment; equal if no file has changed."""
 
     folder: Path
+    # The stamp of each file, by name; empty if the folder does not exist.
     stamps: dict[str, Stamp]
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Returns the files as they are now."""
         try:
             # Components are in folders of their own.
             paths = [*folder.iterdir(), *folder.glob("[!.]*/*")]

@@ -33,18 +33,13 @@ class StoreError(IndexVersionError):
 
 @dataclass(frozen=True, slots=True)
 class SearchChoice:
-    """Search parameters and their measured recall.
-
-    Attributes:
-        parameters: The chosen parameters.
-        recall: Their mean recall@10.
-        tried: Mean recall@10 of each parameter combination that was measured.
-        hint: How to reach a higher recall, or "" if the target was reached.
-    """
+    """The chosen search parameters, their mean recall@10, and what else was measured."""
 
     parameters: dict[str, int]
     recall: float
+    # Mean recall@10 of each combination of parameters.
     tried: dict[str, float]
+    # How to reach a higher recall, or "" if the target was reached.
     hint: str = ""
 
 
@@ -53,15 +48,10 @@ class NewVectors:
     """Input of the build of a new version's vectors.
 
     Attributes:
-        index: Name of the index.
-        version: Id of the version.
         folder: Hidden folder of the version, which has its documents and filters.
-        vectors: The vectors of all rows.
-        filters: The filters of all rows.
         factory: Index type, accepted by `check_factory` for these vectors.
         queries: float32 [q, dimension], held-out query vectors.
         recall: Target recall@10 of the search parameters.
-        threads: Number of threads.
         memory: Memory limit for inverted lists and for the training sample [bytes].
         progress: Whether to show progress bars.
     """
@@ -80,12 +70,7 @@ class NewVectors:
 
 
 class Vectors(Protocol):
-    """The opened vectors of one version; thread-safe.
-
-    Attributes:
-        count: Number of vectors.
-        dimension: Their dimensions.
-    """
+    """The opened vectors of one version; thread-safe."""
 
     count: int
     dimension: int
@@ -137,15 +122,9 @@ class Vectors(Protocol):
 
 
 def check_vectors(vectors: Vectors, manifest: IndexManifest, source: Path | str) -> None:
-    """Checks that the vectors match a manifest.
+    """Raises IndexVersionError if count, dimension or canaries of vectors differ from a manifest.
 
-    Args:
-        vectors: The opened vectors.
-        manifest: The manifest.
-        source: File or collection, for error messages.
-
-    Raises:
-        IndexVersionError: If count, dimensions or canaries differ.
+    `source` is the file or collection, for the message.
     """
     found = vectors.count, vectors.dimension
     expected = manifest.count, manifest.encoder.dimension
@@ -196,11 +175,7 @@ class VectorStore(ABC):
         """
 
     def active_version(self, index: IndexFolder) -> str:
-        """Returns the id of the version that services search; by default that in `CURRENT`.
-
-        Raises:
-            IndexVersionError: If the index has no active version.
-        """
+        """Returns the id of the version that services search; by default that in `CURRENT`."""
         return index.active()
 
     def activate(self, name: str, folder: Path) -> None:  # noqa: B027
@@ -215,8 +190,4 @@ class VectorStore(ABC):
         return False
 
     def drop(self, folder: Path) -> None:  # noqa: B027
-        """Deletes the vectors of the version in `folder` that are stored elsewhere.
-
-        Raises:
-            StoreError: If the request fails.
-        """
+        """Deletes the vectors of the version in `folder` that are stored elsewhere."""

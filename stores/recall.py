@@ -41,7 +41,6 @@ def choose_parameters(
     Args:
         search: Searches with given parameters.
         by_cost: Parameter combinations, the cheapest first; {} is exact search.
-        vectors: The indexed vectors.
         queries: float32 [q, dimension], held-out queries.
         target: Target recall@10, measured against exact search.
         hint: Index types with a higher recall, for the message if the target is not reached.

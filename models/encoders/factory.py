@@ -38,19 +38,14 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Options of the document encoder: those of `care index`, with the values that they stand for.
+    """The options of `care index` for the document encoder, with the values that they stand for."""
 
-    Attributes:
-        backend: One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is
-            vLLM if it is installed and supports the checkpoint, and otherwise transformers.
-        threads: Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
-        dtype: One of `DTYPES`; see `resolve_dtype`.
-        token_vectors: The token vectors that are computed beside vectors, for backend "onnx"; None
-            for none.
-    """
-
+    # One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is vLLM if it is
+    # installed and supports the checkpoint, and otherwise transformers.
     backend: str = "auto"
+    # Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
     threads: int = 0
+    # One of `DTYPES`; see `resolve_dtype`.
     dtype: str = "auto"
     replicas: int = 1
     tensor_parallel: int = 1
@@ -59,6 +54,7 @@ class EncoderOptions:
     concurrency: int = 8
     batch_size: int = 32
     truncate: bool = False
+    # The token vectors that are computed beside vectors, for backend "onnx"; None for none.
     token_vectors: TokenVectorSpec | None = None
 
 
@@ -111,12 +107,8 @@ def load_encoder(
 ) -> Encoder:
     """Loads an encoder with ONNX Runtime or transformers.
 
-    Args:
-        spec: Specification of the encoder.
-        folder: Folder to which paths in the specification are relative.
-        threads: See `EncoderOptions`.
-        dtype: See `EncoderOptions`.
-        device: Device of PyTorch; "auto" is a GPU if available.
+    Paths in the specification are relative to `folder`. For `threads` and `dtype` see
+    `EncoderOptions`; `device` is a device of PyTorch, and "auto" a GPU if available.
 
     Raises:
         PairError: If files are missing or do not match the specification.
@@ -235,7 +227,6 @@ def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 
 
 def _tokenizer(pair: Pair) -> OffsetTokenizer:
-    """Loads the tokenizer of the document encoder."""
     spec = pair.document
     if spec.format == "onnx":
         return file_tokenizer(spec, pair.folder)

@@ -35,7 +35,6 @@ class TransformersEncoder(TokenEncoder):
     Pooling, Dense modules of `modules.json`, truncation and normalisation are computed in float32.
 
     Args:
-        spec: Specification of the encoder.
         folder: Folder to which paths in the specification are relative.
         device: Device of PyTorch; "auto" is a GPU if available.
         dtype: Dtype of PyTorch for the transformer; "auto" is bfloat16 on a GPU and float32 on a

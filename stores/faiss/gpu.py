@@ -67,9 +67,6 @@ class GpuCopy:
         stored: Its vectors in the order of rows, or None for inverted lists that hold them.
         device: "cuda", or "cuda-fp16" to keep vectors in half precision.
 
-    Attributes:
-        ntotal: Number of vectors.
-
     Raises:
         IndexVersionError: If the GPU has too little memory.
     """

@@ -45,11 +45,7 @@ def limit_threads() -> None:
 
 
 def read_index(path: Path) -> faiss.Index:
-    """Opens a memory-mapped index.
-
-    Raises:
-        IndexVersionError: If FAISS cannot read it.
-    """
+    """Opens a memory-mapped index; IndexVersionError if FAISS cannot read it."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -124,11 +120,7 @@ class FaissVectors:
             self.copy_to_gpu(device)
 
     def copy_to_gpu(self, device: SearchDevice) -> None:
-        """Makes a copy on the GPU, in which searches run from now on.
-
-        Raises:
-            IndexVersionError: If the GPU has too little memory.
-        """
+        """Makes a copy on the GPU, in which searches run from now on; see `GpuCopy`."""
         copied = self._approximate if isinstance(self._approximate, _Lists) else None
         self._on_gpu = _OnGpu(
             GpuCopy(self._index, self._stored, device), copied if self._stored is None else None
@@ -233,18 +225,14 @@ class FaissVectors:
 
 @dataclass
 class _Graph:
-    """Search in an HNSW graph.
-
-    Attributes:
-        index: The index.
-        links: Links of a vector on the lowest level.
-        ef_search: Beam width at the depth of the measured recall.
-        k_factor: Candidates to refine per hit, in a graph of reduced vectors; else 0.
-    """
+    """Search in an HNSW graph."""
 
     index: faiss.Index
+    # Links of a vector on the lowest level.
     links: int
+    # Beam width at the depth of the measured recall.
     ef_search: int
+    # Candidates to refine per hit, in a graph of reduced vectors; else 0.
     k_factor: int = 0
 
     def cost(self, fetch: int) -> float:
@@ -266,18 +254,13 @@ class _Graph:
 
 @dataclass
 class _Lists:
-    """Search in inverted lists.
-
-    Attributes:
-        index: The index.
-        n_lists: Number of lists.
-        probes: Lists to scan at the depth of the measured recall.
-        k_factor: Candidates to refine per hit; 0 without refinement.
-    """
+    """Search in inverted lists."""
 
     index: faiss.Index
     n_lists: int
+    # Lists to scan at the depth of the measured recall.
     probes: int
+    # Candidates to refine per hit; 0 without refinement.
     k_factor: int
 
     def cost(self, fetch: int) -> float:
@@ -297,12 +280,7 @@ class _Lists:
 
 @dataclass
 class _OnGpu:
-    """Search on a GPU, exact or in inverted lists.
-
-    Attributes:
-        copy: The copy on the GPU.
-        lists: The inverted lists that were copied, or None if the search is exact.
-    """
+    """Search on a GPU: in inverted lists that were copied or, without `lists`, exact."""
 
     copy: GpuCopy
     lists: _Lists | None
