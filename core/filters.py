@@ -182,7 +182,6 @@ class FilterReader:
     """Finds the rows that match a filter; thread-safe.
 
     Args:
-        path: The file.
         fields: Number of distinct values of each field.
         count: Number of rows of the index.
 

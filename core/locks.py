@@ -40,7 +40,6 @@ def exclusive(folder: Path, command: str, name: str = LOCK, *, wait: float = 0.0
     on other hosts see the lock if the file system supports it, as NFSv4 does.
 
     Args:
-        folder: The folder.
         command: What the block does, shown to processes that cannot take the lock.
         name: Name of the lock file; a folder can have several locks.
         wait: Maximum time to wait for another process [s].

@@ -67,46 +67,32 @@ _BUILD_FORMAT = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The documents of a new version: those of a corpus, or of an active version and changes.
+    """The documents of a new version: those of a corpus, or of an active version and changes."""
 
-    Attributes:
-        checksum: Checksum of all inputs that determine the documents; part of the build key.
-        stage: Writes the documents to the build folder.
-        vector_cache: Returns known vectors of texts, or None.
-        base: The version that must still be active when the new one is published, or None.
-    """
-
+    # Checksum of all inputs that determine the documents; part of the build key.
     checksum: str
+    # Writes the documents to the build folder.
     stage: Callable[[Path], StagedCorpus]
     vector_cache: VectorCache | None = None
+    # The version that must still be active when the new one is published, or None.
     base: IndexManifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedCorpus:
-    """A staged and encoded corpus in a build folder.
-
-    Attributes:
-        folder: The build folder.
-        staged: Result of the first pass.
-        summary: Result of the second pass.
-        keep: bool [staged rows], which rows are indexed; None for all.
-        reasons: Why documents cannot be encoded, by document id.
-    """
+    """A staged and encoded corpus in a build folder."""
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
+    # bool [staged rows], which rows are indexed; None for all.
     keep: NDArray[np.bool_] | None
+    # Why documents cannot be encoded, by document id.
     reasons: dict[str, str]
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
-    """Returns the manifest of the active version if it has the same inputs and options, or None.
-
-    Raises:
-        CorpusError: If the corpus cannot be read.
-    """
+    """Returns the manifest of the active version if it has the same inputs and options, or None."""
 
     def verified(version: str) -> IndexManifest | None:
         folder = options.index.version(version)
@@ -162,8 +148,6 @@ def encode(
     """Stages and encodes a corpus; resumes after an interrupted run.
 
     Args:
-        options: Options of the build.
-        encoder: The document encoder.
         query_encoder: If given, its embedding space is checked before documents are encoded.
         source: Documents to encode; None reads `options.corpus`.
 
@@ -270,11 +254,7 @@ def _write_version(
 ) -> IndexManifest:
     """Writes the files of a version, except its manifest, to a hidden folder.
 
-    Returns:
-        The manifest, without what is known at publication: `parent`, `number`, `build_seconds`.
-
-    Raises:
-        CareError: If the query encoder has another space, or the recall is too low.
+    Returns the manifest, without what is known at publication: `parent`, `number`, `build_seconds`.
     """
     vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
     reader = DocumentReader(folder / documents.FILE_NAME)

@@ -18,29 +18,16 @@ DEFAULT_RECALL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Options of a build: those of `care index`, with the values that they stand for.
+    """Options of a build: those of `care index`, with the values that they stand for."""
 
-    Attributes:
-        corpus: A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
-        name: Name of the index.
-        recall: Required recall@10 of the search parameters. With None the target is 0.99, and if
-            no parameters reach it, the best ones are used with a warning.
-        progress: Whether to show progress bars.
-        chunking: How to split long documents, or None to index them as a whole.
-        stores: All stores that versions of the index may use.
-        executor: Runs the document encoder; None runs it in this process.
-        backend: Backend of the document encoder, for the manifest.
-        dtype: Requested dtype of the document encoder, for the manifest.
-        fusion: How a hybrid search fuses vectors and full text, for the manifest.
-        terms: Words of patients and their clinical terms, for searches in full text; None for none.
-        token_vectors: The token vectors that the document encoder computes; None for none.
-    """
-
+    # A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
     corpus: str
     name: str
     indexes: Path = DEFAULT_INDEXES
     builds: Path = DEFAULT_BUILDS
     factory: str | None = None
+    # Required recall@10 of the search parameters. With None the target is 0.99, and if no
+    # parameters reach it, the best ones are used with a warning.
     recall: float | None = None
     queries: Path | None = None
     max_reject_rate: float = 0.01
@@ -49,22 +36,24 @@ class BuildOptions:
     threads: int = 1
     memory_gib: float = 4.0
     progress: bool = True
+    # How to split long documents, or None to index them as a whole.
     chunking: Chunking | None = None
     store: StoreName = "faiss"
+    # All stores that versions of the index may use.
     stores: VectorStores = FAISS_ONLY
+    # Runs the document encoder; None runs it in this process.
     executor: Executor | None = None
+    # Backend and requested dtype of the document encoder, for the manifest.
     backend: str = "onnx"
     dtype: str = "auto"
     full_text: bool = True
+    # How a hybrid search fuses vectors and full text, for the manifest.
     fusion: Mapping[str, float] = field(default_factory=dict)
+    # Words of patients and their clinical terms, for searches in full text; None for none.
     terms: TermList | None = None
+    # The token vectors that the document encoder computes; None for none.
     token_vectors: TokenVectorSpec | None = None
 
     @property
     def index(self) -> IndexWriter:
-        """The folder of the index.
-
-        Raises:
-            IndexVersionError: If the name is not valid.
-        """
         return IndexWriter(self.indexes, self.name, self.stores)

@@ -43,9 +43,7 @@ class RayExecutor:
 
     Attributes:
         make_encoder: Makes the document encoder; called once in each actor.
-        batch_size: Texts per call of the encoder.
         address: Address of the cluster, or "local" to start one for the duration of the call.
-        actors: Number of actors.
         threads: Processors per actor without GPUs.
         gpus: GPUs per actor, if the cluster has GPUs.
         encoder_seconds: Time in which an actor's encoder was busy, on average [s].
@@ -118,11 +116,7 @@ class RemoteEncoder:
 
 @contextmanager
 def connected(address: str, processors: int) -> Generator[None]:
-    """Connects to a cluster; the address "local" starts one with that many processors.
-
-    Raises:
-        ProviderError: If the cluster cannot be reached or started.
-    """
+    """Connects to a cluster; the address "local" starts one with that many processors."""
     if ray.is_initialized():
         yield
         return
