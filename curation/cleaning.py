@@ -57,11 +57,7 @@ def anonymize(text: str) -> str:
 def clean(text: str, *, anonymous: bool) -> str:
     """Returns `text` normalised, without HTML, with half-width digits and letters.
 
-    Cleaning a cleaned text again changes nothing.
-
-    Args:
-        text: Any text.
-        anonymous: Whether personal data are replaced, see `anonymize`.
+    Cleaning a cleaned text again changes nothing. With `anonymous`, personal data are replaced.
     """
     text = _ESCAPED_TAG.sub(" ", html.unescape(_TAG.sub(" ", text)))
     text = normalize_text(text.translate(_HALF_WIDTH))
@@ -110,7 +106,6 @@ class Cleaner:
 
 
 def clean_queries(queries: Mapping[str, str], cleaner: Cleaner) -> dict[str, str]:
-    """Returns the queries that are kept, by id."""
     cleaned = ((id_, cleaner(text)) for id_, text in queries.items())
     return {id_: text for id_, text in cleaned if text is not None}
 
