@@ -135,8 +135,7 @@ class TokenVectorSpec(FrozenModel):
 class LateInteraction(TokenVectorSpec):
     """Token vectors of a pair, and how a search reranks its hits with them."""
 
-    # Weight of MaxSim, which is added to the score of the search.
-    weight: float = Field(gt=0)
+    weight: float = Field(gt=0)  # of MaxSim, which is added to the score of the search
 
     @property
     def stored(self) -> TokenVectorSpec:

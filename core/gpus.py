@@ -15,10 +15,8 @@ class Gpu:
 
     name: str
     memory: int
-    # Memory that no process uses.
-    free: int
-    # Version of the driver.
-    driver: str
+    free: int  # memory that no process uses
+    driver: str  # version of the driver
 
 
 def visible_gpus() -> list[Gpu]:

@@ -24,12 +24,9 @@ class LockHolder:
     """The process that holds a lock, as written in the lock file."""
 
     pid: int
-    # The name of the container, if the process runs in one.
-    host: str
-    # What the process does, as it was given to `exclusive`.
-    command: str
-    # When it took the lock, in UTC and ISO 8601.
-    since: str
+    host: str  # the name of the container, if the process runs in one
+    command: str  # what the process does, as it was given to `exclusive`
+    since: str  # when it took the lock, in UTC and ISO 8601
 
 
 @contextmanager

@@ -40,8 +40,7 @@ class UpdateRecord(FrozenModel):
 
     base: Name
     added: int = Field(ge=0)
-    # Documents whose text, title or metadata changed under the same id.
-    replaced: int = Field(ge=0)
+    replaced: int = Field(ge=0)  # documents whose text, title or metadata changed under the same id
     deleted: int = Field(ge=0)
     unchanged: int = Field(ge=0)
 
@@ -123,8 +122,7 @@ class Component(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    # Version of the component's file format.
-    format: int
+    format: int  # version of the component's file format
     files: dict[str, FileRecord] = Field(default_factory=dict)
     # Settings that the component was built with.
     settings: dict[str, Any] = Field(default_factory=dict)

@@ -32,10 +32,8 @@ def mapped(path: Path, dtype: DTypeLike) -> NDArray[Any]:
 class Rows:
     """Rows of different lengths."""
 
-    # [values], the values of all rows, one after another.
-    values: NDArray[Any]
-    # int64 [n + 1]; row i is values[offsets[i]:offsets[i + 1]].
-    offsets: RowArray
+    values: NDArray[Any]  # of all rows, one after another
+    offsets: RowArray  # int64 [n + 1]; row i is values[offsets[i]:offsets[i + 1]]
 
     @classmethod
     def open(cls, folder: Path, name: str, dtype: DTypeLike) -> Self:

@@ -36,13 +36,10 @@ class ShardRecord(BaseModel):
 
     shard: int
     rows: int
-    # Encoded tokens; rows with reused vectors are not counted.
-    tokens: int
-    # Encoded texts that exceeded the encoder's maximum length.
-    truncated: int
+    tokens: int  # encoded tokens; rows with reused vectors are not counted
+    truncated: int  # encoded texts that exceeded the encoder's maximum length
     reused: int = 0
-    # Reason for each row that cannot be encoded; its vector is zero.
-    failed: dict[int, str] = {}
+    failed: dict[int, str] = {}  # reason for each row that cannot be encoded; its vector is zero
     # Checksums of the files .npy, .ids and .npz; the last is None without token vectors.
     vectors_sha256: str
     ids_sha256: str

@@ -50,8 +50,7 @@ class Conjunction:
     It is true if it has a condition.
     """
 
-    # Pairs of a field and a condition.
-    conditions: tuple[tuple[str, Condition], ...] = ()
+    conditions: tuple[tuple[str, Condition], ...] = ()  # pairs of a field and a condition
 
     @classmethod
     def of(cls, conditions: Iterable[tuple[str, Condition]]) -> Self:

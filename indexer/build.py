@@ -69,10 +69,8 @@ _BUILD_FORMAT = 3
 class Source:
     """The documents of a new version: those of a corpus, or of an active version and changes."""
 
-    # Checksum of all inputs that determine the documents; part of the build key.
-    checksum: str
-    # Writes the documents to the build folder.
-    stage: Callable[[Path], StagedCorpus]
+    checksum: str  # of all inputs that determine the documents; part of the build key
+    stage: Callable[[Path], StagedCorpus]  # writes the documents to the build folder
     vector_cache: VectorCache | None = None
     # The version that must still be active when the new one is published, or None.
     base: IndexManifest | None = None
@@ -85,10 +83,8 @@ class EncodedCorpus:
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
-    # bool [staged rows], which rows are indexed; None for all.
-    keep: NDArray[np.bool_] | None
-    # Why documents cannot be encoded, by document id.
-    reasons: dict[str, str]
+    keep: NDArray[np.bool_] | None  # bool [staged rows], which rows are indexed; None for all
+    reasons: dict[str, str]  # why documents cannot be encoded, by document id
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:

@@ -147,8 +147,7 @@ class _Splitter:
     starts: Sequence[int]
     limit: int
     overlap: int
-    # Estimate of the tokens of the text that fit into a chunk.
-    room: int
+    room: int  # estimate of the tokens of the text that fit into a chunk
 
     def __post_init__(self) -> None:
         self.first = _visible(self.text, 0)

@@ -64,17 +64,12 @@ class Shard:
     """Texts of the corpus and their vectors."""
 
     number: int
-    # Id of the first document with each text.
-    ids: list[str]
-    # Normalised texts.
-    texts: list[str]
-    # float32 [texts, dimension], zero for texts that are not encoded.
-    vectors: FloatArray
-    # Rows to encode, the longest text first; the vectors of other rows are known.
-    new: list[int]
+    ids: list[str]  # id of the first document with each text
+    texts: list[str]  # normalised texts
+    vectors: FloatArray  # float32 [texts, dimension], zero for texts that are not encoded
+    new: list[int]  # rows to encode, the longest text first; the vectors of other rows are known
     tokens: int = 0
-    # Number of texts that exceeded the encoder's maximum length.
-    truncated: int = 0
+    truncated: int = 0  # number of texts that exceeded the encoder's maximum length
     # Reason for each row that cannot be encoded.
     failed: dict[int, str] = field(default_factory=dict)
     # Token vectors of the rows that have any, uint8 [tokens, bytes].
@@ -113,19 +108,13 @@ class EncodingSummary:
     """
 
     new_texts: int
-    # Texts in shards of an earlier run.
-    resumed_texts: int
-    # Texts with known vectors.
-    reused_texts: int
+    resumed_texts: int  # texts in shards of an earlier run
+    reused_texts: int  # texts with known vectors
     tokens: int
-    # Texts that exceeded the encoder's maximum length.
-    truncated: int
-    # Wall time of the pass [s].
-    seconds: float
-    # Time in which the encoder was busy [s].
-    encoder_seconds: float
-    # Reason for each text that cannot be encoded, by number of the text.
-    failed: dict[int, str]
+    truncated: int  # texts that exceeded the encoder's maximum length
+    seconds: float  # wall time of the pass [s]
+    encoder_seconds: float  # time in which the encoder was busy [s]
+    failed: dict[int, str]  # reason for each text that cannot be encoded, by number of the text
 
 
 def encode_corpus(

@@ -58,10 +58,8 @@ _SHARDS = 3
 class Sample:
     """What was read of the files of one format, in bytes of JSONL or rows of Parquet."""
 
-    # Size of all files.
-    units: int
-    # Size of what was read.
-    read: int
+    units: int  # size of all files
+    read: int  # size of what was read
     records: list[Document | Reject]
 
 
@@ -69,10 +67,8 @@ class Sample:
 class EncodingRate:
     """Speed of an encoder."""
 
-    # Tokens per second and device.
-    tokens: float
-    # Name of a device, as in "GPU".
-    device: str
+    tokens: float  # tokens per second and device
+    device: str  # name of a device, as in "GPU"
     source: str
 
 
@@ -80,28 +76,19 @@ class EncodingRate:
 class Estimate:
     """Estimated size of a build; sizes in bytes."""
 
-    # Whether the sample is the whole corpus.
-    is_whole: bool
-    # Documents and rejected records in the sample.
-    sampled: int
-    rejected: int
+    is_whole: bool  # whether the sample is the whole corpus
+    sampled: int  # documents in the sample
+    rejected: int  # records in the sample
     documents: int
-    # Documents or, with chunking, chunks.
-    rows: int
-    # Tokens to encode, without deduplication of texts.
-    tokens: int
-    # Share of texts that exceed the encoder's maximum length.
-    truncated: float
+    rows: int  # documents or, with chunking, chunks
+    tokens: int  # tokens to encode, without deduplication of texts
+    truncated: float  # share of texts that exceed the encoder's maximum length
     store: StoreName
     factory: str
-    # Size of the shards in the build folder.
-    shards: float
-    # Size of `documents.arrow`.
-    documents_file: float
-    # Size of `vectors.faiss` or of the vectors in Milvus.
-    vectors_file: float
-    # Peak memory of each phase without the encoder.
-    memory: dict[str, float]
+    shards: float  # size of the shards in the build folder
+    documents_file: float  # size of `documents.arrow`
+    vectors_file: float  # size of `vectors.faiss` or of the vectors in Milvus
+    memory: dict[str, float]  # peak memory of each phase without the encoder
 
 
 class CorpusSample:

@@ -20,8 +20,7 @@ DEFAULT_RECALL = 0.99
 class BuildOptions:
     """Options of a build: those of `care index`, with the values that they stand for."""
 
-    # A JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob.
-    corpus: str
+    corpus: str  # a JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob
     name: str
     indexes: Path = DEFAULT_INDEXES
     builds: Path = DEFAULT_BUILDS
@@ -39,13 +38,10 @@ class BuildOptions:
     # How to split long documents, or None to index them as a whole.
     chunking: Chunking | None = None
     store: StoreName = "faiss"
-    # All stores that versions of the index may use.
-    stores: VectorStores = FAISS_ONLY
-    # Runs the document encoder; None runs it in this process.
-    executor: Executor | None = None
-    # Backend and requested dtype of the document encoder, for the manifest.
-    backend: str = "onnx"
-    dtype: str = "auto"
+    stores: VectorStores = FAISS_ONLY  # all stores that versions of the index may use
+    executor: Executor | None = None  # runs the document encoder; None runs it in this process
+    backend: str = "onnx"  # of the document encoder, for the manifest
+    dtype: str = "auto"  # requested of the document encoder, for the manifest
     full_text: bool = True
     # How a hybrid search fuses vectors and full text, for the manifest.
     fusion: Mapping[str, float] = field(default_factory=dict)

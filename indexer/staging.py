@@ -60,12 +60,9 @@ class StagedCorpus(BaseModel):
     documents: int
     unique_texts: int
     rejected: int
-    # Number of distinct values of each metadata field.
-    filter_fields: dict[str, int]
-    # Changes of an update, or None.
-    update: UpdateRecord | None = None
-    # Number of chunks, or None without chunking.
-    chunks: int | None = None
+    filter_fields: dict[str, int]  # number of distinct values of each metadata field
+    update: UpdateRecord | None = None  # changes of an update, or None
+    chunks: int | None = None  # number of chunks, or None without chunking
 
 
 def stage(

@@ -48,12 +48,9 @@ class Changes:
 
     # A corpus; documents with new ids are added, those with known ids are replaced.
     add: str | None = None
-    # A file of ids of documents to delete, one per line.
-    delete: Path | Sequence[str] | None = None
-    # Whether to ignore ids in `delete` that are not in the index.
-    missing_ok: bool = False
-    # Whether to encode all documents instead of reusing known vectors.
-    encode_all: bool = False
+    delete: Path | Sequence[str] | None = None  # a file of ids of documents to delete, one per line
+    missing_ok: bool = False  # whether to ignore ids in `delete` that are not in the index
+    encode_all: bool = False  # whether to encode all documents instead of reusing known vectors
 
 
 def active_manifest(index: IndexWriter) -> IndexManifest:

@@ -36,16 +36,11 @@ class QueryResult:
 
     entry: CacheEntry
     hits: "Hits"
-    # Time to read the documents, or the ids of many.
-    fetch: float
-    # Time to find the rows.
-    search: float = 0.0
-    # Whether the rows come from a cache.
-    cached: bool = False
-    # Whether the query was encoded by the encoder for a full queue.
-    overflow: bool = False
-    # Channels of a hybrid search that failed or were late.
-    failed: tuple[Channel, ...] = ()
+    fetch: float  # time to read the documents, or the ids of many
+    search: float = 0.0  # time to find the rows
+    cached: bool = False  # whether the rows come from a cache
+    overflow: bool = False  # whether the query was encoded by the encoder for a full queue
+    failed: tuple[Channel, ...] = ()  # channels of a hybrid search that failed or were late
     # Time of each channel of a hybrid search that answered.
     channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
     # Whether more rows than are compared have the score of the last one of a channel.

@@ -12,15 +12,11 @@ from search.snapshot import Snapshot
 class QueryLimits:
     """Limits of a query, and what reranks beside late interaction."""
 
-    # Longest text [characters].
-    chars: int
+    chars: int  # longest text [characters]
     top_k: int
-    # Largest number of hits that are ranked again.
-    rerank: int
-    # How many are ranked again if the query does not say.
-    rerank_default: int
-    # Whether a server ranks them.
-    server: bool = False
+    rerank: int  # largest number of hits that are ranked again
+    rerank_default: int  # how many are ranked again if the query does not say
+    server: bool = False  # whether a server ranks them
 
 
 def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Query:

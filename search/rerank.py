@@ -25,8 +25,7 @@ class LateReranker:
     """Reranks by late interaction (models/late_interaction.py)."""
 
     tokens: TokenVectors
-    # Weight of MaxSim, which is added to the score of the search.
-    weight: float
+    weight: float  # of MaxSim, which is added to the score of the search
 
     def rerank(self, found: RankedList, query: FloatArray) -> RankedList:
         """Returns what a search has found in the order of score + weight · MaxSim.

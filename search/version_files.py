@@ -13,8 +13,7 @@ class VersionFiles:
     """The files of a version folder at one moment; equal if no file has changed."""
 
     folder: Path
-    # The stamp of each file, by name; empty if the folder does not exist.
-    stamps: dict[str, Stamp]
+    stamps: dict[str, Stamp]  # by name of the file; empty if the folder does not exist
 
     @classmethod
     def of(cls, folder: Path) -> Self:

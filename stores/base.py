@@ -37,10 +37,8 @@ class SearchChoice:
 
     parameters: dict[str, int]
     recall: float
-    # Mean recall@10 of each combination of parameters.
-    tried: dict[str, float]
-    # How to reach a higher recall, or "" if the target was reached.
-    hint: str = ""
+    tried: dict[str, float]  # mean recall@10 of each combination of parameters
+    hint: str = ""  # how to reach a higher recall, or "" if the target was reached
 
 
 @dataclass(frozen=True, slots=True)

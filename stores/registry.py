@@ -44,8 +44,7 @@ class MilvusAddress:
     uri: str
     # user:password or an API key, or "" without authentication.
     token: str = field(default="", repr=False)
-    # Time-out of searches and small requests [s].
-    timeout: float = 20.0
+    timeout: float = 20.0  # time-out of searches and small requests [s]
 
 
 class VectorStores:

@@ -43,10 +43,8 @@ class EncoderOptions:
     # One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is vLLM if it is
     # installed and supports the checkpoint, and otherwise transformers.
     backend: str = "auto"
-    # Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
-    threads: int = 0
-    # One of `DTYPES`; see `resolve_dtype`.
-    dtype: str = "auto"
+    threads: int = 0  # threads of ONNX Runtime or OpenVINO; 0 for all available processors
+    dtype: str = "auto"  # one of `DTYPES`; see `resolve_dtype`
     replicas: int = 1
     tensor_parallel: int = 1
     base_url: str | None = None

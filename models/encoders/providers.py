@@ -37,12 +37,10 @@ class ProviderOptions:
     """Options of an execution provider."""
 
     name: ProviderName = "cpu"
-    # Number of the GPU.
-    device: int = 0
+    device: int = 0  # number of the GPU
     # Folder of TensorRT's engine caches, with one subfolder per weights file.
     cache: Path = Path("builds/tensorrt")
-    # Whether TensorRT may compute in half precision.
-    fp16: bool = True
+    fp16: bool = True  # whether TensorRT may compute in half precision
     # Most tokens of a batch on a GPU, padding included; a longer text is a batch of its own. The
     # warm-up and the engines of TensorRT cover batches up to this size.
     batch_tokens: int = BATCH_TOKENS

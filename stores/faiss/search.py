@@ -228,12 +228,9 @@ class _Graph:
     """Search in an HNSW graph."""
 
     index: faiss.Index
-    # Links of a vector on the lowest level.
-    links: int
-    # Beam width at the depth of the measured recall.
-    ef_search: int
-    # Candidates to refine per hit, in a graph of reduced vectors; else 0.
-    k_factor: int = 0
+    links: int  # links of a vector on the lowest level
+    ef_search: int  # beam width at the depth of the measured recall
+    k_factor: int = 0  # candidates to refine per hit, in a graph of reduced vectors; else 0
 
     def cost(self, fetch: int) -> float:
         """Returns the estimated number of vectors that are compared to find `fetch` neighbours."""
@@ -258,10 +255,8 @@ class _Lists:
 
     index: faiss.Index
     n_lists: int
-    # Lists to scan at the depth of the measured recall.
-    probes: int
-    # Candidates to refine per hit; 0 without refinement.
-    k_factor: int
+    probes: int  # lists to scan at the depth of the measured recall
+    k_factor: int  # candidates to refine per hit; 0 without refinement
 
     def cost(self, fetch: int) -> float:
         scanned: float = self.probed(fetch) * self.index.ntotal / self.n_lists
