@@ -141,17 +141,11 @@ class PairCollator:
 
 @dataclass
 class DrawnExamples:
-    """Draws a batch of pairs at random for each batch of other items.
-
-    Attributes:
-        collate: Collates the pairs.
-        batches: The batches to draw from: (epoch, pair) items.
-        seed: Seed of the draws, which also depend on the first item of the other batch.
-    """
+    """Draws a batch of pairs at random for each batch of other items."""
 
     collate: PairCollator
-    batches: Sequence[Sequence[Item]]
-    seed: int
+    batches: Sequence[Sequence[Item]]  # the batches to draw from: (epoch, pair) items
+    seed: int  # seed of the draws, which also depend on the first item of the other batch
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the drawn batch, as `PairCollator` does."""
@@ -161,21 +155,13 @@ class DrawnExamples:
 
 @dataclass
 class AlignCollator:
-    """Collates (epoch, number) items of an alignment into the tensors of a batch.
-
-    Attributes:
-        tokens: Tokens of the texts.
-        texts: int64 [numbers], row of each item's text in `tokens`.
-        teacher: Vectors of the teacher.
-        targets: int64 [numbers], row of each item's target among the teacher's vectors.
-        examples: Further pairs of each batch, or None.
-    """
+    """Collates (epoch, number) items of an alignment into the tensors of a batch."""
 
     tokens: Tokens
-    texts: RowArray
+    texts: RowArray  # int64 [numbers], row of each item's text in `tokens`
     teacher: TeacherVectors
-    targets: RowArray
-    examples: DrawnExamples | None = None
+    targets: RowArray  # int64 [numbers], row of each item's target among the teacher's vectors
+    examples: DrawnExamples | None = None  # further pairs of each batch, or None
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns `query_ids` and `query_mask`, int64 [n, length], and `teacher`, float32 [n, d].

@@ -38,32 +38,22 @@ _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "
 
 
 class EncoderCheckpoint(BaseModel):
-    """An encoder on disk.
-
-    Attributes:
-        folder: Model, tokenizer and, if there is one, the projection.
-        adapter: Folder of a LoRA adapter.
-        config: Entries that replace those of the model's config.json.
-        init: The encoder's entry in the recipe.
-        native_dimension: Dimensions of the vectors before truncation.
-        model: Name of the model in specs.
-        revision: Revision of the model in specs.
-        graph: The spec of the ONNX graph that the weights were read from, with absolute paths;
-            None if they were trained or changed, or come from a checkpoint.
-        key: Checksum of everything that the encoder was made from.
-    """
+    """An encoder on disk."""
 
     model_config = ConfigDict(frozen=True)
 
-    folder: Path
-    adapter: Path | None
+    folder: Path  # model, tokenizer and, if there is one, the projection
+    adapter: Path | None  # folder of a LoRA adapter
+    # Entries that replace those of the model's config.json.
     config: dict[str, Any] = Field(default_factory=dict)
-    init: EncoderInit
-    native_dimension: int
-    model: str
+    init: EncoderInit  # the encoder's entry in the recipe
+    native_dimension: int  # dimensions of the vectors before truncation
+    model: str  # name of the model in specs
     revision: str
+    # The spec of the ONNX graph that the weights were read from, with absolute paths; None if they
+    # were trained or changed, or come from a checkpoint.
     graph: EncoderSpec | None = None
-    key: str
+    key: str  # checksum of everything that the encoder was made from
 
     @property
     def dimension(self) -> int:

@@ -23,12 +23,7 @@ _BATCH = 256
 
 
 def write_lookup(source: EncoderCheckpoint, lookup: Lookup, folder: Path) -> None:
-    """Writes a lookup encoder as a checkpoint with the tokenizer of its source.
-
-    Args:
-        source: The encoder that the token vectors start from.
-        lookup: Settings of the recipe.
-        folder: Empty folder.
+    """Writes a lookup encoder, made from another encoder, as a checkpoint with the same tokenizer.
 
     Raises:
         TrainingError: If `embeddings` have other dimensions than the encoder's vectors.

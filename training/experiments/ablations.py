@@ -127,7 +127,6 @@ def run_ablations(
 
 
 def read_test(data: Path) -> TestSet:
-    """Reads the test questions with the documents to search and to rerank."""
     dev = read_dev(Dev(beir=str(data), documents=_DISTRACTORS))
     more = read_dev(Dev(beir=str(data), split="train", part=HELD_OUT, documents=0))
     dev = DevSet(
@@ -197,7 +196,6 @@ def _load(recipes: Path, places: Mapping[str, Path], tables: Tables) -> dict[str
 
 
 def _reads(recipe: Recipe, folder: Path) -> bool:
-    """Returns whether a recipe reads triples in a folder."""
     entries = (entry for stage in recipe.stages for entry in stage.data)
     return any(e.triples and Path(e.triples).is_relative_to(folder) for e in entries)
 

@@ -103,12 +103,7 @@ class _RotaryTable(torch.nn.Module):
 
 @contextmanager
 def rotary_table(model: PreTrainedModel, max_length: int) -> Iterator[None]:
-    """Exports the rotary positions of a model in the block, if it has any, as tables.
-
-    Args:
-        model: The model.
-        max_length: Number of positions.
-    """
+    """Exports rotary positions of a model in the block, if any, as tables of `max_length` rows."""
     rotary = getattr(model, "rotary_emb", None)
     if rotary is None or getattr(rotary, "rope_type", "default") in _BY_LENGTH:
         yield

@@ -32,7 +32,6 @@ def export_document_side(
     """Writes the document side in a form that transformers and vLLM load.
 
     Args:
-        pair: The pair.
         form: `merged` (see `write_checkpoint`), or `adapter`: a peft folder with a tokenizer that
             appends the end token; the base model is not copied.
         folder: New folder.
@@ -87,9 +86,6 @@ def write_checkpoint(
 
     Returns:
         The spec of the written checkpoint.
-
-    Raises:
-        PairError: If the side cannot be loaded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dense: list[str] = []
@@ -151,7 +147,6 @@ def check_vectors(
 
 
 def stored_dtype(transformer: Path) -> torch.dtype:
-    """Returns the dtype of a checkpoint's weights."""
     config, _ = PreTrainedConfig.get_config_dict(transformer)
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     dtype: torch.dtype = getattr(torch, str(name).removeprefix("torch."))

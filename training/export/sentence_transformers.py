@@ -36,7 +36,6 @@ def export_sentence_transformers(
         report: Called with each line of progress.
 
     Raises:
-        PairError: If a side cannot be read.
         CareError: If the vectors differ from those of the pair, or the disk fails.
     """
     # sentence-transformers loads a Router from an absolute path only.
