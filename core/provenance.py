@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from core.cpus import available_cpus, cpu_flags
+from core.machine import available_cpus, cpu_flags
 
 _INSTRUCTIONS = {"asimd", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}
 

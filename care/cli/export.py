@@ -11,7 +11,7 @@ from care.cli.output import reporter, show
 from care.cli.program import program
 from care.extras import require
 from care.options import PairName
-from core.cpus import available_cpus
+from core.machine import available_cpus
 from training.export.report import Precision
 
 # An installed package has no sample.

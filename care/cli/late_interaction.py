@@ -88,7 +88,7 @@ def evaluate(
     """
     numbers = _numbers(poolings)
     require("eval", make="evaluate")
-    from core.cpus import available_cpus
+    from core.machine import available_cpus
     from core.records import write_json
     from core.text import normalize_text
     from evaluation.beir import document_texts, read_documents, read_judged_queries

@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
-from core.cpus import available_cpus
 from core.encoders import Pair
+from core.machine import available_cpus
 from core.manifest import VECTORS_FILE
 from core.text import normalize_text, with_prompt
 from core.types import FloatArray

@@ -16,8 +16,8 @@ from typing import Any
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.cpus import available_cpus
 from core.errors import CareError
+from core.machine import available_cpus
 from core.records import write_json
 from core.service_process import free_port
 from loadtest.bench import bare

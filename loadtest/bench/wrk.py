@@ -13,8 +13,8 @@ from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from core.choices import Mode
-from core.cpus import available_cpus
 from core.errors import CareError
+from core.machine import available_cpus
 
 _SCRIPT = Path(__file__).with_name("search.lua")
 

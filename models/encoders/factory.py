@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import get_args
 
 from core.choices import Backend, Dtype
-from core.cpus import available_cpus, cpu_flags
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError
+from core.machine import available_cpus, cpu_flags
 from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
 from models.encoders.tokenizer import file_tokenizer
 

@@ -14,9 +14,9 @@ import openvino.opset13 as operators
 from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 
-from core.cpus import cpu_flags
 from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError, ProviderError
+from core.machine import cpu_flags
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT
 from models.encoders.tokenizer import (

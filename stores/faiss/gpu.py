@@ -12,7 +12,7 @@ import numpy as np
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError, ProviderError
-from core.gpus import visible_gpus
+from core.machine import visible_gpus
 from core.types import FloatArray
 from stores.base import ScoredRows
 

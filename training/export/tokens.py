@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from core.choices import Codec
-from core.cpus import available_cpus
 from core.encoders import EncoderSpec, LateInteraction, Pair, Role
 from core.errors import CareError, PairError
 from core.files import new_folder
+from core.machine import available_cpus
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT, TOKEN_OUTPUT, OnnxEncoder
 from models.pairs import PAIR, write_pair
