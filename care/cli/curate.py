@@ -72,7 +72,7 @@ def clean(
 ) -> None:
     """Clean and anonymise raw questions and documents, and pair them."""
     _require()
-    from curation.clean_texts import clean_texts
+    from curation.cleaning import clean_texts
 
     result = clean_texts(queries, corpus, output, benchmark=benchmark, seed=seed)
     _show(result, json_)
