@@ -205,7 +205,6 @@ class ShardedVectors:
     At most 64 shards are open at a time, those that were used last.
 
     Args:
-        folder: The build folder.
         shard_size: Number of rows of all shards but the last.
         vector_of: int64 [documents], number of each document's unique text.
     """

@@ -171,7 +171,6 @@ def clean_texts(
         output: The data folder of recipes.
         benchmark: Number of questions that are kept apart, a random sample.
         options: Lengths, and whether texts are anonymised.
-        seed: Seed of the sample.
 
     Returns:
         The report, as written to clean.report.json.

@@ -112,9 +112,6 @@ def diversify(
 
     Args:
         vectors: float32 [n, dimension], in memory or memory-mapped; they are scaled to unit norm.
-        rule: Which texts are dropped.
-        options: See `DiversityOptions`.
-        threads: Threads of the search.
         checkpoint: File in which decisions are saved; it is removed at the end.
         checkpoint_seconds: The least time between two saves [s].
 
@@ -256,7 +253,6 @@ def diversify_file(
         t: None for the threshold of the pair in `THRESHOLDS`.
         vectors: .npy file of float32 [texts, dimension], instead of encoding.
         distinct: JSONL of texts that are known to differ, from which t is derived.
-        threads: Threads of the encoder and of the search.
 
     Returns:
         The report, as written to OUTPUT.report.json.

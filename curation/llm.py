@@ -101,7 +101,6 @@ class LanguageModels:
 
         Args:
             questions: Functions that build the questions, by the name of the endpoint.
-            title: Label of the progress bar.
 
         Returns:
             The answers of each endpoint, in the order of its questions; None for a question without

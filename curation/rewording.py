@@ -113,8 +113,6 @@ def reword(
 
     Args:
         part: Part of the rules: `a` to train with, `b` to measure with.
-        versions: Largest number of rewordings of a query.
-        seed: Seed of all random choices.
     """
     rewording = Rewording(part, seed)
     for id_, text in queries.items():

@@ -203,8 +203,6 @@ def build(
     locked for builds; other commands can activate and prune versions in the meantime.
 
     Args:
-        options: Options of the build.
-        document_encoder: Encodes the documents.
         query_encoder: Encodes the held-out queries and the canaries.
         source: Documents to index; None reads `options.corpus`.
 

@@ -135,10 +135,7 @@ def encode_corpus(
 
     Args:
         folder: The build folder with the staged corpus.
-        executor: Runs the document encoder.
-        shard_size: Texts per shard.
         vector_cache: Returns known vectors of texts, or None.
-        max_failed: Maximum number of texts that may fail.
 
     Raises:
         CareError: If the encoder fails for every text.

@@ -82,8 +82,6 @@ def update(
 
     Args:
         options: Options of the build; `corpus` is ignored.
-        changes: Documents to add, replace and delete.
-        base: Manifest of the active version.
         document_encoder: Encodes new documents.
         query_encoder: Encodes the held-out queries and the canaries.
 

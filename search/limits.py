@@ -109,9 +109,7 @@ def search_limited(
 
     Args:
         search: Returns this many of the best rows of a query, or more, or all.
-        count: Number of rows of the index.
         min_score: Lowest score; the search widens no further below it.
-        order: Returns scored rows in the order of hits.
         narrow: Whether further searches may leave out values that have all their hits. Scores of
             a row must not depend on the others.
 

@@ -103,7 +103,6 @@ class Vectors(Protocol):
 
         Args:
             queries: float32 [n, dimension], unit norm.
-            k: Number of hits.
 
         Returns:
             What `search` of all rows returns for each query, or None where a search for each is as

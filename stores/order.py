@@ -63,7 +63,6 @@ def with_ties(
 
     Args:
         search: Returns this many of the best rows, best first, or fewer if it finds no more.
-        k: Number of rows, at least 1.
         fetch: How many rows to search for, more than k.
         available: How many rows there are, at most.
     """

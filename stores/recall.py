@@ -39,7 +39,6 @@ def choose_parameters(
     """Finds the cheapest parameters whose mean recall@10 reaches the target, or else the best.
 
     Args:
-        search: Searches with given parameters.
         by_cost: Parameter combinations, the cheapest first; {} is exact search.
         queries: float32 [q, dimension], held-out queries.
         target: Target recall@10, measured against exact search.

@@ -107,7 +107,6 @@ class Encoder(nn.Module):
     """Computes text vectors from tokens, in training and in evaluation.
 
     Args:
-        checkpoint: The encoder on disk.
         trainable: Whether the weights get gradients; with LoRA, those of the adapter only.
             Trained weights are float32, whatever the checkpoint's dtype: the updates of an
             optimizer are too small for 16 bits.

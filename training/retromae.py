@@ -89,7 +89,6 @@ class RetroMaeCollator:
         checkpoint: Its tokenizer defines special tokens and the mask token. Without a mask token
             the unknown token is used.
         masks: Share of tokens masked for the encoder, and share hidden from the decoder.
-        seed: Seed of the masks.
 
     Raises:
         TrainingError: If the tokenizer has neither a mask token nor an unknown token.

@@ -43,7 +43,6 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     Args:
         out: Folder of stages and results; runs with the same folder share finished stages.
         seed: Seed of the run; stages with the key `seed` use that instead.
-        report: Called with each line of progress.
 
     Raises:
         CareError: If the recipe, its data or a checkpoint is invalid, or the disk fails.

@@ -179,7 +179,6 @@ class TeacherVectors(ShardedVectors):
     All processes must make this object: the main process verifies the files.
 
     Args:
-        folder: The folder that `compute` wrote.
         encoder: Key of the encoder that must have computed the vectors; None for any.
         dimension: Dimensions that the vectors must have; None for any.
 

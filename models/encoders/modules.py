@@ -89,7 +89,6 @@ def write_modules(
         max_length: Maximum input length [tokens], with special tokens.
         prompts: Prompts by name, `query` and `document`.
         dense: Folders of the Dense modules after pooling, relative to `folder`, in order.
-        default_prompt: Name of the default prompt, or None.
     """
     modules = [
         ("Transformer", ""),

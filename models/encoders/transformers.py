@@ -114,7 +114,6 @@ def pool_states(states: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> t
     Args:
         states: [n, length, width], any floating dtype.
         mask: int64 [n, length], 1 for tokens and 0 for padding on the right.
-        pooling: How to pool.
 
     Returns:
         [n, width]: float32 means, or states in their dtype.

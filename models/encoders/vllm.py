@@ -47,7 +47,6 @@ class VllmEncoder(TokenEncoder):
     Args:
         folder: Folder to which paths in the specification are relative.
         dtype: Dtype of vLLM; "auto" is bfloat16 on GPUs and float32 on processors.
-        replicas: Number of engines.
         tensor_parallel: GPUs per engine.
 
     Raises:

@@ -82,7 +82,6 @@ class FaissVectors:
     scores are not returned.
 
     Args:
-        path: Path of the file.
         parameters: Search parameters for ten hits: `efSearch` or `nprobe`, and `k_factor`; empty
             for Flat.
         device: Where searches run that a GPU supports; the others run on the processor.

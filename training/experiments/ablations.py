@@ -81,7 +81,6 @@ def run_ablations(
             of its split `train` are the test set; they are not used to select anything.
         out: Folder of stages, scores and the report.
         only: Names of the recipes to run; empty for all.
-        report: Called with each line of progress.
         recipes: Folder of the recipes and of `tables.toml`.
         seeds: Number of the seeds of each recipe to run; None for all.
         train: False to write the report of finished runs only.

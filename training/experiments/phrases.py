@@ -47,8 +47,6 @@ class Phrases:
     """Generator of synthetic texts, of words and spans of the given texts.
 
     Args:
-        texts: Texts to take words and spans from.
-        seed: Seed of all random choices.
         lengths: Minimum and maximum number of characters. If the minimum is above 4, phrases are
             joined until they reach a random length between the two.
     """

@@ -39,7 +39,6 @@ class _MultiHead(torch.autograd.Function):
             key: float32 [n, heads, length, width / heads].
             value: As `key`.
             mask: float32 [n, 1, length, length], added to the scores.
-            heads: Number of heads.
             scale: Factor of the scores.
         """
         split = query.reshape(*query.shape[:2], heads, -1).transpose(1, 2)

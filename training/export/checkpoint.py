@@ -34,7 +34,6 @@ def export_document_side(
     Args:
         form: `merged` (see `write_checkpoint`), or `adapter`: a peft folder with a tokenizer that
             appends the end token; the base model is not copied.
-        folder: New folder.
         texts: Texts to compare the vectors of the original and the exported side.
 
     Returns:
@@ -78,7 +77,6 @@ def write_checkpoint(
     pooling, Dense modules and normalisation. Weights keep the dtype of the original checkpoint.
 
     Args:
-        spec: The side.
         base: Folder that the spec's paths are relative to.
         folder: New or empty folder.
         truncate: Whether a linear module truncates vectors to `spec.dimension` dimensions before

@@ -176,7 +176,6 @@ def quantize_blocks(
 
     Args:
         model: A float32 graph, or one of `quantize_int8`.
-        bits: Bits of a weight.
         table_bits: Bits of a weight in look-up tables, by default `bits`.
     """
     copy, nodes = _Copy(model), []
@@ -220,7 +219,6 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
 
     Args:
         weights: float32 [rows, columns]; columns must be a multiple of 32.
-        bits: Bits of a weight.
 
     Returns:
         Integers from 0 to 2 h - 1, uint8 [rows, columns], and scales, float32

@@ -33,7 +33,6 @@ def export_sentence_transformers(
         pair: A pair of checkpoints, or of BERT graphs, whose weights are dequantised.
         out: New folder.
         texts: Normalised texts to compare the vectors of the model with those of the pair.
-        report: Called with each line of progress.
 
     Raises:
         CareError: If the vectors differ from those of the pair, or the disk fails.

@@ -132,9 +132,6 @@ def rotations(width: int) -> dict[Role, FloatArray]:
     Rotated dimensions have equal variance, which the codecs with 1 and 2 bits assume. Similarities
     stay as they are. The rotation is always the same.
 
-    Args:
-        width: Dimensions of the states.
-
     Returns:
         For the query and the document side the same matrix, float32 [width, width].
     """

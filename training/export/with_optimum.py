@@ -40,7 +40,6 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
     Args:
         out: Folder to write: `pair.toml`, graph, tokenizer and `report.md`.
         python: Python of an environment with optimum-onnx and sentence-transformers.
-        threads: Threads of the measurement.
 
     Returns:
         The path of `pair.toml`.
