@@ -118,17 +118,12 @@ class Answerability(FrozenModel):
 
 
 class TokenVectorSpec(FrozenModel):
-    """Token vectors of documents, for late interaction (models/late_interaction.py).
+    """Token vectors of documents, for late interaction (models/late_interaction.py)."""
 
-    Attributes:
-        space: Name of the space of the token vectors, which both encoders of a pair share.
-        dimension: Dimensions of a token vector.
-        pooling: Tokens of a document per stored vector.
-    """
-
+    # Name of the space of the token vectors, which both encoders of a pair share.
     space: str = Field(min_length=1)
-    dimension: int = Field(gt=0, multiple_of=8)
-    pooling: int = Field(gt=0)
+    dimension: int = Field(gt=0, multiple_of=8)  # dimensions of a token vector
+    pooling: int = Field(gt=0)  # tokens of a document per stored vector
     codec: Codec
 
 

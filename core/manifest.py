@@ -61,30 +61,18 @@ class Chunking(FrozenModel):
 
 
 class CorpusRecord(FrozenModel):
-    """The corpus of an index version.
+    """The corpus of an index version."""
 
-    Attributes:
-        checksum: SHA-256 of the corpus files or, after an update, of the resulting documents.
-        files: Names of the corpus files; after an update also those of the added files.
-        unique_texts: Number of distinct texts.
-        rejected: Number of records that are not in the index.
-        truncated: Number of encoded texts that exceeded the encoder's maximum length.
-        tokens: Number of encoded tokens; texts with reused vectors are not counted.
-        reused_texts: Number of texts whose vectors were copied from the base version.
-        update: Changes of the update, or None if the version was built from files.
-        chunks: Number of chunks of all documents, or None without chunking.
-    """
-
-    checksum: str
-    files: list[str]
+    checksum: str  # SHA-256 of the corpus files or, after an update, of the resulting documents
+    files: list[str]  # names of the corpus files; after an update also those of the added files
     documents: int = Field(ge=0)
-    unique_texts: int = Field(ge=0)
-    rejected: int = Field(ge=0)
-    truncated: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    reused_texts: int = Field(0, ge=0)
-    update: UpdateRecord | None = None
-    chunks: int | None = Field(None, gt=0)
+    unique_texts: int = Field(ge=0)  # distinct texts
+    rejected: int = Field(ge=0)  # records that are not in the index
+    truncated: int = Field(ge=0)  # encoded texts that exceeded the encoder's maximum length
+    tokens: int = Field(ge=0)  # encoded tokens; texts with reused vectors are not counted
+    reused_texts: int = Field(0, ge=0)  # texts whose vectors were copied from the base version
+    update: UpdateRecord | None = None  # None if the version was built from files
+    chunks: int | None = Field(None, gt=0)  # of all documents; None without chunking
 
 
 class RecallReport(FrozenModel):

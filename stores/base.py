@@ -43,28 +43,19 @@ class SearchChoice:
 
 @dataclass(frozen=True, slots=True)
 class NewVectors:
-    """Input of the build of a new version's vectors.
-
-    Attributes:
-        folder: Hidden folder of the version, which has its documents and filters.
-        factory: Index type, accepted by `check_factory` for these vectors.
-        queries: float32 [q, dimension], held-out query vectors.
-        recall: Target recall@10 of the search parameters.
-        memory: Memory limit for inverted lists and for the training sample [bytes].
-        progress: Whether to show progress bars.
-    """
+    """Input of the build of a new version's vectors."""
 
     index: str
     version: str
-    folder: Path
+    folder: Path  # hidden folder of the version, which has its documents and filters
     vectors: ShardedVectors
     filters: FilterReader
-    factory: str
-    queries: FloatArray
-    recall: float
+    factory: str  # index type, accepted by `check_factory` for these vectors
+    queries: FloatArray  # float32 [q, dimension], held-out query vectors
+    recall: float  # target recall@10 of the search parameters
     threads: int
-    memory: int
-    progress: bool
+    memory: int  # limit for inverted lists and for the training sample [bytes]
+    progress: bool  # whether to show progress bars
 
 
 class Vectors(Protocol):

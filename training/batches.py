@@ -76,20 +76,15 @@ class PairCollator:
 
     A document of several queries occurs once in the batch. `positives` lists all positives of
     each query, padded with −1, so that the loss does not treat them as negatives.
-
-    Attributes:
-        texts: Tokens of a trained encoder's texts, or vectors of a frozen encoder's.
-        negatives: Hard negatives per query, sampled by seed, epoch and query.
-        teacher: Vectors of a teacher to add to the batch.
-        all_documents: Whether each batch holds every document of the corpus.
     """
 
     corpus: Corpus
+    # Tokens of a trained encoder's texts, or vectors of a frozen encoder's.
     texts: Mapping[Role, Tokens | ShardedVectors | FloatArray]
-    negatives: int
+    negatives: int  # hard negatives per query, sampled by seed, epoch and query
     seed: int
-    teacher: TeacherVectors | None = None
-    all_documents: bool = False
+    teacher: TeacherVectors | None = None  # vectors of a teacher to add to the batch
+    all_documents: bool = False  # whether each batch holds every document of the corpus
 
     def __post_init__(self) -> None:
         if self.teacher is not None:
