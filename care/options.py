@@ -1,4 +1,4 @@
-"""Options of builds and updates: one declaration for `care index`, `care.IndexOptions` and help."""
+"""Options of commands and of the functions behind them: one declaration for both, and for help."""
 
 import math
 import os
@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import typer
 from typer import Option
 
-from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES, DEFAULT_PAIR, Backend, Dtype, StoreName
+from core.choices import (
+    DEFAULT_BUILDS,
+    DEFAULT_INDEXES,
+    DEFAULT_PAIR,
+    DEFAULT_QUERY_CHARS,
+    Backend,
+    Dtype,
+    StoreName,
+)
 
 if TYPE_CHECKING:
     from stores.registry import VectorStores
@@ -52,24 +60,48 @@ def not_negative(number: float | None) -> float | None:
     return number if number == 0 else positive(number)
 
 
-Indexes = Annotated[
-    Path, typer.Option(envvar="CARE_INDEXES", metavar="FOLDER", help="Folder of all indexes.")
-]
-Builds = Annotated[
-    Path,
-    typer.Option(envvar="CARE_BUILDS", metavar="FOLDER", help="Folder of resumable builds."),
-]
+def positive_numbers(text: str | None) -> str | None:
+    """Checks that an option is a list of finite numbers above 0."""
+    for part in text.split(",") if text else ():
+        try:
+            positive(float(part))
+        except ValueError:
+            raise typer.BadParameter(f"'{part}' is not a number above 0.") from None
+    return text
+
+
+def in_a_folder(path: Path | None) -> Path | None:
+    """Checks that the folder of a file exists, before a measurement whose result would be lost."""
+    if path and not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.parent} does not exist.")
+    return path
+
+
+def file(help: str, **more: Any) -> Any:
+    """Returns an option whose value is the path of a file."""
+    return Option(metavar="FILE", help=help, **more)
+
+
+def folder(help: str, **more: Any) -> Any:
+    """Returns an option whose value is the path of a folder."""
+    return Option(metavar="FOLDER", help=help, **more)
+
+
+Indexes = Annotated[Path, folder("Folder of all indexes.", envvar="CARE_INDEXES")]
+Builds = Annotated[Path, folder("Folder of resumable builds.", envvar="CARE_BUILDS")]
 PairName = Annotated[
     str,
-    typer.Option(
+    Option(
         envvar="CARE_PAIR",
         metavar="PAIR",
         help="Trained or registered pair, or path of a pair's .toml file.",
     ),
 ]
+Queries = Annotated[Path, file("JSONL with _id and text.")]
+Qrels = Annotated[Path, file("TSV with query-id, corpus-id and score.")]
 MilvusUri = Annotated[
     str | None,
-    typer.Option(
+    Option(
         envvar="CARE_MILVUS_URI",
         metavar="URI",
         help="Address of Milvus; its token is read from CARE_MILVUS_TOKEN.",
@@ -123,9 +155,8 @@ class IndexOptions:
     ] = None
     queries: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="JSONL of held-out queries with text, to measure recall (default: first sentences "
+        file(
+            "JSONL of held-out queries with text, to measure recall (default: first sentences "
             "of documents).",
             rich_help_panel=_INDEX,
         ),
@@ -193,18 +224,15 @@ class IndexOptions:
         int, Option(min=1, help="Texts in a shard.", rich_help_panel=_ENCODER)
     ] = 4096
     replicas: Annotated[
-        int,
-        Option(min=1, help="Replicas of vLLM that share the texts.", rich_help_panel=_ENCODER),
+        int, Option(min=1, help="Replicas of vLLM that share the texts.", rich_help_panel=_ENCODER)
     ] = 1
     tensor_parallel: Annotated[
-        int,
-        Option(min=1, help="GPUs that share the model of a replica.", rich_help_panel=_ENCODER),
+        int, Option(min=1, help="GPUs that share the model of a replica.", rich_help_panel=_ENCODER)
     ] = 1
     executor: Annotated[
         Literal["local", "ray"],
         Option(
-            help="Where document encoders run: this machine or a Ray cluster.",
-            rich_help_panel=_RAY,
+            help="Where document encoders run: this machine or a Ray cluster.", rich_help_panel=_RAY
         ),
     ] = "local"
     ray_address: Annotated[
@@ -256,9 +284,8 @@ class IndexOptions:
     ] = None
     terms: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="TSV of words that patients write and the clinical terms that they mean, for "
+        file(
+            "TSV of words that patients write and the clinical terms that they mean, for "
             "searches in full text; a file without rows removes the list.",
             rich_help_panel=_INDEX,
         ),
@@ -283,6 +310,87 @@ class IndexOptions:
         ),
     ] = None
     milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where an index and its vectors lie; defaults as in `IndexOptions`."""
+
+    indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
+    milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """How the modes of an index are compared: the options of `care evaluate`."""
+
+    queries: Queries
+    qrels: Qrels
+    pair: PairName = _setting("CARE_PAIR", str, DEFAULT_PAIR)  # noqa: RUF009
+    indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
+    weights: Annotated[
+        str | None,
+        Option(
+            metavar="LIST",
+            help="Also compare these weights of full text in a hybrid search: 0.05,0.1,0.2",
+            callback=positive_numbers,
+        ),
+    ] = None
+    rerank_url: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Server with /v1/rerank that ranks the hits again, in place of late interaction; "
+            "with CARE_RERANK_KEY and CARE_RERANK_TRUNCATE_TOKENS.",
+        ),
+    ] = None
+    rerank_model: Annotated[str, Option(metavar="NAME", help="The server's name of its model.")] = (
+        ""
+    )
+    output: Annotated[Path | None, file("Also write the result as JSON.", callback=in_a_folder)] = (
+        None
+    )
+    max_query_chars: Annotated[
+        int,
+        Option(
+            min=1,
+            envvar="CARE_MAX_QUERY_CHARS",
+            help="Most characters of a query; longer ones are an error.",
+        ),
+    ] = DEFAULT_QUERY_CHARS
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerabilityOptions:
+    """Which questions are judged, and how: options of `care answerable`.
+
+    All `queries` and every second question of each file of `unanswerable` are fitted by a
+    calibration; the rest is measured. Without their relevant documents, the questions of `qrels`
+    give a bound, as documents that are not judged may answer them.
+    """
+
+    queries: Annotated[Path, file("JSONL of questions that the index answers.")]
+    unanswerable: Annotated[
+        list[Path], file("JSONL of questions that it does not answer; may be repeated.")
+    ]
+    qrels: Annotated[
+        Path | None,
+        file("Judgements of the questions: they are also judged without their relevant documents."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        file(
+            "Calibrate first, and write the pair with the result to this TOML file.",
+            callback=in_a_folder,
+        ),
+    ] = None
+    refused: Annotated[
+        float,
+        Option(min=0, max=0.5, help="Share of the answered questions that a calibration refuses."),
+    ] = 0.02
 
 
 def vector_stores(milvus_uri: str | None) -> "VectorStores":

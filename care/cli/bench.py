@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from care.cli.options import Json, takes
+from care.cli.options import Json, takes_fields
 from care.cli.output import show
 from care.extras import require
+from care.options import file, folder
 from loadtest.bench.options import ServiceOptions
 from loadtest.traffic import SAMPLE
 
@@ -18,7 +20,7 @@ app = typer.Typer(
 
 
 @app.command("service")
-@takes(ServiceOptions)
+@takes_fields
 def service(options: ServiceOptions) -> None:
     """Measure the service over HTTP beside the bare loop and other systems; needs wrk."""
     require("bench", make="bench")
@@ -33,27 +35,22 @@ def service(options: ServiceOptions) -> None:
 def encoders(
     pairs: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PAIR...",
             help="Trained or registered pairs, or paths of .toml files; ratios are relative to the "
             "first one.",
         ),
     ],
-    queries: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL of queries with text.")
-    ] = SAMPLE,
+    queries: Annotated[Path, file("JSONL of queries with text.")] = SAMPLE,
     documents: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of documents with text: compare ONNX Runtime and OpenVINO with the "
-            "document encoder of the first pair, instead of query encoders.",
+        file(
+            "JSONL of documents with text: compare ONNX Runtime and OpenVINO with the "
+            "document encoder of the first pair, instead of query encoders."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of an encoder.")] = 1,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds; the encoders alternate in each.")
-    ] = 15,
+    threads: Annotated[int, Option(min=1, help="Threads of an encoder.")] = 1,
+    rounds: Annotated[int, Option(min=1, help="Rounds; the encoders alternate in each.")] = 15,
     json_: Json = False,
 ) -> None:
     """Compare the speed of query encoders, one query at a time and in batches of 32.
@@ -72,7 +69,7 @@ def encoders(
 
 @app.command()
 def weights(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the models.")],
+    out: Annotated[Path, folder("Folder of the models.")],
 ) -> None:
     """Write the default pair's query side in the forms that other systems load."""
     require("bench", "train", make="bench")
