@@ -22,8 +22,6 @@ app = typer.Typer(
     help="Add token vectors to the graphs of a pair, and measure what they gain in reranking.",
 )
 
-_POOLINGS = "1,2,4"
-
 
 @app.command()
 def export(
@@ -70,7 +68,7 @@ def evaluate(
     ],
     poolings: Annotated[
         str, Option(metavar="NUMBERS", help="Tokens per stored vector, separated by commas.")
-    ] = _POOLINGS,
+    ] = "1,2,4",
     output: Annotated[Path | None, file("Also write the table as JSON.")] = None,
     json_: Json = False,
 ) -> None:

@@ -18,10 +18,6 @@ from care.options import file, folder
 from care.training import DEFAULT_OUT, train_seeds
 from core.errors import CareError
 
-_DEFAULT_ABLATIONS = Path("builds/ablations")
-_DEFAULT_LENGTHS = (4, 60)
-_DEFAULT_SPOKEN = Path("data/medical-qa-zh-spoken/queries.jsonl")
-
 Recipe = Annotated[Path, Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")]
 Changes = Annotated[
     list[str] | None,
@@ -56,7 +52,7 @@ def train(
 
 def ablations(
     data: Annotated[Path, folder("BEIR folder with train.paraphrases.jsonl: medical-qa-zh.")],
-    out: Annotated[Path, folder("Folder of runs and tables.")] = (_DEFAULT_ABLATIONS),
+    out: Annotated[Path, folder("Folder of runs and tables.")] = Path("builds/ablations"),
     recipes: Annotated[
         Path | None,
         folder(
@@ -109,7 +105,7 @@ def phrases(
     lengths: Annotated[
         tuple[int, int],
         Option(min=1, metavar="MIN MAX", help="Characters of the shortest and longest text."),
-    ] = _DEFAULT_LENGTHS,
+    ] = (4, 60),
 ) -> None:
     """Write synthetic texts for the alignment stage of a recipe."""
     shortest, longest = lengths
@@ -133,7 +129,7 @@ def splits(
             "JSONL of questions rewritten by hand; those whose original is not in the "
             "split unseen are left out."
         ),
-    ] = _DEFAULT_SPOKEN,
+    ] = Path("data/medical-qa-zh-spoken/queries.jsonl"),
     json_: Json = False,
 ) -> None:
     """Write the splits that care-mini is trained on, tuned by and measured with."""
