@@ -1,14 +1,18 @@
 """Writes the documents that are generated from the code: `make docs`.
 
 openapi.json, and in reference/ the pages of settings, command line, HTTP and Python API; besides,
-the table of limits in SECURITY.md, and reproduction.md from the scores of the ablations.
+the table of limits in SECURITY.md, reproduction.md from the scores of the ablations, and the
+synchronous client of care-client from the asynchronous one.
 """
 
 import html
 import inspect
 import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 import typer  # noqa: E402
+import unasync  # noqa: E402
 from typer.cli import get_docs_for_click  # noqa: E402
 
 import care  # noqa: E402
@@ -27,12 +32,24 @@ from service.settings import Settings  # noqa: E402
 from training.experiments import tables as experiments  # noqa: E402
 
 SECURITY = DOCS.parent / "SECURITY.md"
+CLIENT = DOCS.parent / "clients" / "python" / "care_client"
 ABLATIONS = DOCS.parent / "training" / "recipes" / "ablations"
 SCORES = DOCS.parent / "training" / "results" / "ablations" / "scores.json"
 _MARKED = re.compile(r"(<!-- limits:.*? -->\n).*?(<!-- end of limits -->)", re.DOTALL)
 # Settings that bound what a request, a client or the service may use.
 _LIMIT = r"^max_|timeout|^queue_|^rate_|_entries$|^keep_alive_|^drain_"
 _NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
+_CLIENT_NOTE = "# Generated from async_client.py by `make docs`; do not edit.\n"
+# Names of the asynchronous client that the synchronous one has otherwise.
+_SYNC_NAMES = {
+    "AsyncClient": "Client",
+    "AsyncConnections": "Connections",
+    "aclose": "close",
+    "aiter_bytes": "iter_bytes",
+    "aiter_raw": "iter_raw",
+    "async_until": "until",
+    "asyncio": "time",
+}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples):")
 _PATH = re.compile(r"PosixPath\(('[^']*')\)")
 _ENTRY = re.compile(r"(\*{0,2}\w+): (.*)")
@@ -151,11 +168,37 @@ def generated() -> Mapping[Path, str]:
         reference / "http.md": _page(_HTTP, "\n".join(http(openapi_document()))),
         reference / "python.md": _page(_PYTHON, "\n".join(python())),
         DOCS / "reproduction.md": _page(_REPRODUCTION, reproduction()),
+        CLIENT / "client.py": sync_client(),
         SECURITY: _MARKED.sub(
             lambda match: f"{match[1]}\n{settings_table(_LIMIT)}\n\n{match[2]}",
             SECURITY.read_text("utf-8"),
         ),
     }
+
+
+def sync_client() -> str:
+    """Returns the module of the synchronous client."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = shutil.copy(CLIENT / "async_client.py", folder)
+        unasync.unasync_files([source], [unasync.Rule("async_client.py", "client.py", _SYNC_NAMES)])
+        text = _CLIENT_NOTE + (Path(folder) / "client.py").read_text("utf-8")
+    # Imports under other names have another order, and shorter code fits on fewer lines.
+    for command in (["check", "--quiet", "--select=I", "--fix"], ["format"]):
+        text = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ruff",
+                *command,
+                f"--stdin-filename={CLIENT / 'client.py'}",
+                "-",
+            ],
+            input=text,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+    return text
 
 
 def reproduction() -> str:

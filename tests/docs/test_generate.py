@@ -1,4 +1,4 @@
-"""What docs/ holds that is generated from the code is as `make docs` writes it."""
+"""What is generated from the code is as `make docs` writes it."""
 
 from pathlib import Path
 
